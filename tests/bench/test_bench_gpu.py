@@ -28,8 +28,12 @@ def marks(out: str) -> dict[str, tuple[str, str]]:
     return {words[0].removeprefix("| "): (words[1], words[3].removesuffix(" |").strip()) for words in table}
 
 
-def test_without_cuda_it_says_so_in_one_line_and_ends_with_2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+def test_without_cuda_it_says_so_in_one_line_and_ends_with_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    # Given a torch that finds no device
+    (tmp_path / "torch.py").write_text("class cuda:\n    is_available = staticmethod(lambda: False)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert gpu_check.main([]) == 2
     assert capsys.readouterr().err == "there is no CUDA device here; --stand-ins runs the same checks without one\n"
 

@@ -14,7 +14,6 @@ import pytest
 
 from app.replay.traces import read_trace, write_trace
 from bench import flood
-from bench.paper import ROLLOUTS
 from bench.shortage import main
 from bench.shortage_cases import FAMILIES, Recording, all_cases
 from bench.workloads import ai_coding
@@ -158,10 +157,9 @@ def test_half_of_a_single_rollout_may_be_nothing(tmp_path: Path, capsys: pytest.
     assert "second half" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(not ROLLOUTS.exists(), reason="there are no recorded rollouts beside the repository")
-def test_recorded_rollouts_that_mostly_wait_share_cores(capsys: pytest.CaptureFixture[str]) -> None:
-    # Given recorded rollouts whose commands mostly wait, on few cores; when both policies replay them
-    fcfs, ours = rows(capsys, "--only", "waiting-4", "--seeds", "0", "--trace", str(ROLLOUTS), "--half", "second")
+def test_rollouts_that_mostly_wait_share_cores(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # Given rollouts whose commands mostly wait, on few cores; when both policies replay them
+    fcfs, ours = rows(capsys, "--only", "waiting-4", "--seeds", "0", "--trace", str(recorded))
     # Then all are carried out, and elastic is done sooner, since commands share cores
     assert fcfs["spreads"]["failed"]["most"] == ours["spreads"]["failed"]["most"] == 0
     assert fcfs["act_ratio"]["median"] > 1.5

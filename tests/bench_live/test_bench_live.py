@@ -106,8 +106,19 @@ def test_a_trace_is_replayed_under_policies_and_compared(recorded: Path, capsys:
         assert found["cpu_s"]["median"] >= 0.8
 
 
-def test_the_pace_of_a_machine_is_measured() -> None:
-    assert 0.05 < measured_pace(1) < 50.0
+def test_the_pace_of_a_machine_is_how_much_longer_the_commands_of_the_longest_rollout_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a recording whose longest rollout has a command that took a tenth of the time that it takes here
+    def rollout(name: str, command: str, work_s: float) -> str:
+        step = {"action": {"kind": "cpu.exec", "work_s": work_s, "command": command, "exit_code": 0}}
+        return json.dumps({"schema": "tangram.trace/1", "trajectory": name, "files": "files", "steps": [step]}) + "\n"
+
+    (tmp_path / "files").mkdir()
+    (tmp_path / "bundled.jsonl").write_text(rollout("short", "exit 1", 0.01) + rollout("long", "sleep 0.2", 0.02))
+    monkeypatch.setattr("bench.pace.BUNDLED", tmp_path / "bundled.jsonl")
+    # When the machine is measured; then it is at least ten times as slow
+    assert measured_pace(1) >= 10.0
 
 
 def test_equal_words_give_equal_workloads() -> None:

@@ -8,28 +8,26 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from redis import RedisError
 
+from app.broker.memory_store import MemoryBroker, MemoryStore
 from tangram import ActionFailed
 from tangram.blobs import Blobs
 from tangram.connection import open_store
 from tangram.wire import BLOB_THRESHOLD_BYTES
 from tests.freezing import freeze
 
-RELAXED = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
-
-@RELAXED
+@settings(max_examples=40)
 @given(data=st.binary(max_size=200), text=st.text(max_size=200), value=st.lists(st.integers() | st.text(max_size=5), max_size=40))
-def test_what_is_put_comes_back(redis_urls: Any, data: bytes, text: str, value: list[Any]) -> None:
+def test_what_is_put_comes_back(data: bytes, text: str, value: list[Any]) -> None:
     # Given a threshold in the middle of the sizes
-    with redis_urls.client() as redis:
-        blobs = Blobs(redis, threshold_bytes=50)
-        assert blobs.get(blobs.put(data)) == data
-        assert blobs.get_text(blobs.put_text(text)) == text
-        assert blobs.get_json(blobs.put_json(value)) == value
+    blobs = Blobs(MemoryStore(MemoryBroker()), threshold_bytes=50)  # type: ignore[arg-type]
+    assert blobs.get(blobs.put(data)) == data
+    assert blobs.get_text(blobs.put_text(text)) == text
+    assert blobs.get_json(blobs.put_json(value)) == value
 
 
 def test_five_megabytes_travel_as_a_reference_that_expires(redis_urls: Any) -> None:

@@ -119,14 +119,14 @@ def test_a_program_that_just_ends_has_sent_what_it_submitted(redis_urls: Any, tm
         "import sys\n"
         "from tangram import Action, Client, Settings\n"
         "client = Client(settings=Settings(broker_url=sys.argv[1], result_url=sys.argv[2]))\n"
-        "for n in range(600): client.submit(Action(kind='my.task', arguments={'n': n}))\n"
+        "for n in range(300): client.submit(Action(kind='my.task', arguments={'n': n}))\n"
     )
     done = subprocess.run(
         [sys.executable, str(program), redis_urls.broker, redis_urls.result], capture_output=True, text=True, timeout=200, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     with redis_urls.client() as redis:
-        assert redis.llen("actions") == 600
+        assert redis.llen("actions") == 300
 
 
 def test_a_forgotten_client_leaves_no_threads(peer: Any, settings: Settings) -> None:

@@ -67,7 +67,7 @@ def test_garbage_never_kills_the_feed(peer: Any, settings: Settings, redis_urls:
     peer.behave = lambda seen: peer.HOLD
     with Client(settings=settings) as client, redis_urls.client() as redis:
 
-        @with_settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+        @with_settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
         @given(garbage=st.binary(max_size=200), suffix=st.text(max_size=10))
         def shout(garbage: bytes, suffix: str) -> None:
             # Given an action that waits

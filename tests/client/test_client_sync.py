@@ -347,8 +347,8 @@ def test_a_closed_client_says_so(peer: Any, settings: Settings) -> None:
 
 def test_what_was_submitted_before_closing_is_sent(peer: Any, settings: Settings) -> None:
     with Client(settings=settings) as client:
-        handles = [client.submit(Action(kind="my.task", arguments={"n": n})) for n in range(700)]
-    peer.until(lambda: len(peer.seen) == 700)
+        handles = [client.submit(Action(kind="my.task", arguments={"n": n})) for n in range(300)]
+    peer.until(lambda: len(peer.seen) == 300)
     assert [seen.id for seen in peer.seen] == [handle.id for handle in handles]
 
 

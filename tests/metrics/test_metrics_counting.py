@@ -245,7 +245,7 @@ def test_counts_of_a_worker_that_is_started_anew_are_added_to_those_before() -> 
     assert told.value("tangram_service_residue_bytes", service="rm") == 10 * 2**20
 
 
-@settings(max_examples=30)
+@settings(max_examples=10)
 @given(st.lists(st.text(min_size=0, max_size=300), max_size=60))
 def test_however_many_jobs_and_kinds_there_are_the_page_is_bounded(names: list[str]) -> None:
     told = Told(jobs=5)

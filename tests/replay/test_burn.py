@@ -1,78 +1,131 @@
-"""The stand-in for a command uses the CPU time it was asked for, on as many processes."""
+"""The stand-in for a command uses the CPU time it was asked for, on as many processes as it has cores, while these change."""
 
 from __future__ import annotations
 
 import os
-import resource
+import signal
 import subprocess
 import sys
 import time
+from itertools import count
 from pathlib import Path
 
-import psutil
 import pytest
 
 import app.replay.burn as burn_module
-from app.replay.burn import parse
+from app.replay.burn import main, parse
+from bench.figures.burning import HERE, ONE, TWO, burning, children_s, pin
 from tests.workers_cpu.support import until
+from workers.cpu.process import tree
 
 SCRIPT = Path(burn_module.__file__)
+MOVES = 25
+"""Most moves of work between cores."""
+
+needs_two_cores = pytest.mark.skipif(len(HERE) < 2, reason="growing takes two cores")
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-S", "-E", str(SCRIPT), *arguments]
+@pytest.mark.parametrize(
+    ("arguments", "cores", "cpu_s", "least_s"),
+    [
+        (("0.1", "1"), None, 0.1, 0.0),
+        (("0.1", "4", "0.5"), None, 0.1, 0.0),
+        (("0.1", "3", "0"), None, 0.1, 0.0),
+        # Two processes that share a core take longer, and do not do less.
+        (("0.1", "2"), ONE, 0.1, 0.095),
+        # Work that mostly waits takes its time, and its part of a core.
+        (("0.2", "1", "0", "1", "0.2"), None, 0.04, 0.2),
+        (("0.2", "1", "1", "1", "0.2"), None, 0.04, 0.2),
+    ],
+)
+def test_no_work_is_left_out(arguments: tuple[str, ...], cores: set[int] | None, cpu_s: float, least_s: float) -> None:
+    used_s, began = children_s(), time.monotonic()
+    with burning(cores or set(HERE), *arguments) as shell:
+        assert shell.wait(60) == 0
+    assert time.monotonic() - began >= least_s
+    assert children_s() - used_s >= cpu_s
 
 
-def used_s(*arguments: str) -> float:
-    """Return the CPU time of one run."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(command(*arguments), check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+def processes(shell: subprocess.Popen[bytes]) -> int:
+    return len(tree.descendants(shell.pid))
 
 
-@pytest.mark.parametrize("arguments", [("0.3", "1"), ("0.3", "2"), ("0.3", "4", "0.5"), ("0.3", "3", "0")])
-def test_no_work_is_left_out_at_any_dop(arguments: tuple[str, ...]) -> None:
-    # Given the same work at several DoPs, on however many cores; when it is burnt; then as much CPU time is used at least
-    assert used_s(*arguments) >= 0.3
+def burns(shell: subprocess.Popen[bytes]) -> bool:
+    """Return whether the program has come to its work."""
+    return any(process.cpu_s > 0.03 for process in tree.descendants(shell.pid))
 
 
-def test_a_shared_core_makes_it_take_longer_and_not_do_less() -> None:
-    # Given one core for two processes
-    core = min(os.sched_getaffinity(0))
-    before = time.monotonic()
-    # When they burn; then the time that passes is the work, not half of it
-    subprocess.run(command("0.3", "2"), check=True, preexec_fn=lambda: os.sched_setaffinity(0, {core}))
-    assert time.monotonic() - before >= 0.29
+@pytest.mark.parametrize(("fraction", "expected"), [("1", 3), ("0", 1)])
+def test_only_the_parallel_part_runs_on_as_many_processes_as_the_dop(fraction: str, expected: int) -> None:
+    with burning(set(HERE), "300", "3", fraction) as shell:
+        assert until(lambda: burns(shell) and processes(shell) >= expected)
+        assert processes(shell) == expected
 
 
-@pytest.mark.parametrize("fraction", ["0", "1"])
-def test_work_that_mostly_waits_takes_its_time_and_its_part_of_a_core(fraction: str) -> None:
-    # Given work of half a second that needs its core for a fifth of that; when it is done
-    before = time.monotonic()
-    cpu_s = used_s("0.5", "1", fraction, "1", "0.2")
-    # Then it took half a second, and a tenth of a second of CPU
-    assert time.monotonic() - before >= 0.5
-    assert cpu_s >= 0.1
+@needs_two_cores
+def test_there_are_as_many_processes_as_cores_up_to_the_most() -> None:
+    # Given endless work on one core
+    with burning(ONE, "300", "1", "1", "2") as shell:
+        assert until(lambda: burns(shell))
+        assert processes(shell) == 1
+        # When it gets two, loses one and gets it back; then it follows
+        for cores in (TWO, ONE, TWO):
+            pin(shell.pid, cores)
+            assert until(lambda cores=cores: processes(shell) == len(cores))  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(("work_s", "fraction", "processes"), [("318.71875", "1", 3), ("318.71875", "0", 1)])
-def test_the_parallel_part_runs_on_as_many_processes_as_the_dop(work_s: str, fraction: str, processes: int) -> None:
-    # Given work on a DoP of 3, all, most or none of it parallel; when it burns
-    burning = subprocess.Popen(command(work_s, "3", fraction))
-    try:
-        seen = psutil.Process(burning.pid)
-        # Then there are as many processes, and with none parallel never more than one
-        if processes > 1:
-            assert until(lambda: len(seen.children()) == processes - 1)
-        else:
-            assert until(lambda: seen.cpu_times().user > 0.05)
-            assert seen.children() == []
-    finally:
-        for helper in psutil.Process(burning.pid).children():
-            helper.kill()
-        burning.kill()
-        burning.wait()
+@needs_two_cores
+def test_more_cores_are_no_use_beyond_the_most() -> None:
+    # Given work for one process at most; when it gets two cores; then it stays one, to its end
+    with burning(ONE, "0.4", "1", "1", "1") as shell:
+        assert until(lambda: burns(shell))
+        pin(shell.pid, TWO)
+        seen = set()
+        while shell.poll() is None:
+            seen.add(processes(shell))
+            time.sleep(0.002)
+        assert seen <= {0, 1}
+
+
+@needs_two_cores
+@pytest.mark.parametrize(("most", "expected"), [(("1", "2"), 2), ((), 1)])
+def test_cores_that_came_before_the_start_are_used_where_the_caller_says_how_many(most: tuple[str, ...], expected: int) -> None:
+    with burning(TWO, "300", "1", *most) as shell:
+        assert until(lambda: burns(shell) and processes(shell) >= expected)
+        assert processes(shell) == expected
+
+
+@needs_two_cores
+def test_growing_and_shrinking_leave_the_work_as_it_is() -> None:
+    # Given work that is moved again and again between one core and two
+    before = children_s()
+    with burning(ONE, "0.3", "1", "1", "2") as shell:
+        for move in range(MOVES):
+            if shell.poll() is not None:
+                break
+            pin(shell.pid, ONE if move % 2 else TWO)
+            time.sleep(0.01)
+        # When it has ended; then all is well
+        assert shell.wait(60) == 0
+    # And as much CPU time was used at least
+    assert children_s() - before >= 0.3
+
+
+def test_a_helper_that_is_killed_makes_it_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given work on two processes, of which the helper is killed when it comes to it, and the other one waits for that
+    this, (end, its_end), calls = os.getpid(), os.pipe(), count()
+
+    def burn(until_s: float) -> None:
+        if os.getpid() != this:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if next(calls) == 1:  # the first one is the part that is not parallel
+            os.close(its_end)
+            assert os.read(end, 1) == b""
+
+    monkeypatch.setattr(burn_module, "burn", burn)
+    # When it ends; then it says so
+    assert main(["0.1", "2"]) == 1
+    os.close(end)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +148,6 @@ def test_the_parallel_part_runs_on_as_many_processes_as_the_dop(work_s: str, fra
     ],
 )
 def test_bad_arguments_are_refused_in_one_line(arguments: list[str]) -> None:
-    # Given wrong arguments; when they are parsed; then there is one line of why
     with pytest.raises(ValueError) as caught:
         parse(arguments)
     assert len(str(caught.value).splitlines()) == 1

@@ -13,9 +13,8 @@ from tests.cli.forked import forked
 
 ROOT = Path(__file__).resolve().parents[2]
 BUNDLED = ROOT / "examples" / "rollouts.jsonl"
-SHARED = ROOT.parent / "shared" / "rollouts" / "agentcgroup.jsonl"
 POLICIES = ("elastic", "paper", "fcfs", "fixed:2", "static:1")
-SAME_SEED = ("--tile", "14", "--cores", "3", "--gpus", "2", "--seed", "3")
+SAME_SEED = ("--tile", "9", "--cores", "3", "--gpus", "2", "--seed", "3")
 REPLAYS = """
 import sys
 from app.cli import main
@@ -45,10 +44,12 @@ def elsewhere() -> dict[str, dict[str, Any]]:
     argv = [sys.executable, "-c", REPLAYS, str(BUNDLED), *POLICIES, "--", *SAME_SEED]
     env = {**os.environ, "PYTHONHASHSEED": "5"}
     printed = subprocess.run(argv, env=env, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    documents = {}
+    documents: dict[str, dict[str, Any]] = {}
     for policy in POLICIES:
         documents[policy], end = json.JSONDecoder().raw_decode(printed)
         printed = printed[end:].lstrip()
+    # The floor belongs to the trace, and not to the policy.
+    assert len({document["floor_act"] for document in documents.values()}) == 1
     return documents
 
 
@@ -61,7 +62,7 @@ def test_the_same_seed_gives_the_same_document_and_every_action_ends(policy: str
     first, second = replay(BUNDLED, "--policy", policy, *SAME_SEED), elsewhere[policy]
     assert first["policy"] == policy
     assert without_measured(first) == without_measured(second)
-    assert (first["trajectories"], first["failed"]) == (14, 0)
+    assert (first["trajectories"], first["failed"]) == (9, 0)
     parts = first["mean_queue"] + first["mean_execution"] + first["mean_overhead"]
     assert first["mean_act"] == pytest.approx(parts)
 
@@ -71,20 +72,6 @@ def test_another_seed_gives_another_document() -> None:
     assert replay(BUNDLED, *words, "--seed", "1")["mean_act"] != replay(BUNDLED, *words, "--seed", "2")["mean_act"]
 
 
-def test_the_floor_belongs_to_the_trace_and_not_to_the_policy() -> None:
-    words = ("--tile", "7", "--cores", "3", "--gpus", "2")
-    floors = {replay(BUNDLED, *words, "--policy", policy)["floor_act"] for policy in ("elastic", "static:1")}
-    assert len(floors) == 1
-
-
 def test_thinking_faster_shortens_the_step() -> None:
     words = ("--cores", "32", "--gpus", "2")
     assert replay(BUNDLED, *words, "--speed", "10")["step_duration"] < replay(BUNDLED, *words)["step_duration"] / 3
-
-
-@pytest.mark.skipif(not SHARED.exists(), reason="the recorded rollouts of AgentCgroup are not at hand")
-def test_a_quarter_of_the_cores_serves_real_rollouts_no_worse_than_a_core_each() -> None:
-    elastic = replay(SHARED, "--tile", "32", "--cores", "8", "--policy", "elastic")
-    static = replay(SHARED, "--tile", "32", "--cores", "32", "--policy", "static:1")
-    assert elastic["failed"] == static["failed"] == 0
-    assert elastic["mean_act"] <= static["mean_act"]
