@@ -48,7 +48,7 @@ def test_an_error_is_a_result_of_its_cell_alone(tmp_path: Path, flags: tuple[str
 
 
 def test_a_cell_that_is_out_of_time_ends_the_process(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    code, cells = results(tmp_path, flags, ["print(1)", "while True: pass", "print(3)"], 3)
+    code, cells = results(tmp_path, flags, ["print(1)", "import time\nwhile True: time.sleep(0.01)", "print(3)"], 3)
     assert code == 124
     assert [cell["stdout"] for cell in cells] == ["1\n", ""]
     assert cells[1]["error"][0]["ename"] == "CellTimeout"
