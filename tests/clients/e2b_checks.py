@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import e2b
@@ -49,12 +49,13 @@ Check = Callable[[Here], object]
 CHECKS: dict[str, Check] = {}
 
 
-def check(method: str) -> Callable[[Check], Check]:
-    """Register what shows how a method goes."""
+def check(*methods: str) -> Callable[[Check], Check]:
+    """Register what shows how one method goes, or several that belong together."""
 
     def register(function: Check) -> Check:
-        assert method not in CHECKS, method
-        CHECKS[method] = function
+        for method in methods:
+            assert method not in CHECKS, method
+            CHECKS[method] = function
         return function
 
     return register
@@ -74,12 +75,15 @@ def _(here: Here) -> None:
     sandbox = here.new(envs={"A": "1"}, timeout=60, allow_internet_access=False)
     assert sandbox.commands.run("echo $A").stdout == "1\n" and sandbox.kill()
     assert here.logged("names a network for a sandbox: that is for the operator")
+    refused(lambda: here.new(lifecycle={"on_timeout": "pause"}), "autoPause")
 
 
 @check("Sandbox.connect")
 def _(here: Here) -> None:
-    again = e2b.Sandbox.connect(here.sandbox.sandbox_id, **here.options)
+    before = here.sandbox.get_info().end_at
+    again = e2b.Sandbox.connect(here.sandbox.sandbox_id, timeout=1, **here.options)
     assert again.commands.run("echo $GREETING").stdout == "hello\n"
+    assert here.sandbox.get_info().end_at == before, "a connect makes no timeout shorter"
 
 
 @check("Sandbox.list")
@@ -92,13 +96,9 @@ def _(here: Here) -> None:
 def _(here: Here) -> None:
     info = here.sandbox.get_info()
     assert (info.sandbox_id, info.state.value, info.cpu_count) == (here.sandbox.sandbox_id, "running", 1)
+    assert (info.metadata, info.template_id) == ({"task": "shared"}, "base")
+    assert timedelta(seconds=1800) < info.end_at - datetime.now(UTC) <= timedelta(seconds=3600)
     assert not hasattr(info, "disk_size_mb") or not info.disk_size_mb
-
-
-@check("Sandbox.is_running")
-def _(here: Here) -> None:
-    gone = here.new()
-    assert gone.is_running() and gone.kill() and not gone.is_running()
 
 
 @check("Sandbox.set_timeout")
@@ -108,10 +108,11 @@ def _(here: Here) -> None:
     here.served.live.until(lambda: not sandbox.is_running())
 
 
-@check("Sandbox.kill")
+@check("Sandbox.kill", "Sandbox.is_running")
 def _(here: Here) -> None:
     sandbox = here.new()
-    assert sandbox.kill() and not sandbox.kill()
+    assert sandbox.is_running() and sandbox.kill() and not sandbox.is_running() and not sandbox.kill()
+    refused(sandbox.get_info, "not found", e2b.SandboxNotFoundException)
 
 
 @check("Sandbox.get_metrics")
@@ -131,6 +132,11 @@ def _(here: Here) -> None:
     url, host = here.sandbox.download_url("by-url"), f"49983-{here.sandbox.sandbox_id}.example.org"
     assert httpx.get(url).status_code >= 400
     assert httpx.get(url, headers={"Host": host}).text == "here"
+    # What is signed is the path and the time at which the signature ends
+    assert httpx.get(url.replace("path=by-url", "path=other"), headers={"Host": host}).status_code == 401
+    for seconds, code in ((60, 200), (-5, 401)):
+        url = here.sandbox.download_url("by-url", use_signature_expiration=seconds)
+        assert httpx.get(url, headers={"Host": host}).status_code == code
 
 
 @check("Sandbox.upload_url")
@@ -183,9 +189,18 @@ def _(here: Here) -> None:
 
 @check("Commands.run")
 def _(here: Here) -> None:
-    done = here.sandbox.commands.run("echo $GREETING; echo oops >&2")
-    assert (done.stdout, done.stderr, done.exit_code) == ("hello\n", "oops\n", 0)
-    assert here.sandbox.commands.run("id -un", user="nobody").stdout == here.says("id -un") != "nobody\n"
+    out: list[str] = []
+    err: list[str] = []
+    run = here.sandbox.commands.run
+    done = run("echo $GREETING $MORE; echo oops >&2", envs={"MORE": "more"}, on_stdout=out.append, on_stderr=err.append)
+    assert (done.stdout, done.stderr, done.exit_code, done.error) == ("hello more\n", "oops\n", 0, None)
+    assert ("".join(out), "".join(err)) == (done.stdout, done.stderr)
+    assert run("id -un", user="nobody").stdout == here.says("id -un") != "nobody\n"
+    here.sandbox.files.make_dir("some dir")
+    assert run("pwd", cwd="some dir").stdout.endswith("/some dir\n")
+    assert run("pwd", cwd="~", user="root").stdout == here.says("echo $HOME")
+    # Without `stdin` there is nothing to read
+    assert here.says("cat") == ""
 
 
 def _background(here: Here, command: str = "sleep 60", **more: Any) -> e2b.CommandHandle:
@@ -201,12 +216,14 @@ def _error_of(running: e2b.CommandHandle) -> str | None:
 
 @check("Commands.list")
 def _(here: Here) -> None:
-    running = _background(here)
-    assert running.pid in [process.pid for process in here.sandbox.commands.list()]
-    assert running.kill()
+    running = _background(here, envs={"A": "b"}, cwd="/")
+    (listed,) = [process for process in here.sandbox.commands.list() if process.pid == running.pid]
+    assert (listed.cmd, listed.args, listed.envs, listed.cwd) == ("/bin/bash", ["-l", "-c", "sleep 60"], {"A": "b"}, "/")
+    assert running.kill() and _error_of(running) == "signal: killed"
+    assert running.pid not in [process.pid for process in here.sandbox.commands.list()]
 
 
-@check("Commands.kill")
+@check("Commands.kill", "CommandHandle.kill")
 def _(here: Here) -> None:
     nap = f"98765.{os.getpid()}"  # others on this machine may run the same test
 
@@ -219,11 +236,14 @@ def _(here: Here) -> None:
     assert here.sandbox.commands.kill(running.pid)
     here.served.live.until(lambda: not children())
     assert _error_of(running) == "signal: killed" and not here.sandbox.commands.kill(running.pid)
+    refused(lambda: here.sandbox.commands.connect(running.pid), ".", e2b.NotFoundException)
+    other = _background(here)
+    assert other.kill() and _error_of(other) == "signal: killed"
 
 
-@check("Commands.connect")
+@check("Commands.connect", "CommandHandle.disconnect")
 def _(here: Here) -> None:
-    running = _background(here, "echo before; until [ -e joined ]; do sleep 0.02; done; echo after")
+    running = _background(here, "rm -f joined; echo before; until [ -e joined ]; do sleep 0.02; done; echo after")
     assert next(iter(running))[0] == "before\n"
     running.disconnect()
     joined = here.sandbox.commands.connect(running.pid)
@@ -231,25 +251,23 @@ def _(here: Here) -> None:
     assert joined.wait().stdout == "before\nafter\n"
 
 
-@check("Commands.send_stdin")
+@check("Commands.send_stdin", "Commands.stream_input", "Commands.close_stdin", "CommandHandle.send_stdin", "CommandHandle.close_stdin")
 def _(here: Here) -> None:
-    running = _background(here, "read line; echo got $line", stdin=True)
-    here.sandbox.commands.send_stdin(running.pid, "it\n")
-    assert running.wait().stdout == "got it\n"
-
-
-@check("Commands.stream_input")
-def _(here: Here) -> None:
-    running = _background(here, "head -c 6", stdin=True)
-    here.sandbox.commands.stream_input(running.pid, iter(["one", b"two"]))
-    assert running.wait().stdout == "onetwo"
-
-
-@check("Commands.close_stdin")
-def _(here: Here) -> None:
-    running = _background(here, "cat; echo over", stdin=True)
-    here.sandbox.commands.close_stdin(running.pid)
-    assert running.wait().stdout == "over\n"
+    commands = here.sandbox.commands
+    first, second = (_background(here, "cat; echo over >&2", stdin=True) for _ in range(2))
+    first.send_stdin("one\n")
+    commands.send_stdin(first.pid, b"two\n")
+    commands.stream_input(first.pid, iter(["three\n", b"x" * 200_000]))
+    first.close_stdin()
+    commands.close_stdin(second.pid)
+    assert [(done.stdout, done.stderr) for done in (first.wait(), second.wait())] == [
+        ("one\ntwo\nthree\n" + "x" * 200_000, "over\n"),
+        ("", "over\n"),
+    ]
+    deaf = _background(here)
+    for call in (lambda: deaf.send_stdin("x"), deaf.close_stdin, lambda: commands.stream_input(deaf.pid, ["x"])):
+        refused(call, "without stdin", e2b.InvalidArgumentException)
+    assert deaf.kill()
 
 
 @check("CommandHandle.wait")
@@ -259,80 +277,26 @@ def _(here: Here) -> None:
     assert (failed.value.exit_code, failed.value.stdout) == (7, "partly\n")
 
 
-@check("CommandHandle.kill")
-def _(here: Here) -> None:
-    running = _background(here)
-    assert running.kill() and _error_of(running) == "signal: killed"
-
-
-@check("CommandHandle.disconnect")
-def _(here: Here) -> None:
-    running = _background(here, "until [ -e left ]; do sleep 0.02; done; echo on > went")
-    running.disconnect()
-    here.sandbox.files.write("left", "")
-    here.served.live.until(lambda: here.sandbox.files.exists("went"))
-
-
-@check("CommandHandle.send_stdin")
-def _(here: Here) -> None:
-    running = _background(here, "read line; echo got $line", stdin=True)
-    running.send_stdin(b"it\n")
-    assert running.wait().stdout == "got it\n"
-
-
-@check("CommandHandle.close_stdin")
-def _(here: Here) -> None:
-    running = _background(here, "cat; echo over", stdin=True)
-    running.close_stdin()
-    assert running.wait().stdout == "over\n"
-
-
 # -- terminals ------------------------------------------------------------------------------------------------------
 
 
-def _shown(handle: e2b.CommandHandle) -> bytes:
-    """Return all that a terminal shows, until its shell ends."""
-    shown = bytearray()
-    handle.wait(on_pty=shown.extend)
-    return bytes(shown)
-
-
-@check("Pty.create")
+@check("Pty.create", "Pty.connect", "Pty.send_stdin", "Pty.stream_input", "Pty.resize")
 def _(here: Here) -> None:
-    terminal = here.sandbox.pty.create(SIZE, timeout=60)
-    here.sandbox.pty.send_stdin(terminal.pid, b"stty size; exit\n")
-    assert b"20 70" in _shown(terminal)
-
-
-@check("Pty.connect")
-def _(here: Here) -> None:
-    terminal = here.sandbox.pty.create(SIZE, timeout=60)
-    terminal.disconnect()
-    joined = here.sandbox.pty.connect(terminal.pid)
-    here.sandbox.pty.send_stdin(terminal.pid, b"echo is-$((40 + 2)); exit\n")
-    assert b"is-42" in _shown(joined)
-
-
-@check("Pty.send_stdin")
-def _(here: Here) -> None:
-    terminal = here.sandbox.pty.create(SIZE, timeout=60)
-    here.sandbox.pty.send_stdin(terminal.pid, b"tty > /dev/null && echo is-$((40 + 2)); exit\n")
-    assert b"is-42" in _shown(terminal)
-
-
-@check("Pty.stream_input")
-def _(here: Here) -> None:
-    terminal = here.sandbox.pty.create(SIZE, timeout=60)
-    here.sandbox.pty.stream_input(terminal.pid, [b"echo is-$((40", b" + 2))\n", b"exit\n"])
-    assert b"is-42" in _shown(terminal)
-
-
-@check("Pty.resize")
-def _(here: Here) -> None:
-    terminal = here.sandbox.pty.create(SIZE, timeout=60)
-    here.sandbox.pty.resize(terminal.pid, e2b.PtySize(rows=30, cols=90))
-    here.sandbox.pty.send_stdin(terminal.pid, b"stty size; exit\n")
-    assert b"30 90" in _shown(terminal)
+    shown, pty = bytearray(), here.sandbox.pty
+    begun = pty.create(SIZE, envs={"PS1": "> "}, timeout=60)
+    begun.disconnect()
+    terminal = pty.connect(begun.pid)
+    pty.send_stdin(terminal.pid, b"stty size; tty >/dev/null && echo is-$((40 + 2))\n")
+    for _, _, data in terminal:
+        shown += data or b""
+        if b"is-42" in shown:
+            break
+    assert b"20 70" in shown
+    pty.resize(terminal.pid, e2b.PtySize(rows=30, cols=90))
+    pty.stream_input(terminal.pid, [b"stty size\n", b"exit 3\n"])
+    with pytest.raises(e2b.CommandExitException) as ended:
+        terminal.wait(on_pty=shown.extend)
+    assert ended.value.exit_code == 3 and b"30 90" in shown
 
 
 @check("Pty.kill")
@@ -347,63 +311,69 @@ def _(here: Here) -> None:
 
 @check("Filesystem.read")
 def _(here: Here) -> None:
-    data = bytes(range(256))
-    here.sandbox.files.write("read/it", data)
-    assert here.sandbox.files.read("read/it", format="bytes") == data
-    assert b"".join(here.sandbox.files.read("read/it", format="stream")) == data
+    data, files = bytes(range(256)), here.sandbox.files
+    files.write("read/it", data)
+    assert files.read("read/it", format="bytes") == data
+    assert b"".join(files.read("read/it", format="stream")) == data
+    files.write("read/packed", data * 100, gzip=True)
+    assert files.read("read/packed", format="bytes", gzip=True) == data * 100
+    assert here.says("wc -c < read/packed") == "25600\n"
 
 
 @check("Filesystem.write")
 def _(here: Here) -> None:
-    here.sandbox.files.write("written", "grüße")
-    assert here.sandbox.files.read("written") == "grüße"
+    info = here.sandbox.files.write("in/written", "grüße")
+    assert (info.name, info.path, info.type.value) == ("written", "in/written", "file")
+    assert here.sandbox.files.read("in/written") == "grüße"
     refused(lambda: here.sandbox.files.write("written", "", metadata={"kept": "not"}), "File metadata requires", e2b.TemplateException)
     refused(lambda: here.sandbox.files.write("/home/user/x", "y"), "/home/user", Exception)
 
 
 @check("Filesystem.write_files")
 def _(here: Here) -> None:
-    here.sandbox.files.write_files([{"path": "many/a", "data": "1"}, {"path": "many/b", "data": b"2"}])
-    assert here.says("cat many/a many/b") == "12"
+    written = here.sandbox.files.write_files([{"path": "many/a", "data": "1"}, {"path": "many/b", "data": b"2"}])
+    assert [info.name for info in written] == ["a", "b"] and here.says("cat many/a many/b") == "12"
     refused(lambda: here.sandbox.files.write_files([{"path": "/home/user/x", "data": "y"}]), "/home/user", Exception)
 
 
-@check("Filesystem.list")
+@check("Filesystem.list", "Filesystem.get_info", "Filesystem.exists")
 def _(here: Here) -> None:
-    here.says("mkdir -p listed/deep && echo 1 > listed/deep/file")
-    assert [entry.name for entry in here.sandbox.files.list("listed", depth=2)] == ["deep", "file"]
-
-
-@check("Filesystem.exists")
-def _(here: Here) -> None:
-    here.sandbox.files.write("exists", "")
-    assert here.sandbox.files.exists("exists") and not here.sandbox.files.exists("exists-not")
-
-
-@check("Filesystem.get_info")
-def _(here: Here) -> None:
-    here.says("printf 1234 > info && chmod 640 info")
-    info = here.sandbox.files.get_info("info")
-    assert (info.name, info.size, info.permissions) == ("info", 4, "-rw-r-----")
-    assert abs(info.modified_time.timestamp() - time.time()) < 300
+    files = here.sandbox.files
+    here.says("rm -rf top; mkdir -p top/mid; cd top; printf 1234 > \"mid/a 'quoted' file\"; chmod 640 mid/a*; ln -s mid link")
+    listed = {entry.name: entry for entry in files.list("top", depth=2)}
+    assert list(listed) == ["link", "mid", "a 'quoted' file"]
+    assert (listed["link"].type.value, listed["link"].symlink_target, listed["mid"].type.value) == ("symlink", "mid", "dir")
+    for found in (listed["a 'quoted' file"], files.get_info("top/mid/a 'quoted' file")):
+        assert (found.name, found.size, found.mode, found.permissions) == ("a 'quoted' file", 4, 0o640, "-rw-r-----")
+        assert found.type.value == "file" and abs(found.modified_time - datetime.now(UTC)) < timedelta(minutes=5)
+    assert [entry.name for entry in files.list("top")] == ["link", "mid"]
+    assert files.exists("top/link") and not files.exists("top/nowhere")
+    refused(lambda: files.list("top/mid/a 'quoted' file"), ".", e2b.InvalidArgumentException)
+    refused(lambda: files.read("."), ".", e2b.InvalidArgumentException)
 
 
 @check("Filesystem.rename")
 def _(here: Here) -> None:
-    here.sandbox.files.write("old", "kept")
-    assert here.sandbox.files.rename("old", "moved/new").name == "new" and here.sandbox.files.read("moved/new") == "kept"
+    files = here.sandbox.files
+    files.write("old/file", "kept")
+    moved = files.rename("old", "moved/new")
+    assert (moved.name, moved.type.value) == ("new", "dir") and moved.path.endswith("/moved/new")
+    assert files.get_info("moved/new/file").path == f"{moved.path}/file" and not files.exists("old")
 
 
 @check("Filesystem.remove")
 def _(here: Here) -> None:
     here.sandbox.files.write("removed/file", "")
-    here.sandbox.files.remove("removed")
-    assert not here.sandbox.files.exists("removed")
+    for _ in range(2):
+        here.sandbox.files.remove("removed")
+        assert not here.sandbox.files.exists("removed")
 
 
 @check("Filesystem.make_dir")
 def _(here: Here) -> None:
     assert here.sandbox.files.make_dir("made/deep") and not here.sandbox.files.make_dir("made/deep")
+    here.sandbox.files.write("made/file", "")
+    refused(lambda: here.sandbox.files.make_dir("made/file"), ".", e2b.InvalidArgumentException)
 
 
 @check("Filesystem.watch_dir")

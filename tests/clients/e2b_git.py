@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import e2b
 
@@ -21,136 +22,89 @@ def repository(here: Here, name: str) -> str:
     return name
 
 
-def git(method: str) -> Callable[[Callable[[Here, e2b.Sandbox, str], object]], None]:
-    """Register a check that is given a repository."""
-
-    def register(function: Callable[[Here, e2b.Sandbox, str], object]) -> None:
-        CHECKS[f"Git.{method}"] = lambda here: function(here, here.sandbox, repository(here, f"git-{method.replace('_', '-')}"))
-
-    return register
-
-
-@git("init")
-def _(here: Here, sandbox: e2b.Sandbox, path: str) -> None:
-    sandbox.git.init(f"{path}/new", initial_branch="trunk")
-    assert here.says(f"cd {path}/new && git symbolic-ref HEAD") == "refs/heads/trunk\n"
-
-
-@git("add")
-def _(here: Here, sandbox: e2b.Sandbox, path: str) -> None:
-    here.says(f"echo 2 > {path}/other")
-    sandbox.git.add(path)
-    assert here.says(f"cd {path} && git diff --cached --name-only") == "other\n"
-
-
-@git("status")
-def _(here: Here, sandbox: e2b.Sandbox, path: str) -> None:
-    here.says(f"echo 2 > {path}/other")
-    status = sandbox.git.status(path)
-    assert (status.current_branch, [one.name for one in status.file_status]) == ("main", ["other"])
-
-
-@git("commit")
-def _(here: Here, sandbox: e2b.Sandbox, path: str) -> None:
-    sandbox.git.commit(path, "it's second", allow_empty=True)
-    assert here.says(f"cd {path} && git log -1 --format=%s") == "it's second\n"
-
-
-@git("branches")
-def _(here: Here, sandbox: e2b.Sandbox, path: str) -> None:
-    here.says(f"cd {path} && git branch other")
-    found = sandbox.git.branches(path)
-    assert (sorted(found.branches), found.current_branch) == (["main", "other"], "main")
-
-
-@git("create_branch")
-def _(here: Here, sandbox: e2b.Sandbox, path: str) -> None:
-    sandbox.git.create_branch(path, "made")
-    assert "made" in here.says(f"cd {path} && git branch")
-
-
-@git("checkout_branch")
-def _(here: Here, sandbox: e2b.Sandbox, path: str) -> None:
-    here.says(f"cd {path} && git branch other")
-    sandbox.git.checkout_branch(path, "other")
-    assert here.says(f"cd {path} && git branch --show-current") == "other\n"
-
-
-@git("delete_branch")
-def _(here: Here, sandbox: e2b.Sandbox, path: str) -> None:
-    here.says(f"cd {path} && git branch other")
-    sandbox.git.delete_branch(path, "other")
-    assert "other" not in here.says(f"cd {path} && git branch")
+GIT: dict[str, tuple[str, Callable[[Any, str], object], str, str]] = {
+    "init": (":", lambda git, path: git.init(f"{path}/new", initial_branch="trunk"), "git -C new symbolic-ref HEAD", "refs/heads/trunk"),
+    "add": ("echo 2 > other", lambda git, path: git.add(path), "git diff --cached --name-only", "other"),
+    "commit": (":", lambda git, path: git.commit(path, "it's second", allow_empty=True), "git log -1 --format=%s", "it's second"),
+    "create_branch": (":", lambda git, path: git.create_branch(path, "made"), "git branch --format='%(refname:short)' --list made", "made"),
+    "checkout_branch": ("git branch other", lambda git, path: git.checkout_branch(path, "other"), "git branch --show-current", "other"),
+    "delete_branch": (
+        "git branch other",
+        lambda git, path: git.delete_branch(path, "other"),
+        "git branch --format='%(refname:short)'",
+        "main",
+    ),
+    "push": (
+        "git commit -q --allow-empty -m pushed",
+        lambda git, path: git.push(path, "origin", "main"),
+        "git -C ../$(basename $PWD).git log -1 --format=%s main",
+        "pushed",
+    ),
+    "pull": (
+        "git commit -q --allow-empty -m pulled && git push -q origin main && git reset -q --hard HEAD~1",
+        lambda git, path: git.pull(path, "origin", "main"),
+        "git log -1 --format=%s",
+        "pulled",
+    ),
+    "remote_add": (
+        ":",
+        lambda git, path: git.remote_add(path, "second", "https://example.org/it.git"),
+        "git remote get-url second",
+        "https://example.org/it.git",
+    ),
+    "reset": ("echo 2 > file", lambda git, path: git.reset(path, mode="hard"), "cat file", "1"),
+    "restore": ("echo 2 > file", lambda git, path: git.restore(path, ["file"]), "cat file", "1"),
+    "set_config": (
+        ":",
+        lambda git, path: git.set_config("user.name", "somebody", scope="local", path=path),
+        "git config user.name",
+        "somebody",
+    ),
+    "configure_user": (
+        ":",
+        lambda git, path: git.configure_user("who", "who@example.org", scope="local", path=path),
+        "git config user.email",
+        "who@example.org",
+    ),
+    "dangerously_authenticate": (
+        ":",
+        lambda git, _: git.dangerously_authenticate("who", "secret", host="example.org"),
+        "printf 'protocol=https\\nhost=example.org\\n\\n' | git credential fill | grep password",
+        "password=secret",
+    ),
+}
+"""What is done in the repository first, the call, and a command that prints in the repository what the call has done."""
 
 
-@git("clone")
-def _(here: Here, sandbox: e2b.Sandbox, path: str) -> None:
-    url = f"file://{here.says('pwd').strip()}/{path}.git"
-    sandbox.git.clone(url, f"{path}-cloned")
+def _carried_out(here: Here, name: str) -> None:
+    before, call, look, seen = GIT[name]
+    path = repository(here, f"git-{name.replace('_', '-')}")
+    here.says(f"cd {path} && {before}")
+    call(here.sandbox.git, path)
+    assert here.says(f"cd {path} && {look}") == f"{seen}\n"
+
+
+for _name in GIT:
+    CHECKS[f"Git.{_name}"] = lambda here, name=_name: _carried_out(here, name)
+
+
+@check("Git.clone")
+def _(here: Here) -> None:
+    path = repository(here, "git-clone")
+    here.sandbox.git.clone(f"file://{here.says('pwd').strip()}/{path}.git", f"{path}-cloned")
     assert here.says(f"cat {path}-cloned/file") == "1\n"
 
 
-@git("push")
-def _(here: Here, sandbox: e2b.Sandbox, path: str) -> None:
-    here.says(f"cd {path} && git commit -q --allow-empty -m pushed")
-    sandbox.git.push(path, "origin", "main")
-    assert here.says(f"cd {path}.git && git log -1 --format=%s main") == "pushed\n"
-
-
-@git("pull")
-def _(here: Here, sandbox: e2b.Sandbox, path: str) -> None:
-    here.says(f"cd {path} && git commit -q --allow-empty -m pulled && git push -q origin main && git reset -q --hard HEAD~1")
-    sandbox.git.pull(path, "origin", "main")
-    assert here.says(f"cd {path} && git log -1 --format=%s") == "pulled\n"
-
-
-@git("remote_add")
-def _(here: Here, sandbox: e2b.Sandbox, path: str) -> None:
-    sandbox.git.remote_add(path, "second", "https://example.org/it.git")
-    assert here.says(f"cd {path} && git remote get-url second") == "https://example.org/it.git\n"
-
-
-@git("remote_get")
-def _(here: Here, sandbox: e2b.Sandbox, path: str) -> None:
-    assert sandbox.git.remote_get(path, "origin") == f"../{path}.git" and not sandbox.git.remote_get(path, "none")
-
-
-@git("reset")
-def _(here: Here, sandbox: e2b.Sandbox, path: str) -> None:
-    here.says(f"cd {path} && echo 2 > file")
-    sandbox.git.reset(path, mode="hard")
-    assert here.says(f"cat {path}/file") == "1\n"
-
-
-@git("restore")
-def _(here: Here, sandbox: e2b.Sandbox, path: str) -> None:
-    here.says(f"cd {path} && echo 2 > file")
-    sandbox.git.restore(path, ["file"])
-    assert here.says(f"cat {path}/file") == "1\n"
-
-
-@git("set_config")
-def _(here: Here, sandbox: e2b.Sandbox, path: str) -> None:
-    sandbox.git.set_config("user.name", "somebody", scope="local", path=path)
-    assert here.says(f"cd {path} && git config user.name") == "somebody\n"
-
-
-@git("get_config")
-def _(here: Here, sandbox: e2b.Sandbox, path: str) -> None:
-    assert sandbox.git.get_config("user.email", scope="local", path=path) == "e@example.org"
-
-
-@git("configure_user")
-def _(here: Here, sandbox: e2b.Sandbox, path: str) -> None:
-    sandbox.git.configure_user("who", "who@example.org", scope="local", path=path)
-    assert here.says(f"cd {path} && git config user.email") == "who@example.org\n"
-
-
-@git("dangerously_authenticate")
-def _(here: Here, sandbox: e2b.Sandbox, path: str) -> None:
-    sandbox.git.dangerously_authenticate("who", "secret", host="example.org")
-    asked = here.says(f"cd {path} && printf 'protocol=https\\nhost=example.org\\n\\n' | git credential fill")
-    assert "password=secret" in asked
+@check("Git.status", "Git.branches", "Git.remote_get", "Git.get_config")
+def _(here: Here) -> None:
+    git, path = here.sandbox.git, "git-asked"
+    if not here.sandbox.files.exists(path):
+        here.says(f"cd {repository(here, path)} && echo 2 > other && git branch other")
+    status, branches = git.status(path), git.branches(path)
+    assert (status.current_branch, [one.name for one in status.file_status]) == ("main", ["other"])
+    assert (sorted(branches.branches), branches.current_branch) == (["main", "other"], "main")
+    assert git.remote_get(path, "origin") == f"../{path}.git" and not git.remote_get(path, "none")
+    assert git.get_config("user.email", scope="local", path=path) == "e@example.org"
 
 
 # -- templates ------------------------------------------------------------------------------------------------------
@@ -158,21 +112,19 @@ def _(here: Here, sandbox: e2b.Sandbox, path: str) -> None:
 
 @check("Template.build")
 def _(here: Here) -> None:
-    e2b.Template.build(e2b.Template().from_image("python:3.12"), "built:1", memory_mb=256, **here.control)
-    assert here.new(template="built:1").kill()
+    e2b.Template.build(e2b.Template().from_image("python:3.12"), "team/built:1", cpu_count=2, memory_mb=256, **here.control)
+    sandbox = here.new(template="team/built:1")
+    info = sandbox.get_info()
+    assert (info.template_id, info.cpu_count, info.memory_mb) == ("team/built:1", 2, 256)
+    assert sandbox.commands.run("echo $TANGRAM_DOP_MAX").stdout == "2\n" and sandbox.kill()
     stepped = e2b.Template().from_image("python:3.12").run_cmd("true")
     refused(lambda: e2b.Template.build(stepped, "stepped", **here.control), "build an image that has them", e2b.BuildException)
+    refused(lambda: here.new(template="stepped"), "has not been built")
 
 
-@check("Template.build_in_background")
+@check("Template.build_in_background", "Template.get_build_status")
 def _(here: Here) -> None:
     built = e2b.Template.build_in_background(e2b.Template().from_image("python:3.12"), "behind:1", **here.control)
-    assert e2b.Template.get_build_status(built, **here.control).status.value == "ready"
-
-
-@check("Template.get_build_status")
-def _(here: Here) -> None:
-    built = e2b.Template.build(e2b.Template().from_image("python:3.12"), "status:1", **here.control)
     assert e2b.Template.get_build_status(built, **here.control).status.value == "ready"
 
 
@@ -187,19 +139,16 @@ for _name in ("alias_exists", "exists"):
     CHECKS[f"Template.{_name}"] = _known
 
 
-@check("Template.assign_tags")
-def _(here: Here) -> None:
-    refused(lambda: e2b.Template.assign_tags("known", "tag", **here.control), "405", Exception)
+for _name, _arguments, _says in (
+    ("assign_tags", ("known", "tag"), "405"),
+    ("get_tags", ("known",), "405"),
+    ("remove_tags", ("known", "tag"), "404"),
+):
 
+    def _not_there(here: Here, name: str = _name, arguments: tuple[str, ...] = _arguments, says: str = _says) -> None:
+        refused(lambda: getattr(e2b.Template, name)(*arguments, **here.control), says, Exception)
 
-@check("Template.get_tags")
-def _(here: Here) -> None:
-    refused(lambda: e2b.Template.get_tags("known", **here.control), "405", Exception)
-
-
-@check("Template.remove_tags")
-def _(here: Here) -> None:
-    refused(lambda: e2b.Template.remove_tags("known", "tag", **here.control), "404", Exception)
+    CHECKS[f"Template.{_name}"] = _not_there
 
 
 def _image_of(built: e2b.Template) -> str:
@@ -245,29 +194,21 @@ def _(here: Here) -> None:
     assert here.new(template="uncached:1").kill()
 
 
-@check("Template.to_json")
+@check("Template.to_json", "Template.to_dockerfile")
 def _(here: Here) -> None:
-    assert _image_of(e2b.Template().from_image("python:3.12")) == "python:3.12"
+    template = e2b.Template().from_image("python:3.12")
+    assert _image_of(template) == "python:3.12" and e2b.Template.to_dockerfile(template).startswith("FROM python:3.12")
 
 
-@check("Template.to_dockerfile")
-def _(here: Here) -> None:
-    assert e2b.Template.to_dockerfile(e2b.Template().from_image("python:3.12")).startswith("FROM python:3.12")
+_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "from_dockerfile": (("FROM python:3.12\nRUN true\n",), "build an image that has them"),
+    "from_aws_registry": (("1.dkr.ecr.example.org/it:1", "id", "secret", "region"), "credentials of registries"),
+    "from_gcp_registry": (("gcr.example.org/it:1", {"type": "service_account"}), "credentials of registries"),
+}
+for _name, (_arguments, _says) in _REFUSED.items():
 
+    def _not_built(here: Here, name: str = _name, arguments: tuple[Any, ...] = _arguments, says: str = _says) -> None:
+        template = getattr(e2b.Template(), name)(*arguments)
+        refused(lambda: e2b.Template.build(template, "refused", **here.control), says, e2b.BuildException)
 
-@check("Template.from_dockerfile")
-def _(here: Here) -> None:
-    template = e2b.Template().from_dockerfile("FROM python:3.12\nRUN true\n")
-    refused(lambda: e2b.Template.build(template, "dockerfile", **here.control), "build an image that has them", e2b.BuildException)
-
-
-@check("Template.from_aws_registry")
-def _(here: Here) -> None:
-    template = e2b.Template().from_aws_registry("1.dkr.ecr.example.org/it:1", "id", "secret", "region")
-    refused(lambda: e2b.Template.build(template, "aws", **here.control), "credentials of registries", e2b.BuildException)
-
-
-@check("Template.from_gcp_registry")
-def _(here: Here) -> None:
-    template = e2b.Template().from_gcp_registry("gcr.example.org/it:1", {"type": "service_account"})
-    refused(lambda: e2b.Template.build(template, "gcp", **here.control), "credentials of registries", e2b.BuildException)
+    CHECKS[f"Template.{_name}"] = _not_built

@@ -19,16 +19,6 @@ def e2b_headers(e2b_sandbox: e2b.Sandbox) -> dict[str, str]:
     return {"E2b-Sandbox-Id": e2b_sandbox.sandbox_id, "X-Access-Token": e2b_sandbox._envd_access_token}
 
 
-def test_a_command_gives_its_output(e2b_sandbox: e2b.Sandbox) -> None:
-    out: list[str] = []
-    err: list[str] = []
-    done = e2b_sandbox.commands.run(
-        "echo $GREETING $MORE; echo oops >&2", envs={"MORE": "more"}, on_stdout=out.append, on_stderr=err.append
-    )
-    assert (done.stdout, done.stderr, done.exit_code, done.error) == ("hello more\n", "oops\n", 0, None)
-    assert ("".join(out), "".join(err)) == (done.stdout, done.stderr)
-
-
 def test_a_number_in_digits_of_another_script_is_none(served: Served, e2b_headers: dict[str, str]) -> None:
     # When a header that is a number has a digit that is not of ASCII, where the client asks for signs of life
     message = b'{"process": {"cmd": "/bin/bash", "args": ["-c", "echo ran"]}}'
@@ -37,18 +27,6 @@ def test_a_number_in_digits_of_another_script_is_none(served: Served, e2b_header
     answer = httpx.post(f"{served.url}/process.Process/Start", content=struct.pack(">BI", 0, len(message)) + message, headers=odd)
     # Then the command runs as if none were named
     assert answer.status_code == 200 and base64.b64encode(b"ran\n") in answer.content, answer.text
-
-
-def test_a_command_that_fails_is_no_failure_of_the_system(e2b_sandbox: e2b.Sandbox) -> None:
-    with pytest.raises(e2b.CommandExitException) as failed:
-        e2b_sandbox.commands.run("echo partly; exit 7")
-    assert (failed.value.exit_code, failed.value.stdout) == (7, "partly\n")
-
-
-def test_a_command_runs_in_the_folder_that_is_named(e2b_sandbox: e2b.Sandbox) -> None:
-    e2b_sandbox.files.make_dir("some dir")
-    assert e2b_sandbox.commands.run("pwd", cwd="some dir").stdout.endswith("/some dir\n")
-    assert e2b_sandbox.commands.run("pwd", cwd="~", user="root").stdout == e2b_sandbox.commands.run("echo $HOME").stdout
 
 
 def test_commands_share_nothing_but_files(e2b_sandbox: e2b.Sandbox) -> None:
@@ -69,15 +47,6 @@ def test_output_comes_while_a_command_runs(e2b_sandbox: e2b.Sandbox) -> None:
     assert seen == ["1\n", "2\n", "3\n"] and (done.stdout, done.stderr) == ("1\n2\n3\n", "done\n")
 
 
-def test_a_stream_that_is_joined_late_has_everything(e2b_sandbox: e2b.Sandbox) -> None:
-    running = e2b_sandbox.commands.run("echo begun; until [ -e joined ]; do sleep 0.02; done; echo over", background=True)
-    assert next(iter(running))[0] == "begun\n"
-    running.disconnect()
-    joined = e2b_sandbox.commands.connect(running.pid)
-    e2b_sandbox.files.write("joined", "")
-    assert joined.wait().stdout == "begun\nover\n"
-
-
 def test_output_of_many_bytes_comes_whole(e2b_sandbox: e2b.Sandbox) -> None:
     done = e2b_sandbox.commands.run("head -c 700000 /dev/zero | tr '\\0' x; printf 'ä€𝄞'")
     assert done.stdout == "x" * 700000 + "ä€𝄞"
@@ -95,29 +64,6 @@ def test_commands_of_one_sandbox_run_at_the_same_time(e2b_sandbox: e2b.Sandbox) 
     waiting = e2b_sandbox.commands.run("until [ -e go ]; do sleep 0.05; done; echo gone", background=True)
     e2b_sandbox.commands.run("touch go")
     assert waiting.wait().stdout == "gone\n"
-
-
-def test_a_background_command_is_listed_joined_and_killed(e2b_sandbox: e2b.Sandbox) -> None:
-    running = e2b_sandbox.commands.run("echo begun; sleep 60", background=True, envs={"A": "b"}, cwd="/")
-    (listed,) = e2b_sandbox.commands.list()
-    assert (listed.pid, listed.cmd, listed.args, listed.envs, listed.cwd) == (
-        running.pid,
-        "/bin/bash",
-        ["-l", "-c", "echo begun; sleep 60"],
-        {"A": "b"},
-        "/",
-    )
-    # When its stream is left it goes on, and can be joined
-    running.disconnect()
-    joined = e2b_sandbox.commands.connect(running.pid)
-    assert e2b_sandbox.commands.kill(running.pid)
-    with pytest.raises(e2b.CommandExitException) as killed:
-        joined.wait()
-    assert (killed.value.exit_code, killed.value.error) == (-1, "signal: killed")
-    assert not e2b_sandbox.commands.kill(running.pid)
-    with pytest.raises(e2b.NotFoundException):
-        e2b_sandbox.commands.connect(running.pid)
-    assert e2b_sandbox.commands.list() == []
 
 
 def test_a_command_whose_number_was_given_before_runs_and_has_its_own_result(served: Served, e2b_options: dict[str, str]) -> None:
@@ -150,23 +96,6 @@ def test_a_command_whose_connection_is_cut_runs_once_and_to_its_end(served: Serv
     assert e2b_sandbox.files.read("ledger") == "ran\n"
 
 
-def test_a_command_reads_what_it_is_sent(e2b_sandbox: e2b.Sandbox) -> None:
-    running = e2b_sandbox.commands.run("cat; echo over >&2", background=True, stdin=True)
-    running.send_stdin("one\n")
-    e2b_sandbox.commands.send_stdin(running.pid, b"two\n")
-    e2b_sandbox.commands.stream_input(running.pid, iter(["three\n", b"x" * 200_000]))
-    running.close_stdin()
-    done = running.wait()
-    assert (done.stdout, done.stderr) == ("one\ntwo\nthree\n" + "x" * 200_000, "over\n")
-    # Without `stdin` there is nothing to read, and nothing can be sent
-    assert e2b_sandbox.commands.run("cat").stdout == ""
-    deaf = e2b_sandbox.commands.run("sleep 60", background=True)
-    for call in (lambda: deaf.send_stdin("x"), deaf.close_stdin, lambda: e2b_sandbox.commands.stream_input(deaf.pid, ["x"])):
-        with pytest.raises(e2b.InvalidArgumentException, match="without stdin"):
-            call()
-    assert deaf.kill()
-
-
 def test_a_command_handles_a_signal(e2b_sandbox: e2b.Sandbox, e2b_headers: dict[str, str]) -> None:
     command = "trap 'echo caught; exit 5' TERM; echo ready; while true; do sleep 0.05; done"
     running = e2b_sandbox.commands.run(command, background=True)
@@ -195,24 +124,6 @@ def test_a_command_is_reached_by_its_number_inside_of_the_sandbox(e2b_sandbox: e
     with pytest.raises(e2b.CommandExitException) as refused:
         e2b_sandbox.commands.run(f"kill -{name} {running.pid}")
     assert refused.value.exit_code == 1 and "No such process" in refused.value.stderr
-
-
-def test_a_terminal_is_one(e2b_sandbox: e2b.Sandbox) -> None:
-    shown = bytearray()
-    terminal = e2b_sandbox.pty.create(e2b.PtySize(rows=20, cols=70), envs={"PS1": "> "}, timeout=60)
-    e2b_sandbox.pty.send_stdin(terminal.pid, b"stty size; tty >/dev/null && echo is-$((40 + 2))\n")
-    for _, _, data in terminal:
-        shown += data or b""
-        if b"is-42" in shown:
-            break
-    assert b"20 70" in shown
-    e2b_sandbox.pty.resize(terminal.pid, e2b.PtySize(rows=30, cols=90))
-    e2b_sandbox.pty.stream_input(terminal.pid, [b"stty size\n", b"exit 3\n"])
-    with pytest.raises(e2b.CommandExitException) as ended:
-        terminal.wait(on_pty=shown.extend)
-    assert ended.value.exit_code == 3 and b"30 90" in shown
-    killed = e2b_sandbox.pty.create(e2b.PtySize(rows=20, cols=70))
-    assert e2b_sandbox.pty.kill(killed.pid)
 
 
 def test_a_stream_shows_signs_of_life_while_a_command_is_silent(served: Served, e2b_sandbox: e2b.Sandbox) -> None:

@@ -6,7 +6,6 @@ import io
 import shlex
 import socket
 import urllib.parse
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
@@ -17,22 +16,6 @@ from tests.gateway.conftest import Served
 e2b = pytest.importorskip("e2b", reason="the extra `clients` is not installed")
 
 MB = 2**20
-
-
-def test_files_go_in_and_come_out(e2b_sandbox: e2b.Sandbox) -> None:
-    info = e2b_sandbox.files.write("in/text.txt", "grüße")
-    assert (info.name, info.path, info.type.value) == ("text.txt", "in/text.txt", "file")
-    assert e2b_sandbox.files.read("in/text.txt") == "grüße"
-    data = bytes(range(256))
-    assert [info.name for info in e2b_sandbox.files.write_files([{"path": "in/1.bin", "data": data}, {"path": "in/2", "data": "two"}])] == [
-        "1.bin",
-        "2",
-    ]
-    assert e2b_sandbox.files.read("in/1.bin", format="bytes") == data
-    assert b"".join(e2b_sandbox.files.read("in/1.bin", format="stream")) == data
-    e2b_sandbox.files.write("in/packed", data * 100, gzip=True)
-    assert e2b_sandbox.files.read("in/packed", format="bytes", gzip=True) == data * 100
-    assert e2b_sandbox.commands.run("cat in/2; wc -c < in/packed").stdout == "two25600\n"
 
 
 def test_a_large_file_goes_in_and_comes_out(e2b_sandbox: e2b.Sandbox) -> None:
@@ -53,32 +36,6 @@ def test_a_file_that_is_not_there_is_not_found(e2b_sandbox: e2b.Sandbox) -> None
         with pytest.raises(e2b.FileNotFoundException, match="nowhere"):
             call()
     assert not e2b_sandbox.files.exists("nowhere")
-
-
-def test_folders_are_made_listed_moved_and_removed(e2b_sandbox: e2b.Sandbox) -> None:
-    files = e2b_sandbox.files
-    assert files.make_dir("top/mid") and not files.make_dir("top/mid")
-    files.write("top/mid/a 'quoted' file", "1234")
-    e2b_sandbox.commands.run("ln -s mid top/link; chmod 640 top/mid/a*")
-    listed = {entry.name: entry for entry in files.list("top", depth=2)}
-    assert list(listed) == ["link", "mid", "a 'quoted' file"]
-    assert (listed["link"].type.value, listed["link"].symlink_target, listed["mid"].type.value) == ("symlink", "mid", "dir")
-    found = listed["a 'quoted' file"]
-    assert (found.size, found.mode, found.permissions, found.type.value) == (4, 0o640, "-rw-r-----", "file")
-    assert abs(found.modified_time - datetime.now(UTC)) < timedelta(minutes=5)
-    assert [entry.name for entry in files.list("top")] == ["link", "mid"]
-    moved = files.rename("top/mid", "elsewhere/mid2")
-    assert (moved.name, moved.type.value) == ("mid2", "dir") and moved.path.endswith("/elsewhere/mid2")
-    assert files.get_info("elsewhere/mid2/a 'quoted' file").path == f"{moved.path}/a 'quoted' file"
-    assert files.exists("top/link") and not files.exists("top/mid")
-    files.remove("top")
-    files.remove("elsewhere")
-    files.remove("elsewhere")
-    assert not files.exists("top")
-    files.write("file", "")
-    for call in (lambda: files.list("file"), lambda: files.make_dir("file"), lambda: files.read(".")):
-        with pytest.raises(e2b.InvalidArgumentException):
-            call()
 
 
 def test_a_form_may_have_thousands_of_files(served: Served, e2b_sandbox: e2b.Sandbox) -> None:
@@ -153,15 +110,3 @@ def test_an_upload_that_is_cut_is_no_failure_of_the_system(served: Served, e2b_s
 def test_a_signature_that_expires_at_no_time_is_no_failure_of_the_system(served: Served, e2b_sandbox: e2b.Sandbox, expires: str) -> None:
     query = {"path": "signed", "signature": "v1_x", "signature_expiration": expires}
     assert httpx.get(f"{served.url}/files", params=query, headers={"E2b-Sandbox-Id": e2b_sandbox.sandbox_id}).status_code == 401
-
-
-def test_a_signed_url_reads_a_file(served: Served, e2b_sandbox: e2b.Sandbox) -> None:
-    e2b_sandbox.files.write("signed", "by url")
-    host = f"49983-{e2b_sandbox.sandbox_id}.example.org"
-
-    def get(url: str) -> httpx.Response:
-        return httpx.get(url, headers={"Host": host})
-
-    assert get(e2b_sandbox.download_url("signed", use_signature_expiration=60)).text == "by url"
-    assert get(e2b_sandbox.download_url("signed").replace("path=signed", "path=file")).status_code == 401
-    assert get(e2b_sandbox.download_url("signed", use_signature_expiration=-5)).status_code == 401

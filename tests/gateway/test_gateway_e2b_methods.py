@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+
 import pytest
 
 pytest.importorskip("e2b", reason="the extra `clients` is not installed")
@@ -27,5 +29,11 @@ def test_row(method: object, served: Served, e2b_options: dict[str, str], e2b_sa
     CHECKS[method.method](Here(served, e2b_options, e2b_sandbox))  # type: ignore[attr-defined]
 
 
-def test_every_method_has_its_check() -> None:
-    assert set(CHECKS) == {method.method for method in METHODS}
+def test_the_table_and_the_checks_have_every_method_of_the_client() -> None:
+    sandbox = e2b.Sandbox
+    parts = [getattr(sandbox, name).fget.__annotations__["return"] for name in ("commands", "files", "pty", "git")]
+    owners = (sandbox, *parts, e2b.CommandHandle, e2b.Template)
+    public = {f"{owner.__name__}.{name}" for owner in owners for name in dir(owner) if name[0] != "_" and callable(getattr(owner, name))}
+    assert public == set(CHECKS) == {one.method for one in METHODS}
+    assert {one.version for one in METHODS} == {importlib.metadata.version("e2b")}
+    assert all(one.how == "works" or one.how.startswith(("differs: ", "refused: ")) for one in METHODS)
