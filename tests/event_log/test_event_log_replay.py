@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -129,13 +127,15 @@ def test_a_scheduler_that_takes_over_from_a_killed_one_goes_on_after_its_last_wh
 
 
 @pytest.mark.parametrize(("content", "problem"), [(None, "No such file"), (b"", "it is empty"), (b"\x80\n", ":1: it is not UTF-8")])
-def test_a_file_that_is_no_log_is_one_clear_line(tmp_path: Path, content: bytes | None, problem: str) -> None:
+def test_a_file_that_is_no_log_is_one_clear_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None, problem: str
+) -> None:
     path = tmp_path / "x"
     if content is not None:
         path.write_bytes(content)
-    done = subprocess.run([sys.executable, "-m", "app.event_log", str(path)], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert problem in done.stderr and done.stderr.count("\n") == 1
+    assert main([str(path)]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and problem in said.err and said.err.count("\n") == 1
 
 
 def test_a_log_that_cannot_be_written_any_more_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -45,8 +45,9 @@ ROWS = {
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    """Return a tree under git, with a file that git does not track."""
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a tree under git, with a file that git does not track. Its tests need no plugins, which take long to load."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     (tmp_path / "product.py").write_text(PRODUCT)
     (tmp_path / "test_product.py").write_text(TESTS)
     subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)

@@ -18,28 +18,33 @@ LAYERS = ("tangram", "scheduler", "app", "workers")
 BESIDE = ("bench", "examples", "migrations", "tests")
 
 
-def imported(path: Path) -> set[str]:
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module)
-    return {name.partition(".")[0] for name in names}
-
-
 @cache
-def defined(path: Path) -> set[str]:
-    """Return the names that a module defines or imports."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names.add(node.name)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-    return names
+def read(path: Path) -> tuple[set[str], list[tuple[str, str]], set[str]]:
+    """Return what a module imports, the names that it takes from each module, and the names that it defines or imports."""
+    imports, taken, defines = set[str](), list[tuple[str, str]](), set[str]()
+    todo: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    while todo:  # statements alone: `ast.walk` would look at each expression
+        node = todo.pop()
+        for block in ("body", "orelse", "finalbody", "handlers", "cases"):
+            todo += getattr(node, block, ())
+        match node:
+            case ast.Import():
+                imports |= {alias.name for alias in node.names}
+                defines |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+            case ast.ImportFrom():
+                taken += [(node.module, alias.name) for alias in node.names if node.module and not node.level]
+                imports |= {f"{node.module}.{alias.name}" for alias in node.names if node.module}
+                defines |= {alias.asname or alias.name for alias in node.names}
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                defines.add(node.name)
+            case ast.Assign() | ast.AnnAssign():
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                defines |= {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+    return imports, taken, defines
+
+
+def imported(path: Path) -> set[str]:
+    return {name.partition(".")[0] for name in read(path)[0]}
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -72,13 +77,7 @@ ROOMS_BEFORE: dict[str, set[str]] = {
 
 def rooms_imported(path: Path, layer: str) -> set[str]:
     """Return the rooms of a layer that a file imports from."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return {name.split(".")[1] for name in names if name.startswith(f"{layer}.")}
+    return {name.split(".")[1] for name in read(path)[0] if name.startswith(f"{layer}.")}
 
 
 @pytest.mark.parametrize("room", " ".join(FLOORS).split())
@@ -158,19 +157,15 @@ def test_files_hold_one_idea() -> None:
 
 def test_what_is_imported_from_this_project_exists() -> None:
     """Also in benchmarks and examples, which no other test may import."""
-    gone = []
+    gone = set()
     for path in (path for folder in (*LAYERS, *BESIDE) for path in (ROOT / folder).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and not node.level and str(node.module).split(".")[0] in (*LAYERS, *BESIDE):
-                module = ROOT / str(node.module).replace(".", "/")
+        for name, what in read(path)[1]:
+            if name.split(".")[0] in (*LAYERS, *BESIDE):
+                module = ROOT / name.replace(".", "/")
                 file = module / "__init__.py" if module.is_dir() else module.with_suffix(".py")
-                known = defined(file) if file.exists() else set()
-                gone += [
-                    f"{path.relative_to(ROOT)}: {node.module}.{alias.name}"
-                    for alias in node.names
-                    if alias.name not in known and not (module / f"{alias.name}.py").exists() and not (module / alias.name).is_dir()
-                ]
-    assert gone == []
+                if not (file.exists() and what in read(file)[2]) and not (module / f"{what}.py").exists() and not (module / what).is_dir():
+                    gone.add(f"{path.relative_to(ROOT)}: {name}.{what}")
+    assert gone == set()
 
 
 def test_modules_that_docstrings_name_stand_where_they_say() -> None:

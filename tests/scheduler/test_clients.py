@@ -252,15 +252,3 @@ def test_the_use_of_an_environment_is_written_down_now_and_then(world: Any) -> N
         w.finish(f"a{number}")
     # Then that is written down ten times, and it stays open
     assert [(note.state, note.used_at) for note in w.of(commands.NoteEnvironment)] == [("open", 10.0 * n) for n in range(1, 11)]
-
-
-def test_an_environment_that_was_being_closed_when_the_scheduler_ended_is_closed(world: Any) -> None:
-    w = world().node()
-
-    w.handle(events.EnvironmentOpened(id="e", node="n0", job="j", trajectory="t", closing=GONE))
-    w.exec("late", "e")
-    w.beat()
-    w.exec("later", "e")
-
-    assert w.ended("late") == ("failed", f"environment e is being closed: {GONE}")
-    assert w.ended("later") == ("failed", f"environment e was closed 0 s ago: {GONE}")

@@ -112,31 +112,6 @@ def test_a_draining_node_that_is_lost_comes_back_draining_and_its_actions_wait_f
     assert {w.grants["again"].node, w.grants["open-e"].node} == {"n1"}
 
 
-def test_a_node_may_be_drained_and_put_back_while_it_is_away(world: Any) -> None:
-    w = world().node("n0")
-    w.lose()
-    drain(w)
-    w.node("n0")
-    w.run("a")
-    assert w.waiting == ["a"]
-    w.lose()
-    drain(w, draining=False)
-    w.node("n0")
-    assert w.grants["a"].node == "n0"
-
-
-def test_draining_twice_and_undoing_twice_change_nothing_more(world: Any) -> None:
-    w = world().node()
-    drain(w)
-    w.run("a")
-    drain(w)
-    assert w.waiting == ["a"]
-    drain(w, draining=False)
-    drain(w, draining=False)
-    assert set(w.grants) == {"a"}
-    assert [note.draining for note in w.of(commands.NoteDraining)] == [True, True, False, False]
-
-
 def test_what_no_node_could_ever_run_is_refused_though_all_are_draining(world: Any) -> None:
     w = world().node(cores=4)
     drain(w)

@@ -97,10 +97,11 @@ def test_an_action_on_an_environment_that_could_not_be_opened_has_the_cause_of_t
     for number, cause in enumerate(("image_missing", "sandbox_failed")):
         w.open(f"e{number}", finish=False)
         w.exec(f"parked{number}", f"e{number}")
-        w.finish(f"open-e{number}", "failed", cause=cause)
+        w.finish(f"open-e{number}", "failed", cause=cause, reason="no such image")
         w.exec(f"later{number}", f"e{number}")
-        assert ends(w)[f"parked{number}"] == ("failed", cause)
-        assert ends(w)[f"later{number}"] == ("failed", cause)
+        assert ends(w)[f"parked{number}"] == ends(w)[f"later{number}"] == ("failed", cause)
+        assert w.ended(f"parked{number}")[1] == f"environment e{number} is gone: it could not be opened: no such image"
+        assert [note.state for note in w.of(commands.NoteEnvironment)][-3:] == ["waiting", "opening", "closed"]
 
 
 def test_an_environment_takes_no_action_of_another_job_and_its_close_is_not_called_off(world: Any) -> None:
@@ -116,15 +117,6 @@ def test_an_environment_takes_no_action_of_another_job_and_its_close_is_not_call
     assert w.of(commands.Stop) == []
     w.finish("close-e")
     assert ends(w)["close-e"] == ("succeeded", "")
-
-
-def test_a_lease_that_ends_is_the_cause_for_what_comes_later(world: Any) -> None:
-    w = world(lease_s=10.0).node().open("e")
-    w.tick(11.0)
-    w.exec("during", "e")
-    w.beat()
-    w.exec("later", "e")
-    assert (ends(w)["during"], ends(w)["later"]) == (("failed", "lease_over"), ("failed", "lease_over"))
 
 
 def test_a_full_queue_an_impossible_demand_and_a_late_action_are_told_apart(world: Any) -> None:
@@ -143,8 +135,8 @@ def test_a_full_queue_an_impossible_demand_and_a_late_action_are_told_apart(worl
 
 
 def test_a_program_that_ends_its_environment_is_the_cause_for_all_that_is_lost_with_it(world: Any) -> None:
-    # Given a command that runs, and one that waits for it
-    w = world().node().open("e")
+    # Given a command that runs, and one that waits for it, in an environment that has all the memory
+    w = world().node(memory_mb=1).open("e", memory_mb=1).open("next", memory_mb=1)
     w.exec("fills", "e", session="main")
     w.exec("beside", "e", session="other")
     w.exec("waits", "e", session="other")
@@ -152,14 +144,17 @@ def test_a_program_that_ends_its_environment_is_the_cause_for_all_that_is_lost_w
     w.finish("fills", "lost", cause="out_of_memory")
     w.beat(running=("beside",))
     w.exec("during", "e")
+    # Then its room comes back when all that ran in it has ended
+    assert "open-next" in w.waiting
     w.finish("beside", "lost", cause="out_of_memory")
+    assert "open-next" in w.grants
     w.exec("later", "e")
-    # Then no action of it is a failure of the infrastructure
+    # And no action of it is a failure of the infrastructure
     found = ends(w)
     assert {id: found[id] for id in ("fills", "beside", "waits", "during", "later")} == dict.fromkeys(
         ("fills", "beside", "waits", "during", "later"), ("lost", "out_of_memory")
     )
-    assert w.of(commands.NoteEnvironment)[-1].cause == "out_of_memory"
+    assert [note.cause for note in w.of(commands.NoteEnvironment) if note.state == "lost"] == ["out_of_memory"]
 
 
 @pytest.mark.parametrize(
@@ -213,34 +208,3 @@ def test_what_waits_for_an_environment_that_came_too_late_fails_by_the_same_caus
         w.finish("open-e", end, cause=cause)
     w.tick(6.0)
     assert (ends(w)["open-e"], ends(w)["parked"]) == ((end, cause), ("failed", cause))
-
-
-def test_a_restarted_scheduler_knows_by_which_cause_an_environment_is_to_be_closed_that_opens(world: Any) -> None:
-    # Given an environment that is opening, and whose client is gone
-    old = world()
-    old.node()
-    old.open("e", finish=False, client="c")
-    old.handle(events.ClientGone(client="c", reason="its client is gone"))
-    noted = old.of(commands.NoteEnvironment)[-1]
-    action = old.core.state.running["open-e"].waiting.action
-    # When another scheduler takes over, and it stands
-    new = world()
-    new.node()
-    new.handle(
-        events.Resumed(
-            id="open-e",
-            action=action,
-            submitted_at=0.0,
-            received_at=0.0,
-            granted_at=0.0,
-            grant=old.grants["open-e"],
-            close_requested=noted.reason,
-            close_cause=noted.cause,
-        )
-    )
-    new.exec("parked", "e", client="c")
-    new.grants["open-e"] = old.grants["open-e"]
-    new.finish("open-e")
-    # Then it is closed for that
-    new.exec("later", "e", client="c")
-    assert (ends(new)["parked"], ends(new)["later"]) == (("failed", "client_gone"), ("failed", "client_gone"))

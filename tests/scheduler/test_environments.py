@@ -49,6 +49,7 @@ def test_actions_for_an_environment_that_is_no_longer_there_are_told_how_it_ende
     # Given environments that were closed when their lease was over, closed by their trainer, cancelled, and never opened
     w = world(lease_s=60.0).node().open("unused")
     w.tick(60.0)
+    w.exec("during", "unused")
     w.beat()
     w.open("closed")
     w.open("cancelled", trajectory="t")
@@ -65,6 +66,7 @@ def test_actions_for_an_environment_that_is_no_longer_there_are_told_how_it_ende
     assert w.ended("cancelled") == ("failed", "environment cancelled was closed 5 s ago: cancelled by the trainer")
     assert w.ended("unheard-of") == ("failed", "environment unheard-of is unknown: it was never opened, or ended long ago")
     assert not any(end.environment_lost_on for end in w.ends.values())
+    assert (w.ends["during"].cause, w.ends["unused"].cause) == ("lease_over", "lease_over")
 
 
 def test_lost_environments_are_remembered_however_many_are_closed(world: Any) -> None:
@@ -89,16 +91,6 @@ def test_an_environment_cannot_be_opened_twice(world: Any) -> None:
     w.submit("again", "cpu.open", environment="e0")
 
     assert w.ended("again") == ("rejected", "environment e0 is open already")
-
-
-def test_what_was_parked_for_an_environment_that_cannot_open_fails(world: Any) -> None:
-    w = world().node().open("e0", finish=False)
-    w.exec("a", "e0")
-
-    w.finish("open-e0", "failed", reason="no such image")
-
-    assert w.ended("a") == ("failed", "environment e0 is gone: it could not be opened: no such image")
-    assert states(w, "e0") == ["waiting", "opening", "closed"]
 
 
 def test_an_action_too_large_for_the_node_of_its_environment_is_rejected_and_blocks_nobody(world: Any) -> None:
@@ -275,19 +267,6 @@ def test_cancelling_starts_nothing_that_waited_for_what_is_cancelled(world: Any)
     assert w.started == ["open-e0", "busy"]
 
 
-def test_environments_start_evenly_spaced_under_a_cap_per_second(world: Any) -> None:
-    w = world(starts_per_s=4.0).node()
-    for number in range(3):
-        w.open(f"e{number}", finish=False)
-    assert w.started == ["open-e0"]
-
-    w.wake()
-    assert (w.now, len(w.started)) == (0.25, 2)
-    w.wake()
-    assert (w.now, len(w.started)) == (0.5, 3)
-    assert w.core.next_wake(w.now) is None
-
-
 def test_an_environment_that_has_ended_on_its_node_is_lost_and_its_room_comes_back(world: Any) -> None:
     # Given two environments on a node that has no memory for a third
     w = world().node(memory_mb=2).open("e1", memory_mb=1).open("e2", memory_mb=1).open("e3", memory_mb=1)
@@ -299,23 +278,6 @@ def test_an_environment_that_has_ended_on_its_node_is_lost_and_its_room_comes_ba
     assert w.ended("late") == ("lost", "environment e1 is lost: it ended on node n0")
     assert w.ends["late"].environment_lost_on == "n0"
     assert "open-e3" in w.grants
-
-
-def test_what_runs_in_an_environment_that_has_ended_ends_by_its_worker(world: Any) -> None:
-    # Given a command that runs and one that waits behind it
-    w = world().node(memory_mb=1).open("e1", memory_mb=1)
-    w.exec("running", "e1", session="main")
-    w.exec("behind", "e1", session="main")
-    # When the node beats without the environment
-    w.beat(running=("running",))
-    # Then what waited is lost, and what comes later; what runs is its worker's to end, and only then the room comes back
-    w.exec("late", "e1")
-    assert {w.ended("behind"), w.ended("late")} == {("lost", "environment e1 is lost: it ended on node n0")}
-    assert "running" not in w.ends
-    w.open("e2", memory_mb=1)
-    assert "open-e2" not in w.grants
-    w.finish("running", status="failed", reason="its container ended")
-    assert "open-e2" in w.grants
 
 
 def test_nobody_waits_for_a_quota_on_the_cores_of_an_environment_that_is_gone(world: Any) -> None:

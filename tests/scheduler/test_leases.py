@@ -104,21 +104,3 @@ def test_an_environment_of_an_id_that_is_used_again_has_a_lease_of_its_own(world
     assert state_of(w, "e") == "open"
     w.tick(30.0)
     assert state_of(w, "e") == "closing"
-
-
-def test_a_restarted_scheduler_ends_a_lease_when_the_old_one_would_have(world: Any) -> None:
-    old = world()
-    old.node()
-    old.open("e", lease_s=100.0, owner="host:1")
-    (noted,) = [note for note in old.of(commands.NoteEnvironment) if note.state == "open"]
-    assert (noted.ends_at, noted.owner) == (100.0, "host:1")
-    new = world()
-    new.now = 70.0
-    new.node()
-    new.handle(
-        events.EnvironmentOpened(id="e", node="n0", job="default", trajectory="", used_at=0.0, owner=noted.owner, ends_at=noted.ends_at)
-    )
-    assert new.core.next_wake(new.now) == 100.0
-    new.wake()
-    assert state_of(new, "e") == "closing"
-    assert new.of(commands.NoteEnvironment)[-1].owner == "host:1"

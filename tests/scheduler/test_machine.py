@@ -115,10 +115,13 @@ class CoreMachine(RuleBasedStateMachine):
         if again or spec["name"] not in self.ledger.nodes:
             self.handle(events.NodeJoined(node=NodeSpec(cores=cores, domains=in_domains(cores, domains), **spec)))
 
-    @rule(name=st.sampled_from(NODES), left=st.booleans(), seldom=SELDOM)
-    def node_is_lost(self, name: str, left: bool, seldom: bool) -> None:
+    @rule(name=st.sampled_from(NODES), left=st.booleans(), seldom=SELDOM, stored=st.sampled_from([0, 0, 1, 2]))
+    def node_is_lost(self, name: str, left: bool, seldom: bool, stored: int) -> None:
         if seldom:
-            self.handle(events.NodeLost(name=name, reason="gone", left=left))
+            ran = [action_id for action_id, book in self.ledger.running().items() if book.grant.node == name][:stored]
+            ended = tuple(events.StoredEnd(id=one, status=("succeeded", "failed")[number]) for number, one in enumerate(ran))
+            self.handle(events.NodeLost(name=name, reason="gone", left=left, ended=ended))
+            assert all(self.ledger.actions[end.id].state == end.status for end in ended if name not in self.ledger.nodes)
 
     @rule(name=st.sampled_from(NODES), draining=st.sampled_from([True, False, False]))
     def an_operator_drains(self, name: str, draining: bool) -> None:
@@ -445,7 +448,7 @@ class CoreMachine(RuleBasedStateMachine):
 
 TestCore = CoreMachine.TestCase
 TestCore.settings = settings(
-    max_examples=120,
+    max_examples=80,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -73,20 +73,6 @@ def test_an_action_whose_result_its_lost_node_had_stored_has_ended_as_that_says(
     assert w.ended("second") == ("lost", "environment e is lost: node n0 was lost: it burned")
 
 
-def test_an_environment_that_its_lost_node_could_not_open_is_not_opened_elsewhere(world: Any) -> None:
-    # Given an environment that is being opened, as the only one that may be so, with an action in it and another one behind it
-    w = world(starting_limit=1).node("n0").open("e", finish=False)
-    w.exec("a", "e")
-    w.open("other", finish=False)
-    # When its node is lost, and the result says that it failed
-    w.handle(events.NodeLost(name="n0", reason="it burned", ended=(events.StoredEnd(id="open-e", status="failed", reason="no image"),)))
-    # Then it has failed with all that is in it, and the next one's turn has come
-    assert w.ended("open-e") == ("failed", "no image")
-    assert w.ended("a") == ("failed", "environment e is gone: it could not be opened: no image")
-    w.node("n1")
-    assert w.grants["open-other"].node == "n1"
-
-
 def test_an_action_that_was_being_stopped_is_not_tried_again(world: Any) -> None:
     w = world().node()
     w.run("a", idempotent=True)
@@ -106,16 +92,6 @@ def test_an_environment_that_was_opening_opens_elsewhere(world: Any) -> None:
     w.finish("open-e0")
 
     assert w.grants["a"].node == "n1"
-
-
-def test_an_opening_environment_that_nobody_wants_any_more_is_not_opened_again(world: Any) -> None:
-    w = world().node("n0").node("n1").open("e0", finish=False, trajectory="t")
-    w.handle(events.Cancelled(job="default", trajectory="t"))
-
-    w.lose(w.grants["open-e0"].node)
-
-    assert w.ends["open-e0"].status == "lost"
-    assert w.core.state.environments == {}
 
 
 def test_a_node_that_joins_again_has_restarted(world: Any) -> None:

@@ -226,7 +226,7 @@ LIGHT = Setting(
 """A job is beyond its part as soon as it holds anything, and its small environments leave no room for its large one."""
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @example(setting=LIGHT, policy="elastic")
 @given(setting=settings_of_opens(), policy=st.sampled_from(["elastic", "elastic", "fcfs"]))
 def test_every_open_begins_within_the_bound(world: Any, setting: Setting, policy: str) -> None:
@@ -261,7 +261,7 @@ def test_slow_turnover_leaves_the_memory_shared_by_weight(world: Any) -> None:
 
 
 @pytest.mark.parametrize("waited_s", [0.0, KEPT_AFTER_S])
-def test_a_decision_takes_no_more_calls_with_ten_thousand_waiting_opens_than_with_a_hundred(world: Any, waited_s: float) -> None:
+def test_a_decision_takes_no_more_calls_with_two_thousand_waiting_opens_than_with_a_hundred(world: Any, waited_s: float) -> None:
     def crowded(count: int) -> Any:
         w = world().node(memory_mb=20_000).open("there", memory_mb=19_000)
         for number in range(count):
@@ -280,4 +280,4 @@ def test_a_decision_takes_no_more_calls_with_ten_thousand_waiting_opens_than_wit
             sys.setprofile(None)
         return counts["call"] + counts["c_call"]
 
-    assert calls(crowded(10_000)) <= 2 * calls(crowded(100))
+    assert calls(crowded(2000)) <= 2 * calls(crowded(100))

@@ -128,7 +128,12 @@ def test_a_lease_that_was_renewed_before_the_environment_stood_is_kept(begin: Ca
     # Then each has its lease once it stands
     one.now += 40.0
     one.finish("open-opening")
-    assert one.core.state.environments["opening"].ends_at == one.now + 600.0
+    ends_at = one.now + 600.0
+    assert one.core.state.environments["opening"].ends_at == ends_at
+    # And under the next scheduler, too
+    one.now += 1.0
+    one.start("elastic")
+    assert one.core.state.environments["opening"].ends_at == ends_at
     one.submit("close", "cpu.close", "opening")
     one.finish("close")
     one.finish("open-waiting")
@@ -214,7 +219,7 @@ def test_an_environment_that_the_system_closes_goes_on_closing_and_its_memory_is
     assert one.broker.orders() == [("tangram.close_environment", "e0")]
     one.exec("late", "e0")
     assert not one.core.state.running and not one.core.state.waiting
-    assert one.node.memory_free == 400
+    assert (one.broker.end("late"), one.node.memory_free) == (("failed", "cancelled"), 400)
 
     # And when the node has closed it, it is closed and not lost
     for _ in range(3):
@@ -274,6 +279,8 @@ def test_an_environment_that_was_cancelled_while_it_opened_is_closed_when_it_sta
 
     assert ("tangram.close_environment", "e0") in one.broker.orders()
     assert one.core.state.environments["e0"].state == "closing"
+    one.exec("late", "e0")
+    assert one.broker.end("late") == ("failed", "cancelled")
 
 
 # What waits

@@ -91,7 +91,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
 
 
 @given(st.binary(max_size=80) | st.text(max_size=40).map(lambda text: json.dumps({"trajectory": [{"action": text}]}).encode()))
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_any_bytes_are_imported_or_refused(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "any.traj"
     path.write_bytes(text)

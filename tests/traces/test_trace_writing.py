@@ -113,7 +113,7 @@ def read_or_refuse(text: bytes) -> None:
 
 
 @given(traces())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_what_is_written_is_read_again(trace: Trace) -> None:
     assert read_trace_stream(io.StringIO(written(trace))) == trace
 
@@ -148,8 +148,8 @@ def test_any_bytes_are_read_or_refused(text: bytes) -> None:
 
 
 @given(traces(), st.data())
-@settings(max_examples=25, deadline=None)
-def test_a_trace_with_a_value_replaced_is_read_or_refused(trace: Trace, data: st.DataObject) -> None:
+@settings(max_examples=30, deadline=None)
+def test_a_trace_with_a_value_or_characters_replaced_is_read_or_refused(trace: Trace, data: st.DataObject) -> None:
     # Given the lines of a valid trace
     lines = [json.loads(line) for line in written(trace).splitlines()]
 
@@ -163,15 +163,10 @@ def test_a_trace_with_a_value_replaced_is_read_or_refused(trace: Trace, data: st
             break
         place = place[key]
 
-    # Then it is read, or refused in one line
-    read_or_refuse("".join(json.dumps(line) + "\n" for line in lines).encode())
-
-
-@given(traces(), st.data())
-@settings(max_examples=25, deadline=None)
-def test_a_trace_with_characters_replaced_is_read_or_refused(trace: Trace, data: st.DataObject) -> None:
-    text = bytearray(written(trace).encode())
-    for _ in range(data.draw(st.integers(1, 3))):
+    # And perhaps a character
+    text = bytearray("".join(json.dumps(line) + "\n" for line in lines).encode())
+    for _ in range(data.draw(st.integers(0, 2))):
         text[data.draw(st.integers(0, len(text) - 1))] = data.draw(st.sampled_from(string.printable.encode() + b"\xff\x00"))
 
+    # Then it is read, or refused in one line
     read_or_refuse(bytes(text))
