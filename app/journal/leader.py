@@ -18,14 +18,19 @@ import os
 import socket
 import uuid
 
-from sqlalchemy import Connection, Engine, insert, select, update
+from sqlalchemy import Connection, Engine, bindparam, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from app.journal.database import database_errors, writing
-from app.journal.models import LeaseRow
+from app.journal.models import LeaseRow, table
 
 SCHEDULER_LEASE = "scheduler"
 NOBODY = ""
+
+_ROW = select(LeaseRow.holder, LeaseRow.epoch, LeaseRow.expires_at).where(LeaseRow.name == bindparam("lease"))
+_LOCKED, _HELD = _ROW.with_for_update(), _ROW.with_for_update(read=True)
+_TAKE = update(table(LeaseRow)).where(LeaseRow.name == bindparam("lease"))
+_CHANGE = _TAKE.where(LeaseRow.holder == bindparam("held_by"), LeaseRow.epoch == bindparam("held_epoch"))
 
 
 def holder_name() -> str:
@@ -45,7 +50,6 @@ class Lease:
         self.ttl_s = ttl_s
         self.epoch: int | None = None
         self._engine = writing(engine)
-        self._held = select(LeaseRow.holder, LeaseRow.epoch).where(LeaseRow.name == name).with_for_update(read=True)
 
     def acquire(self, now: float) -> int | None:
         """Take the lease where it is free, run out or ours; return the epoch, None where another holds it.
@@ -79,27 +83,23 @@ class Lease:
 
     def held_in(self, connection: Connection) -> bool:
         """Say whether the lease is still ours, and keep it so until the transaction of `connection` ends."""
-        row = connection.execute(self._held).one_or_none()
+        row = connection.execute(_HELD, {"lease": self.name}).one_or_none()
         return row is not None and self.epoch is not None and (row.holder, row.epoch) == (self.holder, self.epoch)
 
     def _acquire(self, connection: Connection, now: float) -> int | None:
-        row = connection.execute(
-            select(LeaseRow.holder, LeaseRow.epoch, LeaseRow.expires_at).where(LeaseRow.name == self.name).with_for_update()
-        ).one_or_none()
+        row = connection.execute(_LOCKED, {"lease": self.name}).one_or_none()
         if row is None:
             connection.execute(insert(LeaseRow).values(name=self.name, holder=self.holder, epoch=1, expires_at=now + self.ttl_s))
             return 1
         if row.holder not in (self.holder, NOBODY) and row.expires_at > now:
             return None
         epoch: int = row.epoch if row.holder == self.holder else row.epoch + 1
-        connection.execute(
-            update(LeaseRow).where(LeaseRow.name == self.name).values(holder=self.holder, epoch=epoch, expires_at=now + self.ttl_s)
-        )
+        connection.execute(_TAKE, {"lease": self.name, "holder": self.holder, "epoch": epoch, "expires_at": now + self.ttl_s})
         return epoch
 
     def _change(self, **values: str | float) -> bool:
         if self.epoch is None:
             return False
-        ours = (LeaseRow.name == self.name, LeaseRow.holder == self.holder, LeaseRow.epoch == self.epoch)
+        ours = {"lease": self.name, "held_by": self.holder, "held_epoch": self.epoch}
         with database_errors(self._engine.url), self._engine.begin() as connection:
-            return connection.execute(update(LeaseRow).where(*ours).values(**values)).rowcount == 1
+            return connection.execute(_CHANGE, {**ours, **values}).rowcount == 1

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import cache
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -75,7 +76,7 @@ class SqlJournal:
         self._engine = writing(engine)
         self._lease = lease
         self._connection: Connection | None = None
-        self._statements = _Statements(engine.dialect.name)
+        self._statements = _statements_of(engine.dialect.name)
         self._last_position = 0
         self._jobs: set[str] = set()
         self._retrying = Retrying(
@@ -185,6 +186,11 @@ class SqlJournal:
     def _say_retry(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
         log.warning("journal: %s; trying again", problem(error) if error else "failed")
+
+
+@cache
+def _statements_of(dialect: str) -> _Statements:
+    return _Statements(dialect)
 
 
 class _Statements:

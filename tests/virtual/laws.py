@@ -23,12 +23,8 @@ LATE_S = 6.0
 
 
 def at_once(run: Run) -> list[str]:
-    """Laws that hold after every step, looked at where they are cheap."""
-    broken = []
-    if run.world.failures:
-        where, error = run.world.failures[0]
-        broken.append(f"no thread ends by an error: {where}: {type(error).__name__}: {error}")
-    return broken
+    """Laws that are looked at after each error of a thread."""
+    return [f"no thread ends by an error: {where}: {type(error).__name__}: {error}" for where, error in run.world.failures]
 
 
 def now_and_then(run: Run) -> list[str]:
@@ -54,13 +50,17 @@ def now_and_then(run: Run) -> list[str]:
         for (worker, one, other), since in run.shared.items():
             if run.world.now - since > LATE_S:
                 broken.append(f"no core is held twice: {one} and {other} on {worker}: {run.ledger.cores[worker]}")
-    with run.engine.connect() as connection:
-        held = connection.exec_driver_sql(
-            "select g.node, g.core_ids, g.action from grants g join actions a on a.id = g.action"
-            " where g.released_at is null and a.ended_at is null and g.attempt = a.attempts"
-        ).all()
+    return broken
+
+
+def after_a_write(run: Run) -> list[str]:
+    """Laws about the journal, looked at after each write."""
+    broken = []
     by_core: dict[tuple[str, int], str] = {}
-    for node, core_ids, action in held:
+    for node, core_ids, action in run.database.execute(
+        "select g.node, g.core_ids, g.action from grants g join actions a on a.id = g.action"
+        " where g.released_at is null and a.ended_at is null and g.attempt = a.attempts"
+    ):
         for core in json.loads(core_ids):
             if by_core.setdefault((node, core), action) != action:
                 broken.append(f"no unit is granted twice: core {core} of {node} to {action} and {by_core[node, core]}")
@@ -75,15 +75,12 @@ def left(run: Run) -> list[str]:
         if node.sandbox and _lives(node)
         for one in node.sandbox.environments()
     ]
-    with run.engine.connect() as connection:
-        for row in connection.exec_driver_sql("select id, kind, status from actions where ended_at is null"):
-            found.append(f"action {row.id}, {row.kind}, is {row.status} in the journal")
-        for row in connection.exec_driver_sql("select id, state from environments where ended_at is null"):
-            found.append(f"environment {row.id} is {row.state} in the journal")
-        for row in connection.exec_driver_sql(
-            "select id from actions where ended_at is not null and message is not null and status = 'running'"
-        ):
-            found.append(f"the end of {row.id} is not published")
+    for name, kind, status in run.database.execute("select id, kind, status from actions where ended_at is null"):
+        found.append(f"action {name}, {kind}, is {status} in the journal")
+    for name, state in run.database.execute("select id, state from environments where ended_at is null"):
+        found.append(f"environment {name} is {state} in the journal")
+    for (name,) in run.database.execute("select id from actions where ended_at is not null and message is not null"):
+        found.append(f"the end of {name} is not published")
     for node in run.nodes:
         if _lives(node) and run.ledger.cores.get(f"{node.name}/{node.starts}"):
             found.append(f"{node.name} still runs {run.ledger.cores[f'{node.name}/{node.starts}']}")
@@ -98,8 +95,7 @@ def _lives(node: object) -> bool:
 def at_the_end(run: Run) -> list[str]:
     """Laws about what everybody knows in the end."""
     broken = [f"nothing is left anywhere: {what}" for what in left(run)]
-    with run.engine.connect() as connection:
-        journal = {row.id: row for row in connection.exec_driver_sql("select id, status, cause, reason from actions")}
+    journal = {row[0]: row for row in run.database.execute("select id, status, cause, reason from actions")}
     for trainer in run.trainers:
         lives = trainer.process is not None and (trainer.process.alive or trainer.closed)
         for told in trainer.told if lives else ():
@@ -107,7 +103,7 @@ def at_the_end(run: Run) -> list[str]:
     return broken
 
 
-def _told(run: Run, trainer: Trainer, told: Told, row: object) -> list[str]:
+def _told(run: Run, trainer: Trainer, told: Told, row: tuple[str, str, str, str] | None) -> list[str]:
     """The laws of one action whose trainer lives."""
     name = f"{told.action}, {told.kind}"
     if told.times == 0:
@@ -118,8 +114,7 @@ def _told(run: Run, trainer: Trainer, told: Told, row: object) -> list[str]:
     if row is None:
         return [f"the journal agrees: {name} ended as {told.status} ({told.error}), and the journal does not know it"]
     broken = []
-    status, _cause = row.status, row.cause  # type: ignore[attr-defined]
-    if status != told.status:
+    if row[1] != told.status:
         broken.append(f"the journal agrees: {name} ended as {told.status} ({told.error or told.value}), the journal says {row}")
     runs = [one for one in run.ledger.runs if one.action == told.action]
     if isinstance(told.error, ActionError) and fault_of(told.error.cause) == "program":

@@ -19,7 +19,7 @@ from sqlalchemy.event import listen
 from sqlalchemy.pool import StaticPool
 
 from app.broker.memory_store import MemoryBroker
-from app.journal.database import DatabaseError, _begin_sqlite, open_engine, sqlite_url
+from app.journal.database import DatabaseError, open_engine, sqlite_url
 from app.journal.leader import Lease
 from app.journal.migrating import upgrade
 from app.journal.writing import JournalError
@@ -57,6 +57,8 @@ class Network:
         self.kill_at: dict[str, int] = {}
         """Processes that die at their so many next calls."""
         self.killed: list[str] = []
+        self.written = 0
+        """How often something was written into the journal."""
         self.broker = FaultyBroker(self)
 
     def called(self, operation: str, name: str) -> None:
@@ -131,6 +133,7 @@ class VirtualJournal:
             self._network.asked("write")
         self._journal.write(entries)
         if entries:
+            self._network.written += 1
             self._network.asked("write done")
 
     def unfinished(self) -> Unfinished:
@@ -180,11 +183,19 @@ def _template() -> sqlite3.Connection:
     return template
 
 
-def open_journal() -> Engine:
-    """Return a journal in memory, with the latest tables."""
+@cache
+def _journal() -> tuple[sqlite3.Connection, Engine]:
+    """Return the database of all worlds of this process, and its engine, which keeps what SQLAlchemy has compiled."""
     database = sqlite3.connect(":memory:", check_same_thread=False)
-    _template().backup(database)
     database.isolation_level = None
     engine = create_engine("sqlite://", creator=lambda: database, poolclass=StaticPool)
-    listen(engine, "begin", _begin_sqlite)
-    return engine
+    listen(engine, "begin", lambda _: database.execute("BEGIN IMMEDIATE"))
+    return database, engine
+
+
+def open_journal() -> tuple[sqlite3.Connection, Engine]:
+    """Return the database and the engine of an empty journal in memory, which takes the place of the one before."""
+    database, engine = _journal()
+    database.rollback()
+    _template().backup(database)
+    return database, engine

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import random
 import secrets
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -52,6 +53,7 @@ class Run:
     scenario: Scenario
     world: World
     network: Network
+    database: sqlite3.Connection
     engine: Engine
     ledger: Ledger
     settings: Settings
@@ -93,17 +95,22 @@ class Run:
         return self.broken
 
     def _until(self, condition: laws.Condition, limit_s: float) -> None:
-        checked = [0.0]
+        world, network, checked_at, written = self.world, self.network, 0.0, -1
 
         def over() -> bool:
-            self.broken += laws.at_once(self)
-            if self.world.now - checked[0] < 1.0:
+            nonlocal checked_at, written
+            if world.failures:
+                self.broken += laws.at_once(self)
+            if written != network.written:
+                written = network.written
+                self.broken += laws.after_a_write(self)
+            if world.now - checked_at < 1.0:
                 return bool(self.broken)
-            checked[0] = self.world.now
+            checked_at = world.now
             self.broken += laws.now_and_then(self)
             return bool(self.broken) or condition()
 
-        self.world.run_until(over, limit_s)
+        world.run_until(over, limit_s)
 
     # Schedulers
 
@@ -221,12 +228,9 @@ def _is_over(trainer: Trainer) -> bool:
     return trainer.closed or trainer.process is None or not trainer.process.alive
 
 
-@contextmanager
-def running(scenario: Scenario) -> Iterator[Run]:
-    """Prepare the run of a scenario, and clear up after it."""
-    world = World(scenario.seed)
-    network = Network(world)
-    settings = Settings(
+@cache
+def _settings() -> Settings:
+    return Settings(
         _env_file=None,  # type: ignore[call-arg]
         state_dir=Path("/nonexistent"),
         orphan_s=30.0,
@@ -234,11 +238,18 @@ def running(scenario: Scenario) -> Iterator[Run]:
         takeover_s=5.0,
         open_timeout_s=60.0,
     )
-    engine = open_journal()
+
+
+@contextmanager
+def running(scenario: Scenario) -> Iterator[Run]:
+    """Prepare the run of a scenario, and clear up after it."""
+    world = World(scenario.seed)
+    network = Network(world)
+    database, engine = open_journal()
     use(APP, network.broker)
     random.seed(scenario.seed)
     hexes = random.Random(f"hex {scenario.seed}")
-    run = Run(scenario, world, network, engine, Ledger(), settings)
+    run = Run(scenario, world, network, database, engine, Ledger(), _settings())
     with (
         clock.installed(world),
         patch.object(secrets, "token_hex", lambda size=16: hexes.randbytes(size).hex()),
@@ -253,7 +264,6 @@ def running(scenario: Scenario) -> Iterator[Run]:
                 if trainer.session is not None:
                     trainer.session._finalizer.detach()
             world.close()
-            engine.dispose()
 
 
 def broken_laws(scenario: Scenario) -> list[str]:

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from scheduler.live.heartbeats import Heartbeats
-from tests.virtual.run import running
+from tests.virtual.run import broken_laws, running
 from tests.virtual.scenario import Fault, Scenario, scenario
 from tests.virtual.shrink import law_of, shortest
 from tests.virtual.trainer import Rollout, Step
+from workers.node import Node
 
 COMMAND = {"work_s": 5.0, "parallel": 0.0, "exit": 0, "print": 7, "units": (1,)}
 ROLLOUT = Rollout("t0", "a", 0.0, (Step(0.0, "open"), Step(0.1, "exec", (COMMAND,)), Step(0.0, "close")))
@@ -53,20 +53,13 @@ def test_a_scheduler_may_die_at_each_of_its_calls() -> None:
 
 
 def test_a_planted_defect_is_found_and_made_short() -> None:
-    """Given heartbeats that never ask for a lost grant, when messages are lost, then an action has no end."""
-    faults = (
-        Fault(0.3, "slow network", lasts_s=1.0),
-        Fault(0.01, "messages lost", lasts_s=3.0, amount=0.3),
-        Fault(9.0, "journal away", lasts_s=0.5),
-    )
-    rollouts = tuple(replace(ROLLOUT, name=f"t{number}") for number in range(3))
+    """Given nodes that claim nothing, when messages come twice, then a command runs twice, and a short schedule shows it."""
+    faults = (Fault(0.01, "messages doubled", lasts_s=9.0, amount=0.3), Fault(0.3, "slow network", lasts_s=1.0))
+    rollouts = (replace(ROLLOUT, name="t0"), replace(ROLLOUT, name="t1"))
 
-    def broken(one: Scenario) -> list[str]:
-        with running(one) as run:
-            return run.go()
+    with patch.object(Node, "_may_claim", lambda *_: True), patch.object(Node, "_claim_in_store", lambda *_: True):
+        short, why = shortest(Scenario(11, (2,), rollouts, faults), broken_laws)
 
-    with patch.object(Heartbeats, "_ask", lambda self, name: None), patch("scheduler.live.heartbeats.idle", lambda state, beat: False):
-        short, why = shortest(Scenario(5, (2, 2), rollouts, faults), broken)
-
-    assert law_of(why[0]) in ("nothing is left anywhere", "each action ends")
-    assert [fault.kind for fault in short.faults] == ["messages lost"] and len(short.rollouts) <= 2
+    assert law_of(why[0]) == "nothing runs twice"
+    assert [fault.kind for fault in short.faults] == ["messages doubled"]
+    assert sum(len(rollout.steps) for rollout in short.rollouts) < 6
