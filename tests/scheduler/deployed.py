@@ -1,20 +1,31 @@
-"""A broker in memory as clients and nodes see it, and the transports of schedulers over it."""
+"""Schedulers over a broker in memory and a journal, on a clock that is set by hand, as clients and nodes see them."""
 
 from __future__ import annotations
 
 import json
 from base64 import b64decode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from celery import Celery
+from redis import RedisError
 
 from app.broker.memory import use
 from app.broker.memory_store import MemoryBroker
 from app.broker.stored_ends import stored_end
 from app.broker.transport import KombuTransport
+from scheduler.core.core import Core
+from scheduler.live.entries import Entry, Unfinished
+from scheduler.live.heartbeats import HOUSEKEEPING_S
+from scheduler.live.service import Service
 from scheduler.live.transport import Received
+from scheduler.model import Limits, QuotaSpec, commands, events
+from scheduler.policies import make_policy
 from tangram.wire import ACTION_HEADER, CONTROL_QUEUE, EVENTS_QUEUE, GRANT_HEADER, INGRESS_QUEUE, RESULT_KEY_PREFIX, node_queue
+
+NODE: dict[str, Any] = {"name": "n", "kinds": ["cpu"], "labels": [], "cores": 8, "memory_mb": 1000, "cells": 0, "cell_memory_mb": 0}
+NODE |= {"incarnation": "1", "running": [], "environments": []}
+MESSAGE = '{"body": "W10=", "headers": {"id": "a"}, "properties": {"content_type": "application/json", "content_encoding": "utf-8"}}'
 
 
 class Transport(KombuTransport):
@@ -63,12 +74,157 @@ class Broker(MemoryBroker):
         return [(one["id"], one[GRANT_HEADER]["attempt"]) for one in headers if GRANT_HEADER in one]
 
     def orders(self, node: str = "n") -> list[tuple[str, str]]:
-        """Take the orders that a node has got, control tasks and the ids that they name; its actions go with them."""
+        """Take the orders that a node has got, control tasks and the ids or services that they name; its actions go with them."""
         messages = list(map(json.loads, iter(lambda: self.pop(node_queue(node)), None)))
         found = [(one["headers"]["task"], json.loads(b64decode(one["body"]))[1]) for one in messages]
-        return [(task, str(arguments.get("id"))) for task, arguments in found if task.startswith("tangram.")]
+        return [(task, str(arguments.get("id", arguments.get("service")))) for task, arguments in found if task.startswith("tangram.")]
 
     def end(self, action_id: str) -> tuple[str, str] | None:
         """Return how an action has ended as its client is told, and the cause."""
         end = stored_end(action_id, "my.task", self.value(RESULT_KEY_PREFIX + action_id))
         return None if end is None else (end.status, end.cause)
+
+
+class Written:
+    """A journal of what is written; one that `is_full` takes nothing. A scheduler before this one has `left` something."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.is_full, self.left = False, Unfinished(actions=[], environments=[], nodes=[])
+
+    def write(self, entries: Sequence[Entry]) -> None:
+        if self.is_full:
+            raise OSError("no space left on device")
+        self.entries += entries
+
+    def unfinished(self) -> Unfinished:
+        return self.left
+
+
+class Deployment:
+    """Schedulers, one after another, and nodes that do what a test says."""
+
+    def __init__(self, journal: Any = None, now: float = 1000.0) -> None:
+        self.journal: Any = Written() if journal is None else journal
+        self.broker, self.now, self.epoch, self.leads = Broker(), now, 0, True
+        self.nodes: dict[str, dict[str, Any]] = {}
+        self.out: list[commands.Command] = []
+        """What the cores have decided."""
+
+    def start(self, policy: str = "fcfs", quotas: Sequence[QuotaSpec] = (), make: Callable[..., Core] = Core, **limits: Any) -> None:
+        """Begin with a scheduler that knows nothing but the journal. The nodes have carried out the orders of the one before."""
+        self.epoch += 1
+        for name in self.nodes:
+            self.broker.orders(name)
+        self.core, self.transport = make(make_policy(policy), limits=Limits(**limits), quotas=quotas), self.broker.transport(self.epoch)
+        self.service = Service(
+            self.core,
+            self.transport,
+            self.journal,
+            epoch=self.epoch,
+            clock=lambda: self.now,
+            still_leading=lambda: self.leads,
+            event_log=self,
+        )
+        self.service.recover()
+
+    def handled(self, event: events.Event, now: float, out: Sequence[commands.Command]) -> None:
+        """Take note of a decision, as an event log does."""
+        self.out += out
+
+    def flush(self) -> None:
+        """Have nothing to write."""
+
+    def of(self, sort: type[Any]) -> list[Any]:
+        """Return the commands of one sort so far."""
+        return [command for command in self.out if isinstance(command, sort)]
+
+    def ends(self) -> dict[str, tuple[str, bool]]:
+        """Return of each action that has ended how, and whether its worker has stored that."""
+        return {end.id: (end.status, end.by_worker) for end in self.of(commands.Finish)}
+
+    def states(self) -> list[tuple[str, str]]:
+        """Return the states that nodes went through, each with its reason."""
+        return [(note.state, note.reason) for note in self.of(commands.NoteNode)]
+
+    @property
+    def running(self) -> list[str]:
+        return list(self.core.state.running)
+
+    @property
+    def waiting(self) -> list[str]:
+        return list(self.core.state.waiting)
+
+    def wait(self, seconds: float) -> None:
+        """Go on for so many seconds, in which nothing comes."""
+        until = self.now + seconds
+        while self.now < until:
+            self.now = min(until, self.now + HOUSEKEEPING_S)
+            self.service.step()
+
+    def told(self, *reports: object) -> None:
+        self.broker.report(*reports)
+        self.service.step()
+
+    def asked(self, request: object) -> None:
+        self.broker.request(request)
+        self.service.step()
+
+    def join(self, name: str = "n", **spec: Any) -> None:
+        """Let a worker begin."""
+        self.nodes[name] = {**NODE, "name": name, **spec}
+        self.told({"type": "joined", "node": self.nodes[name]})
+
+    def beat(self, *running: str, node: str = "n", environments: Sequence[str] = (), **spec: Any) -> None:
+        """Let a node beat, a second after what was before."""
+        self.now += 1.0
+        self.nodes[node] = {**self.nodes.get(node, {**NODE, "name": node}), **spec}
+        self.told({"type": "beat", "node": {**self.nodes[node], "running": list(running), "environments": list(environments)}})
+
+    def send(self, *ids: str, kind: str = "my.task", cost: Any = None, **header: Any) -> None:
+        """Send actions, of one core unless told otherwise."""
+        for one in ids:
+            self.broker.submit(one, {"kind": kind, "cost": {"cores": 1} if cost is None else cost, "submitted_at": self.now, **header})
+
+    def submit(self, *ids: str, **header: Any) -> None:
+        self.send(*ids, **header)
+        self.service.step()
+
+    def open(self, environment: str, *, finish: bool = True, job: str = "default", trajectory: str = "", **cost: int) -> None:
+        """Open an environment, and have that succeed if it begins at once."""
+        self.submit(f"open-{environment}", kind="cpu.open", environment=environment, job=job, trajectory=trajectory, cost=cost)
+        if finish and f"open-{environment}" in self.running:
+            self.finish(f"open-{environment}")
+
+    def exec(self, action_id: str, environment: str) -> None:
+        self.submit(action_id, kind="cpu.exec", environment=environment)
+
+    def close(self, environment: str, *, finish: bool = False, job: str = "default") -> None:
+        self.submit(f"close-{environment}", kind="cpu.close", environment=environment, job=job, cost={})
+        if finish:
+            self.finish(f"close-{environment}")
+
+    def finish(self, *ids: str, status: str = "succeeded") -> None:
+        self.told(*(self.finished(one, status=status) for one in ids))
+
+    def finished(self, action_id: str, **fields: Any) -> dict[str, Any]:
+        """Return the report of an end."""
+        running = self.core.state.running.get(action_id)
+        return {"type": "finished", "id": action_id, "attempt": running.grant.attempt if running else 1, "status": "succeeded", **fields}
+
+    def stored(self, **results: object) -> None:
+        """Have workers store results; errors are failures."""
+        for action_id, result in results.items():
+            self.broker.app.backend.store_result(action_id, result, "FAILURE" if isinstance(result, Exception) else "SUCCESS")
+
+    def away(self, prefix: str = RESULT_KEY_PREFIX) -> None:
+        """Have the result store refuse keys that begin so, until it is `back`."""
+
+        def refuse(operation: str, name: str) -> None:
+            if name.startswith(prefix):
+                raise RedisError("away")
+
+        self.broker.called = refuse
+
+    def back(self) -> None:
+        self.broker.called = lambda operation, name: None

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from scheduler.live.entries import NodeChanged, Unfinished
 from scheduler.live.heartbeats import RESTORE_UNSEEN_S
 from scheduler.model import ServiceSpec, events
 from scheduler.model.commands import Restore, Start
-from tangram.action import Action, Cost
 
-from .driver import Driver
+from .deployed import NODE, Deployment
 
 RM = ServiceSpec(name="rm", restore_s=0.5)
 JUDGE = ServiceSpec(name="judge", restore_s=0.5)
@@ -122,110 +122,94 @@ def test_an_instance_is_as_its_service_is_declared_now(world: Any) -> None:
     assert [one.pinned for one in w.core.pools.gpu.groups["n0"].instances] == [True]
 
 
-class Beaten(Driver):
-    """A driver that hears the beats of one node."""
+class Gpu(Deployment):
+    """A scheduler that knows of a node with a warm service, from its join or from the journal of the scheduler before."""
 
-    def described(self, *instances: dict[str, Any], **services: Any) -> dict[str, Any]:
-        node = {"name": "n", "incarnation": "i", "kinds": ["gpu"], "labels": [], "cores": 0, "memory_mb": 0, "cells": 1}
-        services = services or {"hot": {"warm": True}}
-        return {**node, "cell_memory_mb": 0, "running": [], "environments": [], "services": services, "instances": list(instances)}
-
-    def restores(self) -> list[str]:
-        return [service for task, service in self.wires.controls if task == "tangram.restore"]
+    def __init__(self, policy: str = "elastic", *, resumed: bool = False, **spec: Any) -> None:
+        super().__init__()
+        described = {"kinds": ["gpu"], "cores": 0, "cells": 1, "services": {"hot": {"warm": True}}, "instances": [], **spec}
+        if resumed:
+            self.nodes["n"] = {**NODE, **described}
+            known = NodeChanged(name="n", state="up", description=self.nodes["n"], at=0.0)
+            self.journal.left = Unfinished(actions=[], environments=[], nodes=[known])
+        self.start(policy)
+        if not resumed:
+            self.join(**described)
+        self.wait(0.5)
 
     def restoring(self) -> list[bool]:
         return [instance.restoring for instance in self.core.pools.gpu.groups["n"].instances]
 
 
-def hot(state: str) -> dict[str, Any]:
-    return {"service": "hot", "cell_ids": [0], "state": state, "reason": ""}
+def hot(state: str, *cell_ids: Any) -> dict[str, Any]:
+    return {"service": "hot", "cell_ids": list(cell_ids or [0]), "state": state, "reason": ""}
 
 
-@pytest.fixture
-def driver() -> Beaten:
-    return Beaten()
-
-
-def test_a_restarted_scheduler_hears_what_is_there_before_it_brings_warm_services(driver: Beaten) -> None:
+@pytest.mark.parametrize(
+    ("said", "restores"),
+    [([hot("resident", 0)], []), ([hot("starting", 1)], []), ([], [("tangram.restore", "hot")])],
+    ids=["there", "on its way to other cells", "not there"],
+)
+def test_a_restarted_scheduler_hears_what_is_there_before_it_brings_warm_services(said: list[Any], restores: list[Any]) -> None:
     # Given a node that an earlier scheduler knew, of which nothing is heard yet
-    driver.heartbeats.resume("n", driver.described(), 0.0)
-    driver.handle(events.Tick(), 0.1)
-    assert driver.restores() == []
+    gpu = Gpu(resumed=True, cells=2)
+    assert gpu.broker.orders() == []
 
-    # When it says that its warm service is there, then it is not brought once more
-    driver.heartbeats.take_beat(driver.described(hot("resident")), 1.0)
-    driver.handle(events.Tick(), 1.1)
-    assert driver.restores() == []
+    gpu.beat(instances=said)
 
-    # And where it is on its way to other cells than it would be brought onto, it is waited for
-    third = Beaten()
-    third.heartbeats.resume("n", {**third.described(), "cells": 2}, 0.0)
-    third.heartbeats.take_beat(third.described({**hot("starting"), "cell_ids": [1]}), 1.0)
-    third.handle(events.Tick(), 1.1)
-    assert (third.restores(), third.restoring()) == ([], [True])
-
-    # And where it is not there, it is brought
-    other = Beaten()
-    other.heartbeats.resume("n", other.described(), 0.0)
-    other.heartbeats.take_beat(other.described(), 1.0)
-    other.handle(events.Tick(), 1.1)
-    assert other.restores() == ["hot"]
+    assert (gpu.broker.orders(), any(gpu.restoring())) == (restores, said != [hot("resident")])
 
 
 @pytest.mark.parametrize("policy", ["elastic", "paper"])
 @pytest.mark.parametrize("changed", [False, True])
 def test_a_restarted_scheduler_grants_no_cells_before_it_knows_what_is_on_them(policy: str, changed: bool) -> None:
     # Given a node of an earlier scheduler, of which nothing is heard yet, and an action for what is there
-    driver = Beaten(policy=policy)
-    driver.heartbeats.resume("n", driver.described(), 0.0)
-    action = Action(kind="gpu.score", service="hot", cost=Cost({"cells": (1,)}))
-    driver.executor.keep("a", "message", 0.0)
-    driver.handle(events.Submitted(id="a", action=action, submitted_at=0.0), 0.0)
-    driver.handle(events.Tick(), 0.5)
-    assert not [one for one in driver.out if isinstance(one, Start)]
+    gpu = Gpu(policy, resumed=True)
+    gpu.submit("a", kind="gpu.score", service="hot", cost={"cells": 1})
+    gpu.wait(0.5)
+    assert not gpu.of(Start)
     # When its first beat says what is there, next to what makes no sense; then it starts at once, and nothing is brought
-    services = {"hot": {"warm": True, "restore_s": 3.0}} if changed else {}
-    driver.heartbeats.take_beat(driver.described({**hot("resident"), "cell_ids": ["x"]}, hot("resident"), **services), 1.0)
-    assert [(one.id, one.grant.cell_ids, one.grant.restore) for one in driver.out if isinstance(one, Start)] == [("a", (0,), False)]
+    services = {"services": {"hot": {"warm": True, "restore_s": 3.0}}} if changed else {}
+    gpu.beat(instances=[hot("resident", "x"), hot("resident")], **services)
+    assert [(one.id, one.grant.cell_ids, one.grant.restore) for one in gpu.of(Start)] == [("a", (0,), False)]
 
 
-def test_a_restore_of_which_beats_show_nothing_gives_its_cells_back(driver: Beaten) -> None:
+def test_a_restore_of_which_beats_show_nothing_gives_its_cells_back() -> None:
     # Given a restore that was ordered, of which the node knows nothing
-    driver.heartbeats.take_beat(driver.described(), 0.0)
-    driver.handle(events.Tick(), 0.1)
-    assert driver.restoring() == [True]
+    gpu = Gpu()
+    assert gpu.restoring() == [True]
 
     # When it is under way, it may take as long as it does; when nothing is seen of it for long, its cells are free
-    driver.heartbeats.take_beat(driver.described(hot("starting")), RESTORE_UNSEEN_S + 1.0)
-    assert driver.restoring() == [True]
-    driver.heartbeats.take_beat(driver.described(), RESTORE_UNSEEN_S + 2.0)
+    gpu.now += RESTORE_UNSEEN_S
+    gpu.beat(instances=[hot("starting")])
+    assert gpu.restoring() == [True]
+    gpu.beat(instances=[])
 
-    assert driver.restoring() == []
+    assert gpu.restoring() == []
 
 
-def test_a_beat_that_shows_a_restored_instance_ends_its_restore(driver: Beaten) -> None:
+def test_a_beat_that_shows_a_restored_instance_ends_its_restore() -> None:
     # Given a restore of what had been resident before, as far as was said
-    driver.heartbeats.take_beat(driver.described(), 0.0)
-    driver.heartbeats.instances.changed("n", hot("resident"), 0.05)
-    driver.core.pools.gpu.groups["n"].instances[0].restoring = True
+    gpu = Gpu()
+    gpu.told({"type": "service", "node": "n", **hot("resident")})
+    gpu.core.pools.gpu.groups["n"].instances[0].restoring = True
 
-    driver.heartbeats.take_beat(driver.described(hot("resident")), 2.0)
+    gpu.beat(instances=[hot("resident")])
 
-    assert driver.restoring() == [False]
+    assert gpu.restoring() == [False]
 
 
-def test_nodes_that_declare_a_service_differently_are_spoken_of(driver: Beaten, caplog: pytest.LogCaptureFixture) -> None:
-    driver.heartbeats.take_beat(driver.described(rm={"memory_mb": 500}), 0.0)
-    driver.heartbeats.take_beat({**driver.described(rm={"memory_mb": 900}), "name": "m"}, 0.0)
+def test_nodes_that_declare_a_service_differently_are_spoken_of(caplog: pytest.LogCaptureFixture) -> None:
+    gpu = Gpu(services={"rm": {"memory_mb": 500}})
+    gpu.beat(node="m", kinds=["gpu"], services={"rm": {"memory_mb": 900}})
 
     assert "node m declares service rm otherwise than node n does" in caplog.text
 
 
-def test_a_worker_that_says_nothing_of_instances_is_taken_in(driver: Beaten) -> None:
-    described = driver.described(rm={})
-    del described["instances"]
+def test_a_worker_that_says_nothing_of_instances_is_taken_in() -> None:
+    deployment = Deployment()
+    deployment.start()
+    for _ in range(2):
+        deployment.beat(kinds=["gpu"], services={"rm": {}})
 
-    driver.heartbeats.take_beat(described, 0.0)
-    driver.heartbeats.take_beat(described, 2.0)
-
-    assert "n" in driver.core.state.nodes
+    assert "n" in deployment.core.state.nodes

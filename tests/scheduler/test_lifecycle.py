@@ -6,7 +6,9 @@ from typing import Any, get_args
 
 import pytest
 
-from scheduler.live.entries import ActionRequeued, Entry, EnvironmentChanged, NodeChanged
+from scheduler.core.core import Core
+from scheduler.live.command_executor import CommandExecutor
+from scheduler.live.entries import ActionRequeued, EnvironmentChanged, NodeChanged
 from scheduler.model import Grant, commands
 from scheduler.model.lifecycle import (
     ACTION,
@@ -22,8 +24,9 @@ from scheduler.model.lifecycle import (
     NodeState,
     ServiceState,
 )
+from scheduler.policies import make_policy
 
-from .driver import Driver
+from .deployed import MESSAGE, Broker, Written
 
 FINISH: Any = {"by_worker": True, "started_at": None, "queue_s": 0.0, "overhead_s": 0.0, "execution_s": 0.0, "cpu_s": 0.0, "dop": 1}
 ENVIRONMENT_OF: Any = {"node": "n", "job": "j", "trajectory": "t", "memory_mb": 1, "pod_core_ids": ()}
@@ -73,31 +76,34 @@ REFUSED: dict[str, list[commands.Command]] = {
 }
 
 
+def executor_of(journal: Any) -> CommandExecutor:
+    """Return an executor with an action that waits."""
+    executor = CommandExecutor(Core(make_policy("fcfs")), Broker().transport(1), journal, 1)
+    executor.keep("a", MESSAGE, 0.0)
+    return executor
+
+
 @pytest.mark.parametrize("commands", REFUSED.values(), ids=REFUSED)
 def test_what_the_core_decides_against_the_tables_is_not_carried_out(commands: list[commands.Command]) -> None:
-    # Given an action that waits
-    driver = Driver()
-    driver.executor.keep("a", "message", 0.0)
     # When the core decides what may be, it is carried out
+    executor = executor_of(Written())
     for command in commands[:-1]:
-        driver.executor.carry_out(command, 1.0)
+        executor.carry_out(command, 1.0)
     # Then what may not be is refused
     with pytest.raises(InvalidTransition):
-        driver.executor.carry_out(commands[-1], 1.0)
+        executor.carry_out(commands[-1], 1.0)
 
 
 def test_what_begins_anew_begins_from_the_beginning() -> None:
-    # Given a driver that keeps what is written down
-    driver, written = Driver(), list[Entry]()
-    driver.wires.write = written.extend
-    driver.executor.keep("a", "message", 0.0)
+    journal = Written()
+    executor = executor_of(journal)
     # When an action is tried twice, an environment of one name lives twice, and a node comes back
     states: list[EnvironmentState] = ["waiting", "opening", "waiting", "opening", "open", "open", "closing", "closed", "waiting", "closed"]
     twice = [start("a"), commands.Requeue(id="a", reason=""), start("a"), finish("a", "lost")]
     for command in [*map(node, ("up", "lost", "up", "left", "up")), *map(environment, states), *twice]:
-        driver.executor.carry_out(command, 1.0)
-    driver.executor.write()
+        executor.carry_out(command, 1.0)
+    executor.write()
     # Then all of it is written down
-    assert [entry.state for entry in written if isinstance(entry, EnvironmentChanged)] == states
-    assert [entry.state for entry in written if isinstance(entry, NodeChanged)] == ["up", "lost", "up", "left", "up"]
-    assert sum(isinstance(entry, ActionRequeued) for entry in written) == 1
+    assert [entry.state for entry in journal.entries if isinstance(entry, EnvironmentChanged)] == states
+    assert [entry.state for entry in journal.entries if isinstance(entry, NodeChanged)] == ["up", "lost", "up", "left", "up"]
+    assert sum(isinstance(entry, ActionRequeued) for entry in journal.entries) == 1

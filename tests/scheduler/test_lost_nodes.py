@@ -1,93 +1,84 @@
-"""When a node counts as lost: it is silent, or it beats and takes nothing up."""
+"""When a node counts as lost, what becomes of what it ran, and what it gives up when it comes back."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
-from scheduler.live.heartbeats import HOUSEKEEPING_S, RETURN_S
-from scheduler.model import commands, events
-from tangram.action import Action, Cost
+from app.broker.transport import KombuTransport
+from scheduler.live.heartbeats import RETURN_S
+from scheduler.model import commands
 
-from .driver import Driver
+from .deployed import Deployment
 
-BEAT_S = 2.0
-NODE = {"name": "n", "kinds": ["cpu"], "labels": [], "cores": 8, "memory_mb": 1000, "cells": 0, "cell_memory_mb": 0, "incarnation": "1"}
-
-
-class Cluster(Driver):
-    """A scheduler, and a node that beats when told."""
-
-    def __init__(self) -> None:
-        super().__init__(policy="fcfs", beat_s=BEAT_S)
-        self.now = 0.0
-        self.beat()
-
-    def beat(self, running: Iterable[str] = (), incarnation: str = "1") -> None:
-        """Let the node beat once, with what it runs."""
-        self.now += BEAT_S
-        self.heartbeats.take_beat({**NODE, "running": list(running), "environments": [], "incarnation": incarnation}, self.now)
-
-    def look(self, seconds: float) -> None:
-        """Look for silent nodes so many seconds later."""
-        self.now += seconds
-        self.heartbeats.lose_the_silent(self.now)
-
-    def listen(self, seconds: float) -> None:
-        """Go on for so many seconds as the service does, which hears no beat meanwhile."""
-        until = self.now + seconds
-        while self.now < until:
-            self.now += HOUSEKEEPING_S
-            self.heartbeats.excuse(self.now)
-            self.heartbeats.lose_the_silent(self.now)
-
-    def submit(self, action_id: str, *, idempotent: bool = False) -> None:
-        action = Action(kind="build", cost=Cost.of(cores=1), idempotent=idempotent)
-        self.executor.keep(action_id, action_id, self.now)
-        self.handle(events.Submitted(id=action_id, action=action, submitted_at=self.now), self.now)
-
-    def states(self) -> list[tuple[str, str]]:
-        """Return the states that the node went through, each with its reason."""
-        return [(one.state, one.reason) for one in self.out if isinstance(one, commands.NoteNode)]
-
-
+BEAT_S = 1.0
+LIMIT_S = 3 * BEAT_S
 IDLE = ("lost", "it beats but does not run what it was handed")
+SILENT = ("lost", "3 beats missed")
+UP = ("up", "")
+
+
+class Cluster(Deployment):
+    """A scheduler, and nodes that beat when told."""
+
+    def __init__(self, *names: str, **spec: Any) -> None:
+        super().__init__()
+        self.start(beat_s=BEAT_S)
+        for name in names or ("n",):
+            self.join(name, **spec)
+
+    def lose(self, name: str) -> None:
+        """Have a node silent for too long, while the others beat."""
+        while name in self.core.state.nodes:
+            self.wait(BEAT_S)
+
+    def granted(self, action_id: str) -> tuple[str, int]:
+        grant = self.core.state.running[action_id].grant
+        return grant.node, grant.attempt
+
+    def ended(self, *nodes: str) -> list[tuple[str, str, str]]:
+        """Return the orders that nodes have got to end something."""
+        told = ("tangram.tell", "tangram.regrant")
+        return [(node, *order) for node in nodes for order in self.broker.orders(node) if order[0] not in told]
 
 
 def test_a_node_is_lost_when_it_misses_three_beats() -> None:
     cluster = Cluster()
-    cluster.look(3 * BEAT_S)
-    assert cluster.states() == [("up", "")]
+    cluster.wait(LIMIT_S)
+    assert cluster.states() == [UP]
 
-    cluster.look(0.1)
+    cluster.wait(0.5)
 
-    assert cluster.states() == [("up", ""), ("lost", "3 beats missed")]
+    assert cluster.states() == [UP, SILENT]
 
 
 @pytest.mark.parametrize(("lost_connections", "more_s"), [(1, RETURN_S), (0, 0.0)], ids=["the broker was away", "beats wait unread"])
-def test_silence_counts_only_while_the_scheduler_has_heard_all_there_is(lost_connections: int, more_s: float) -> None:
+def test_silence_counts_only_while_the_scheduler_has_heard_all_there_is(
+    lost_connections: int, more_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Given a scheduler that hears no beats, since it has lost the broker or has more to read; when that is for long, then no node is lost
     cluster = Cluster()
-    cluster.wires.lost_connections, cluster.wires.caught_up = lost_connections, False
-    cluster.listen(60.0)
+    monkeypatch.setattr(KombuTransport, "caught_up", False)
+    monkeypatch.setattr(cluster.transport, "lost_connections", lost_connections)
+    cluster.wait(60.0)
     # And when it has caught up, nodes have a while to be heard, and no more
-    cluster.wires.caught_up = True
-    cluster.listen(more_s + 3 * BEAT_S)
-    assert cluster.states() == [("up", "")]
-    cluster.listen(1.0)
-    assert cluster.states() == [("up", ""), ("lost", "3 beats missed")]
+    monkeypatch.setattr(KombuTransport, "caught_up", True)
+    cluster.wait(more_s + LIMIT_S)
+    assert cluster.states() == [UP]
+    cluster.wait(1.0)
+    assert cluster.states() == [UP, SILENT]
 
 
 def test_silence_does_not_count_while_the_scheduler_stands_still() -> None:
     # Given a scheduler that was frozen for a minute; when it goes on, then a node has the usual time to be heard, and no more
     cluster = Cluster()
-    cluster.listen(1.0)
+    cluster.wait(1.0)
     cluster.now += 60.0
-    cluster.listen(3 * BEAT_S)
-    assert cluster.states() == [("up", "")]
-    cluster.listen(1.0)
-    assert cluster.states() == [("up", ""), ("lost", "3 beats missed")]
+    cluster.wait(LIMIT_S)
+    assert cluster.states() == [UP]
+    cluster.wait(1.0)
+    assert cluster.states() == [UP, SILENT]
 
 
 def test_a_node_that_beats_but_never_takes_up_its_action_is_lost() -> None:
@@ -96,77 +87,147 @@ def test_a_node_that_beats_but_never_takes_up_its_action_is_lost() -> None:
     cluster.submit("a", idempotent=True)
     cluster.submit("b")
     for _ in range(3):
-        cluster.beat(running=("b",))
-    assert cluster.states() == [("up", "")]
+        cluster.beat("b")
+    assert cluster.states() == [UP]
     # When it has beaten four times without the other one
-    cluster.beat(running=("b",))
+    cluster.beat("b")
     # Then it is lost, and what may run again waits
     assert cluster.states()[1] == IDLE
-    assert [*cluster.core.state.waiting] == ["a"]
+    assert cluster.waiting == ["a"]
 
 
 def test_a_node_that_is_late_with_much_is_not_lost_while_it_takes_some_up() -> None:
     # Given a node that has been handed more than it can take up in three beats
     cluster = Cluster()
-    for number in range(8):
-        cluster.submit(f"a{number}")
+    cluster.submit(*(f"a{number}" for number in range(8)))
     # When between any two beats it takes one up, which runs then or has ended by then
     for beat in range(5):
         if beat % 2:
-            cluster.handle(events.Started(id=f"a{beat}", attempt=1, at=cluster.now), cluster.now)
-            cluster.handle(events.Finished(id=f"a{beat}", attempt=1, status="succeeded"), cluster.now)
+            cluster.told({"type": "started", "id": f"a{beat}", "attempt": 1, "at": cluster.now}, cluster.finished(f"a{beat}"))
         runs = [f"a{number}" for number in range(0, beat + 1, 2)]
-        cluster.beat(running=runs)
+        cluster.beat(*runs)
     # Then it is not lost
     for _ in range(3):
-        assert cluster.states() == [("up", "")]
-        cluster.beat(running=runs)
+        assert cluster.states() == [UP]
+        cluster.beat(*runs)
     # And when it takes nothing up any more, it is
-    cluster.beat(running=runs)
+    cluster.beat(*runs)
     assert cluster.states()[1] == IDLE
 
 
 def test_a_node_is_asked_for_what_its_beats_do_not_show() -> None:
     # Given a node that was granted two actions; when its beats show one of them; then it is asked for the other one, once in three beats
     cluster = Cluster()
-    cluster.submit("a")
-    cluster.submit("b")
+    cluster.submit("a", "b")
     for _ in range(3):
-        cluster.beat(running=("b",))
-    assert [task for task, _ in cluster.wires.controls] == ["tangram.tell"]
+        cluster.beat("b")
+    assert cluster.broker.orders() == [("tangram.tell", "a")]
 
 
 def test_an_action_seen_in_a_beat_is_counted_anew() -> None:
     cluster = Cluster()
     cluster.submit("a")
     for running in ((), (), (), ("a",), (), (), ()):
-        cluster.beat(running=running)
+        cluster.beat(*running)
 
-    assert cluster.states() == [("up", "")]
+    assert cluster.states() == [UP]
 
 
 def test_a_worker_that_was_started_again_at_once_has_lost_what_ran() -> None:
     # Given an action that may not run twice, on a node; when the next beat is that of another process
     cluster = Cluster()
     cluster.submit("a")
-    cluster.beat(running=("a",))
+    cluster.beat("a")
     cluster.beat(incarnation="2")
     # Then the action is lost, though no beat was missed
-    assert cluster.states() == [("up", ""), ("lost", "its worker was restarted"), ("up", "")]
-    assert [(end.id, end.status) for end in cluster.out if isinstance(end, commands.Finish)] == [("a", "lost")]
+    assert cluster.states() == [UP, ("lost", "its worker was restarted"), UP]
+    assert cluster.ends() == {"a": ("lost", False)}
 
 
-def test_what_a_lost_node_had_stored_counts_and_an_environment_that_it_opened_is_lost() -> None:
+@pytest.mark.parametrize("result", [{"status": "succeeded"}, ValueError("no")], ids=["succeeded", "failed"])
+def test_what_a_lost_node_had_stored_counts_and_an_environment_that_it_opened_is_lost(result: object) -> None:
     # Given a node that has run an action that may run again, and has opened an environment
     cluster = Cluster()
     cluster.submit("a", idempotent=True)
-    cluster.executor.keep("open", "open", cluster.now)
-    opening = Action(kind="cpu.open", environment="e")
-    cluster.handle(events.Submitted(id="open", action=opening, submitted_at=cluster.now), cluster.now)
+    cluster.open("e", finish=False)
     # When it is lost with its reports, and the store has both results
-    cluster.wires.stored_ends = lambda kinds: [events.StoredEnd(id=one, status="succeeded") for one in kinds]
-    cluster.look(3 * BEAT_S + 0.1)
+    cluster.stored(a=result, **{"open-e": result})
+    cluster.lose("n")
     # Then both have ended as their trainers were told, and the environment is gone with its node
-    assert {(end.id, end.status) for end in cluster.out if isinstance(end, commands.Finish)} == {("a", "succeeded"), ("open", "succeeded")}
-    assert [(one.id, one.state) for one in cluster.out if isinstance(one, commands.NoteEnvironment)][-1] == ("e", "lost")
-    assert not cluster.core.state.waiting and not cluster.core.state.environments
+    end = ("failed" if isinstance(result, Exception) else "succeeded", True)
+    assert cluster.ends() == {"a": end, "open-e": end}
+    assert [note.state for note in cluster.of(commands.NoteEnvironment)][-1] == ("closed" if end[0] == "failed" else "lost")
+    assert not cluster.waiting and not cluster.core.state.environments
+
+
+def test_what_a_node_that_only_beats_has_stored_has_ended() -> None:
+    # Given two actions whose reports got lost, of which one has its result; when their node has beaten too often without them
+    cluster = Cluster()
+    cluster.submit("done", "cut")
+    cluster.stored(done=7)
+    for _ in range(4):
+        assert cluster.ends() == {}
+        cluster.beat()
+    # Then only the other one is lost with it
+    assert cluster.ends() == {"done": ("succeeded", True), "cut": ("lost", False)}
+
+
+# A node that comes back
+
+
+def test_an_environment_that_was_opened_elsewhere_meanwhile_is_closed_where_it_stood() -> None:
+    # Given an environment that a node has just opened when it is lost, and that opens on another node
+    cluster = Cluster("a")
+    cluster.open("e", finish=False)
+    cluster.lose("a")
+    cluster.beat(node="b")
+    assert cluster.granted("open-e") == ("b", 2)
+    # When the first comes back with it
+    cluster.beat(node="a", environments=["e"])
+    cluster.finish("open-e")
+    for name in "baab":
+        cluster.beat(node=name, environments=["e"])
+    # Then it closes it there, once, and the other keeps it
+    assert cluster.ended("a", "b") == [("a", "tangram.close_environment", "e")]
+    assert cluster.core.state.environments["e"].node == "b"
+
+
+def test_a_node_is_asked_ever_more_rarely_to_close_what_it_should_not_hold() -> None:
+    cluster = Cluster("a")
+    for _ in range(64):
+        cluster.beat(node="a", environments=["e"])
+    assert cluster.ended("a") == [("a", "tangram.close_environment", "e")] * 6  # at beats 2, 4, 8, 16, 32 and 64
+
+
+def test_an_action_that_was_moved_is_stopped_where_it_ran_and_not_where_it_runs() -> None:
+    # Given an action whose node is lost, and that runs on another node
+    cluster = Cluster("a")
+    cluster.submit("x", idempotent=True)
+    cluster.lose("a")
+    cluster.beat(node="b")
+    assert cluster.granted("x") == ("b", 2)
+    # When the first comes back, and runs it still
+    for _ in range(3):
+        cluster.beat("x", node="a")
+        cluster.beat("x", node="b")
+    # Then it is stopped there alone
+    assert cluster.ended("a", "b") == [("a", "tangram.stop", "x")]
+
+
+def test_what_a_node_was_granted_anew_when_it_came_back_runs_on() -> None:
+    # Given a node that is lost with an action and an environment, and comes back with both
+    cluster = Cluster("a", cores=1)
+    cluster.submit("x", idempotent=True)
+    cluster.open("e", finish=False)
+    cluster.lose("a")
+    cluster.beat("x", node="a", environments=["e"])
+    assert cluster.granted("x") == cluster.granted("open-e") == ("a", 2)
+    # When its beats show them
+    for _ in range(3):
+        cluster.beat("x", "open-e", node="a", environments=["e"])
+    # Then nobody touches them, nor what it was granted a moment ago
+    cluster.finish("x")
+    cluster.submit("y", idempotent=True)
+    cluster.beat("open-e", node="a", environments=["e"])
+    cluster.beat("open-e", "y", node="a", environments=["e"])
+    assert cluster.ended("a") == []

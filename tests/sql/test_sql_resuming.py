@@ -3,45 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from redis import RedisError
 from sqlalchemy import Engine
 
 from app.journal.writing import SqlJournal
-from scheduler.core.core import Core
 from scheduler.core.open_order import KEPT_AFTER_S
 from scheduler.cpu.cores import CoreGroup
-from scheduler.live.service import Service
-from scheduler.model import Limits, QuotaSpec
+from scheduler.model import QuotaSpec
 from scheduler.model.state import Node
-from scheduler.policies import make_policy
-from tangram.action import Action, Cost
-from tangram.wire import RESULT_KEY_PREFIX
-from tests.scheduler.deployed import Broker
-
-NODE: dict[str, Any] = {"name": "n", "kinds": ["cpu"], "labels": [], "cores": 8, "memory_mb": 1000, "cells": 0, "cell_memory_mb": 0}
-NODE |= {"incarnation": "1", "running": [], "environments": []}
+from tests.scheduler.deployed import NODE, Deployment
 
 
-class Deployment:
+class Deployed(Deployment):
     """A node of 8 cores and 1000 MB, and schedulers one after another."""
-
-    def __init__(self, journal: SqlJournal) -> None:
-        self.journal, self.now = journal, time.time()
-        self.epoch, self.broker = 0, Broker()
-
-    def start(self, policy: str, quotas: Sequence[QuotaSpec] = (), **limits: Any) -> None:
-        """Begin with a scheduler that knows nothing but the journal. The node has carried out the orders of the one before."""
-        self.epoch += 1
-        self.broker.orders()
-        self.core = Core(make_policy(policy), limits=Limits(**limits), quotas=quotas)
-        self.service = Service(self.core, self.broker.transport(self.epoch), self.journal, epoch=self.epoch, clock=lambda: self.now)
-        self.service.recover()
-        if self.epoch == 1:
-            self.told({"type": "joined", "node": NODE})
 
     @property
     def node(self) -> Node:
@@ -55,52 +32,22 @@ class Deployment:
     def pods(self) -> dict[str, tuple[int, ...]]:
         return {environment.id: environment.pod_core_ids for environment in self.core.state.environments.values()}
 
-    def asked(self, request: object) -> None:
-        self.broker.request(request)
-        self.service.step()
-
-    def told(self, *reports: object) -> None:
-        self.broker.report(*reports)
-        self.service.step()
-
-    def submit(self, action_id: str, kind: str, environment: Any, *, job: str = "default", trajectory: str = "", **cost: int) -> None:
-        action = Action(kind=kind, environment=environment, job=job, trajectory=trajectory, cost=Cost.of(**cost))
-        self.broker.submit(action_id, {**action.to_header(), "submitted_at": self.now})
-        self.service.step()
-
-    def open(self, environment: str, **more: Any) -> None:
-        self.submit(f"open-{environment}", "cpu.open", environment, **more)
-        if f"open-{environment}" in self.core.state.running:
-            self.finish(f"open-{environment}")
-
-    def exec(self, action_id: str, environment: str) -> None:
-        self.submit(action_id, "cpu.exec", environment, cores=1)
-
-    def close(self, environment: str, *, job: str = "default") -> None:
-        self.submit(f"close-{environment}", "cpu.close", environment, job=job)
-
-    def finish(self, action_id: str, status: str = "succeeded") -> None:
-        self.told({"type": "finished", "id": action_id, "attempt": 1, "status": status})
-
     def cancel(self, trajectory: str) -> None:
         self.asked({"cancel": {"job": "default", "trajectory": trajectory}})
 
     def drain(self, node: str, *, draining: bool = True) -> None:
         self.asked({"drain": {"node": node, "draining": draining}})
 
-    def beat(self, *environments: str) -> None:
-        running = list(self.core.state.running)
-        self.told({"type": "beat", "node": {**NODE, "running": running, "environments": list(environments)}})
-
 
 @pytest.fixture
-def begin(engine: Engine) -> Iterator[Callable[..., Deployment]]:
+def begin(engine: Engine) -> Iterator[Callable[..., Deployed]]:
     """Return what begins a deployment under a policy."""
     with SqlJournal(engine) as journal:
 
-        def start(policy: str, **more: Any) -> Deployment:
-            deployment = Deployment(journal)
+        def start(policy: str, **more: Any) -> Deployed:
+            deployment = Deployed(journal, time.time())
             deployment.start(policy, **more)
+            deployment.join()
             return deployment
 
         yield start
@@ -115,11 +62,11 @@ def states(engine: Engine) -> dict[str, str]:
 # Leases
 
 
-def test_a_lease_that_was_renewed_before_the_environment_stood_is_kept(begin: Callable[[str], Deployment]) -> None:
+def test_a_lease_that_was_renewed_before_the_environment_stood_is_kept(begin: Callable[..., Deployed]) -> None:
     # Given an environment that is being opened and one that waits for room; when the leases of both are renewed and the scheduler restarts
     one = begin("elastic")
-    one.submit("open-opening", "cpu.open", "opening", memory_mb=800)
-    one.submit("open-waiting", "cpu.open", "waiting", memory_mb=800)
+    one.open("opening", finish=False, memory_mb=800)
+    one.open("waiting", finish=False, memory_mb=800)
     for name in ("opening", "waiting"):
         one.asked({"renew": {"environment": name, "job": "default", "lease_s": 600.0}})
     for _ in range(2):
@@ -134,8 +81,7 @@ def test_a_lease_that_was_renewed_before_the_environment_stood_is_kept(begin: Ca
     one.now += 1.0
     one.start("elastic")
     assert one.core.state.environments["opening"].ends_at == ends_at
-    one.submit("close", "cpu.close", "opening")
-    one.finish("close")
+    one.close("opening", finish=True)
     one.finish("open-waiting")
     assert one.core.state.environments["waiting"].ends_at == one.now + 600.0
 
@@ -143,17 +89,16 @@ def test_a_lease_that_was_renewed_before_the_environment_stood_is_kept(begin: Ca
 # Pods
 
 
-def test_pods_hold_the_cores_that_they_held(begin: Callable[[str], Deployment]) -> None:
+def test_pods_hold_the_cores_that_they_held(begin: Callable[..., Deployed]) -> None:
     # Given pods, one with a command that runs, one that is being opened, and another of a name that was used before
     one = begin("static:2")
     one.open("e0")
-    one.close("e0")
-    one.finish("close-e0")
+    one.close("e0", finish=True)
     one.open("taken")
-    one.submit("again", "cpu.open", "e0")
+    one.submit("again", kind="cpu.open", environment="e0", cost={})
     one.finish("again")
     one.exec("runs", "e0")
-    one.submit("open-e2", "cpu.open", "e2")
+    one.open("e2", finish=False)
     pods, free = one.pods, one.cores.free_ids
     assert [len(pod) for pod in pods.values()] == [2, 2, 2]
 
@@ -166,12 +111,11 @@ def test_pods_hold_the_cores_that_they_held(begin: Callable[[str], Deployment]) 
     assert set(one.core.state.running["next"].grant.core_ids) <= set(pods["taken"])
     one.finish("runs")
     one.finish("next")
-    one.close("taken")
-    one.finish("close-taken")
+    one.close("taken", finish=True)
     assert one.cores.free_ids == sorted([*free, *pods["taken"]])
 
 
-def test_a_pod_that_waits_for_cores_waits_for_those_of_the_pods_before_it(begin: Callable[[str], Deployment]) -> None:
+def test_a_pod_that_waits_for_cores_waits_for_those_of_the_pods_before_it(begin: Callable[..., Deployed]) -> None:
     # Given a node whose cores are all in pods, and a trajectory that waits for its own
     one = begin("static:4")
     for name in ("e0", "e1", "e2"):
@@ -182,17 +126,16 @@ def test_a_pod_that_waits_for_cores_waits_for_those_of_the_pods_before_it(begin:
     one.start("static:4")
 
     # Then it waits until one of them is closed
-    assert "open-e2" in one.core.state.waiting
-    one.close("e0")
-    one.finish("close-e0")
+    assert "open-e2" in one.waiting
+    one.close("e0", finish=True)
     assert one.pods["e2"] == pods["e0"]
 
 
-def test_a_scheduler_without_pods_has_their_cores_for_all(begin: Callable[[str], Deployment]) -> None:
+def test_a_scheduler_without_pods_has_their_cores_for_all(begin: Callable[..., Deployed]) -> None:
     one = begin("static:4")
     one.open("e0")
     one.exec("runs", "e0")
-    one.submit("open-e1", "cpu.open", "e1")
+    one.open("e1", finish=False)
 
     one.start("fcfs")
 
@@ -205,7 +148,7 @@ def test_a_scheduler_without_pods_has_their_cores_for_all(begin: Callable[[str],
 
 
 def test_an_environment_that_the_system_closes_goes_on_closing_and_its_memory_is_free_once(
-    begin: Callable[[str], Deployment], engine: Engine
+    begin: Callable[..., Deployed], engine: Engine
 ) -> None:
     # Given an environment whose trajectory was cancelled, and a scheduler that may have died before it told the node
     one = begin("elastic")
@@ -218,7 +161,7 @@ def test_an_environment_that_the_system_closes_goes_on_closing_and_its_memory_is
     # Then it tells the node, and takes no more actions there
     assert one.broker.orders() == [("tangram.close_environment", "e0")]
     one.exec("late", "e0")
-    assert not one.core.state.running and not one.core.state.waiting
+    assert not one.running and not one.waiting
     assert (one.broker.end("late"), one.node.memory_free) == (("failed", "cancelled"), 400)
 
     # And when the node has closed it, it is closed and not lost
@@ -228,7 +171,7 @@ def test_an_environment_that_the_system_closes_goes_on_closing_and_its_memory_is
     assert states(engine) == {"e0": "closed"}
 
 
-def test_a_command_in_an_environment_that_is_being_closed_is_stopped(begin: Callable[[str], Deployment]) -> None:
+def test_a_command_in_an_environment_that_is_being_closed_is_stopped(begin: Callable[..., Deployed]) -> None:
     # Given an environment that its trainer closes while a command runs in it
     one = begin("elastic")
     one.open("e0", memory_mb=600)
@@ -243,35 +186,34 @@ def test_a_command_in_an_environment_that_is_being_closed_is_stopped(begin: Call
     # Then the memory comes back when both have ended
     one.finish("close-e0")
     assert one.node.memory_free == 400
-    one.finish("runs", "cancelled")
+    one.finish("runs", status="cancelled")
     one.beat()
     one.beat()
     assert one.node.memory_free == 1000
 
 
-def test_a_closed_environment_whose_last_command_still_runs_is_no_open_one(begin: Callable[[str], Deployment], engine: Engine) -> None:
+def test_a_closed_environment_whose_last_command_still_runs_is_no_open_one(begin: Callable[..., Deployed], engine: Engine) -> None:
     # Given an environment that is closed but for a command that has not ended
     one = begin("elastic")
     one.open("e0", memory_mb=600)
     one.exec("runs", "e0")
-    one.close("e0")
-    one.finish("close-e0")
+    one.close("e0", finish=True)
 
     # When another scheduler goes on, it takes no action there
     one.start("elastic")
     one.exec("late", "e0")
-    assert list(one.core.state.running) == ["runs"]
+    assert one.running == ["runs"]
 
     # Then that one's end frees the memory
-    one.finish("runs", "cancelled")
+    one.finish("runs", status="cancelled")
     one.beat()
     assert one.node.memory_free == 1000
     assert states(engine) == {"e0": "closed"}
 
 
-def test_an_environment_that_was_cancelled_while_it_opened_is_closed_when_it_stands(begin: Callable[[str], Deployment]) -> None:
+def test_an_environment_that_was_cancelled_while_it_opened_is_closed_when_it_stands(begin: Callable[..., Deployed]) -> None:
     one = begin("elastic")
-    one.submit("open-e0", "cpu.open", "e0", trajectory="t")
+    one.open("e0", finish=False, trajectory="t")
     one.cancel("t")
 
     one.start("elastic")
@@ -286,7 +228,7 @@ def test_an_environment_that_was_cancelled_while_it_opened_is_closed_when_it_sta
 # What waits
 
 
-def test_memory_that_is_kept_for_a_large_environment_stays_so(begin: Callable[[str], Deployment]) -> None:
+def test_memory_that_is_kept_for_a_large_environment_stays_so(begin: Callable[..., Deployed]) -> None:
     # Given a large open for which a node is kept, and one that came before it, would fit, and is of a job beyond its share
     one = begin("elastic")
     one.open("most", job="greedy", memory_mb=600)
@@ -294,18 +236,16 @@ def test_memory_that_is_kept_for_a_large_environment_stays_so(begin: Callable[[s
     one.open("more", job="greedy", memory_mb=400)
     one.open("large", job="modest", memory_mb=900)
     one.now += KEPT_AFTER_S
-    one.close("little", job="modest")
-    one.finish("close-little")
-    assert list(one.core.state.waiting) == ["open-more", "open-large"]
+    one.close("little", finish=True, job="modest")
+    assert one.waiting == ["open-more", "open-large"]
 
     # When another scheduler goes on
     one.start("elastic")
-    assert list(one.core.state.waiting) == ["open-more", "open-large"]
+    assert one.waiting == ["open-more", "open-large"]
 
     # Then the large one is opened as soon as there is room
-    one.close("most", job="greedy")
-    one.finish("close-most")
-    assert list(one.core.state.waiting) == ["open-more"]
+    one.close("most", finish=True, job="greedy")
+    assert one.waiting == ["open-more"]
 
 
 # What drains
@@ -317,30 +257,30 @@ def drains(engine: Engine) -> dict[str, bool]:
         return {row.name: bool(row.draining) for row in connection.exec_driver_sql("select name, draining from nodes")}
 
 
-def test_a_draining_node_goes_on_draining_under_the_next_scheduler(begin: Callable[[str], Deployment], engine: Engine) -> None:
+def test_a_draining_node_goes_on_draining_under_the_next_scheduler(begin: Callable[..., Deployed], engine: Engine) -> None:
     # Given a draining node with an environment, and what waits for it
     one = begin("elastic")
     one.open("e0")
     one.drain("n")
     one.open("e1")
-    assert list(one.core.state.waiting) == ["open-e1"]
+    assert one.waiting == ["open-e1"]
 
     # When another scheduler goes on
     one.start("elastic")
 
     # Then nothing begins there but in the environment that stands
-    assert list(one.core.state.waiting) == ["open-e1"]
+    assert one.waiting == ["open-e1"]
     one.exec("runs", "e0")
-    assert "runs" in one.core.state.running
+    assert "runs" in one.running
     # And all goes on when the drain is undone, also under the one after it
     one.drain("n", draining=False)
-    assert "open-e1" in one.core.state.running
+    assert "open-e1" in one.running
     one.start("elastic")
     assert not one.node.draining
     assert drains(engine) == {"n": False}
 
 
-def test_a_node_that_was_drained_while_it_was_away_drains_when_it_comes_back(begin: Callable[[str], Deployment], engine: Engine) -> None:
+def test_a_node_that_was_drained_while_it_was_away_drains_when_it_comes_back(begin: Callable[..., Deployed], engine: Engine) -> None:
     # Given a node that has left, and a scheduler that knows only the journal
     one = begin("elastic")
     one.told({"type": "left", "name": "n"})
@@ -348,75 +288,70 @@ def test_a_node_that_was_drained_while_it_was_away_drains_when_it_comes_back(beg
     one.drain("n")
     # When it joins under the next one
     one.start("elastic")
-    one.told({"type": "joined", "node": {**NODE, "incarnation": "2"}})
+    one.join(incarnation="2")
     # Then it drains
     assert one.node.draining
     assert drains(engine) == {"n": True}
 
 
-def test_a_drain_that_comes_before_its_node_first_joins_is_kept(begin: Callable[[str], Deployment], engine: Engine) -> None:
+def test_a_drain_that_comes_before_its_node_first_joins_is_kept(begin: Callable[..., Deployed], engine: Engine) -> None:
     one = begin("elastic")
     one.drain("new")
     assert drains(engine) == {"n": False}
-    one.told({"type": "joined", "node": {**NODE, "name": "new"}})
+    one.join("new")
     assert drains(engine) == {"n": False, "new": True}
 
 
 @pytest.mark.parametrize("body", [{}, {"node": "n"}, {"node": "", "draining": True}, {"node": "n", "draining": "yes"}, "n"])
-def test_a_drain_that_makes_no_sense_is_dropped(begin: Callable[[str], Deployment], engine: Engine, body: object) -> None:
+def test_a_drain_that_makes_no_sense_is_dropped(begin: Callable[..., Deployed], engine: Engine, body: object) -> None:
     one = begin("elastic")
     one.asked({"drain": body})
     assert drains(engine) == {"n": False}
     assert not one.node.draining
 
 
-def test_what_was_let_in_waits_on_though_its_job_has_more_waiting_than_it_may(begin: Callable[..., Deployment], engine: Engine) -> None:
+def test_what_was_let_in_waits_on_though_its_job_has_more_waiting_than_it_may(begin: Callable[..., Deployed], engine: Engine) -> None:
     # Given a full queue, and one action more that waits again as its node was lost
     one = begin("fcfs", queue_limit=2)
     for name in ("e0", "e1", "e2"):
-        one.submit(f"open-{name}", "cpu.open", name, memory_mb=900)
+        one.open(name, finish=False, memory_mb=900)
     one.told({"type": "left", "name": "n"})
-    assert list(one.core.state.waiting) == ["open-e1", "open-e2", "open-e0"]
+    assert one.waiting == ["open-e1", "open-e2", "open-e0"]
 
     # When another scheduler goes on, and a trainer submits another one
     one.start("fcfs", queue_limit=2)
-    one.submit("open-e3", "cpu.open", "e3", memory_mb=900)
+    one.open("e3", finish=False, memory_mb=900)
 
     # Then that alone is rejected
-    assert sorted(one.core.state.waiting) == ["open-e0", "open-e1", "open-e2"]
+    assert sorted(one.waiting) == ["open-e0", "open-e1", "open-e2"]
     with engine.connect() as connection:
         ended = [tuple(row) for row in connection.exec_driver_sql("select id, status, cause from actions where ended_at is not null")]
     assert ended == [("open-e3", "rejected", "queue_full")]
 
 
-def test_what_an_action_that_has_ended_took_of_a_quota_still_counts(begin: Callable[..., Deployment]) -> None:
+def test_what_an_action_that_has_ended_took_of_a_quota_still_counts(begin: Callable[..., Deployed]) -> None:
     # Given a quota of one request in ten seconds, and an action that took it and has ended; when another scheduler goes on
     quotas, cost = [QuotaSpec(name="web", rate_per_s=0.1)], {"cores": 1, "quota:web": 1}
     one = begin("fcfs", quotas=quotas)
-    one.submit("before", "build", None, **cost)
+    one.submit("before", kind="build", cost=cost)
     one.finish("before")
     one.start("fcfs", quotas)
     # Then the next action waits for the ten seconds
-    one.submit("after", "build", None, **cost)
-    assert list(one.core.state.waiting) == ["after"]
+    one.submit("after", kind="build", cost=cost)
+    assert one.waiting == ["after"]
     one.now += 10.1
     one.service.step()
-    assert list(one.core.state.running) == ["after"]
+    assert one.running == ["after"]
 
 
-def test_the_next_scheduler_tells_the_ends_that_a_killed_one_had_only_written_down(begin: Callable[..., Deployment]) -> None:
+def test_the_next_scheduler_tells_the_ends_that_a_killed_one_had_only_written_down(begin: Callable[..., Deployed]) -> None:
     # Given an action that a scheduler ends while the result store is away, so that nobody is told
     one = begin("fcfs")
-
-    def away(operation: str, name: str) -> None:
-        if name.startswith(RESULT_KEY_PREFIX):
-            raise RedisError("away")
-
-    one.broker.called = away
-    one.submit("a", "my.task", None, cores=NODE["cores"] + 1)
+    one.away()
+    one.submit("a", cost={"cores": NODE["cores"] + 1})
     assert one.broker.end("a") is None
     # When the store is back, and the next scheduler begins, then its client is told, once
-    one.broker.called = lambda operation, name: None
+    one.back()
     one.start("fcfs")
     one.told()
     assert one.broker.end("a") == ("rejected", "impossible")
