@@ -20,6 +20,7 @@ def action_of(message: Message, tag: Any) -> Received:
     action_id, task = headers.get("id"), headers.get("task")
     if not isinstance(action_id, str) or not action_id or not isinstance(task, str):
         raise ValueError("it is no Celery task message of protocol 2")
+    action_id.encode()  # half of a surrogate pair has no UTF-8 form: nothing could be stored under this id, not even its end
     properties = {key: message.properties[key] for key in _PROPERTIES if message.properties.get(key) is not None}
     properties["content_type"], properties["content_encoding"] = message.content_type, message.content_encoding
     body = message.body if isinstance(message.body, str) else bytes(message.body).decode("utf-8")

@@ -1,26 +1,57 @@
-"""Turns workers' descriptions (`tangram.wire.WireNode`) into the core's own values."""
+"""Turns workers' descriptions (`tangram.wire.WireNode`) into the core's own values.
+
+Whatever a worker says is bounded here, by what the core can keep and the journal can store. All functions raise `ValueError`,
+`LookupError` or `TypeError` for an invalid description.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from scheduler.model import UNLIMITED, NodeSpec, ServiceSpec
+from tangram.elasticity import LARGEST_AMOUNT
+from tangram.wire import LONGEST_ID
+
+MOST_UNITS: Final = 65_536
+"""Most cores, or GPU cells, of one node. The core keeps every one of them."""
+
+
+def name_of(value: object) -> str:
+    """Return a name: 1 to `LONGEST_ID` printable characters."""
+    if not isinstance(value, str) or not 0 < len(value) <= LONGEST_ID or not value.isprintable():
+        raise ValueError(f"no name of 1 to {LONGEST_ID} printable characters: {ascii(value)[:80]}")
+    return value
+
+
+def count_of(value: Any, most: int = LARGEST_AMOUNT) -> int:
+    """Return a whole number from 0 to `most`."""
+    if not 0 <= value <= most:
+        raise ValueError(f"not from 0 to {most}: {value!r:.80}")
+    return int(value)
+
+
+def amount_of(value: Any) -> float:
+    """Return an amount of 0 or more."""
+    if not 0 <= value < math.inf:
+        raise ValueError(f"no amount of 0 or more: {value!r:.80}")
+    return float(value)
 
 
 def node_spec(description: Mapping[str, Any]) -> NodeSpec:
     """Return the node that a worker describes (`tangram.wire.WireNode`)."""
     domains = _domains_of(description)
     return NodeSpec(
-        name=str(description["name"]),
-        pools=tuple(str(kind) for kind in description["kinds"]),
-        cores=sum(map(len, domains)) if domains else int(description["cores"]),
-        memory_mb=int(description["memory_mb"]) or UNLIMITED,
-        cells=int(description["cells"]),
-        cell_memory_mb=int(description["cell_memory_mb"]) or UNLIMITED,
-        labels=frozenset(str(label) for label in description["labels"]),
+        name=name_of(description["name"]),
+        pools=tuple(map(name_of, description["kinds"])),
+        cores=sum(map(len, domains)) if domains else count_of(description["cores"], MOST_UNITS),
+        memory_mb=count_of(description["memory_mb"]) or UNLIMITED,
+        cells=count_of(description["cells"], MOST_UNITS),
+        cell_memory_mb=count_of(description["cell_memory_mb"]) or UNLIMITED,
+        labels=frozenset(map(name_of, description["labels"])),
         domains=domains,
-        services=frozenset(map(str, description["services"])) if "services" in description else None,
+        services=frozenset(map(name_of, description["services"])) if "services" in description else None,
     )
 
 
@@ -29,7 +60,7 @@ def _domains_of(description: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
     seen = set[int]()
     domains = list[tuple[int, ...]]()
     for named in description.get("domains", ()):
-        domain = tuple(core for core in dict.fromkeys(map(int, named)) if core not in seen)
+        domain = tuple(core for core in dict.fromkeys(map(count_of, named)) if core not in seen)
         seen.update(domain)
         domains.append(domain)
     return tuple(domain for domain in domains if domain)
@@ -42,14 +73,15 @@ def services_of(description: Mapping[str, Any]) -> list[ServiceSpec]:
 
 def service_spec(name: str, declared: Mapping[str, Any]) -> ServiceSpec:
     """Return the service that a table of the services file declares."""
+    cells = tuple(count_of(number, MOST_UNITS) for number in declared.get("cells", [1]))
     return ServiceSpec(
-        name=name,
-        cells=tuple(declared.get("cells", [1])),
-        memory_mb=int(declared.get("memory_mb", 0)),
-        restore_s=float(declared.get("restore_s", 0.0)),
-        max_concurrency=int(declared.get("max_concurrency", 1)),
-        instances_per_node=None if declared.get("instances") is None else int(declared["instances"]),
-        sizes=tuple(declared.get("cells", [1])),
+        name=name_of(name),
+        cells=cells,
+        memory_mb=count_of(declared.get("memory_mb", 0)),
+        restore_s=amount_of(declared.get("restore_s", 0.0)),
+        max_concurrency=count_of(declared.get("max_concurrency", 1)),
+        instances_per_node=None if declared.get("instances") is None else count_of(declared["instances"]),
+        sizes=cells,
         pinned=bool(declared.get("pinned", False)),
         warm=bool(declared.get("warm", False)),
     )

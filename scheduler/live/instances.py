@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from scheduler.live.descriptions import amount_of, count_of, name_of
 from scheduler.live.entries import InstanceChanged, InstancesForgotten
 from scheduler.model import events
 from scheduler.model.lifecycle import SERVICE, ServiceState
@@ -110,20 +111,20 @@ def entry_of(node: str, said: Mapping[str, Any], now: float) -> InstanceChanged:
         raise ValueError(f"no such state of a service: {said['state']!r}")
     return InstanceChanged(
         node=node,
-        service=str(said["service"]),
+        service=name_of(said["service"]),
         cell_ids=_cells(said["cell_ids"]),
         state=state,
         at=now,
         reason=str(said.get("reason", "")),
-        memory_mb=float(said.get("memory_mb", 0.0)),
-        host_mb=float(said.get("host_mb", 0.0)),
-        starts=int(said.get("starts", 0)),
-        restores=int(said.get("restores", 0)),
-        evictions=int(said.get("evictions", 0)),
-        leaks=int(said.get("leaks", 0)),
-        wrong_answers=int(said.get("wrong_answers", 0)),
+        memory_mb=amount_of(said.get("memory_mb", 0.0)),
+        host_mb=amount_of(said.get("host_mb", 0.0)),
+        starts=count_of(said.get("starts", 0)),
+        restores=count_of(said.get("restores", 0)),
+        evictions=count_of(said.get("evictions", 0)),
+        leaks=count_of(said.get("leaks", 0)),
+        wrong_answers=count_of(said.get("wrong_answers", 0)),
     )
 
 
 def _cells(said: Iterable[Any]) -> tuple[int, ...]:
-    return tuple(sorted(int(cell) for cell in said))
+    return tuple(sorted(map(count_of, said)))

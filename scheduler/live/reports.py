@@ -5,6 +5,7 @@ One class each. Each report is read in full first, and accepted or refused on it
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
@@ -132,9 +133,10 @@ class Beat(_Report):
     def _makes_sense(cls, node: dict[str, Any]) -> dict[str, Any]:
         _Described.model_validate(node)
         try:
+            json.dumps(node, allow_nan=False)  # the journal keeps it, and no JSON of a database has these numbers
             node_spec(node)
             services_of(node)
-        except (LookupError, TypeError, AttributeError) as error:
+        except (LookupError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
         return node
 

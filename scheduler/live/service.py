@@ -264,7 +264,7 @@ class Service:
     def _take(self, received: Received, now: float) -> None:
         """Read a message, and hand over its valid parts. Invalid parts are refused. Later failures are the scheduler's own."""
         if received.sort == "action":
-            if len(received.id) > LONGEST_ID:
+            if len(received.id) > LONGEST_ID or "\0" in received.id:
                 self._refuse_id(received)
             elif received.id in self._executor.ended or self._ended_long_ago(received):
                 self._transport.tell_lost(received.id)
@@ -288,8 +288,8 @@ class Service:
             self._handle(events.Tick(), now)
 
     def _refuse_id(self, received: Received) -> None:
-        """Store an end for an action whose id is too long. There is no other record: the journal could not hold the id."""
-        reason = f"the id of the action has {len(received.id)} characters, {LONGEST_ID} are allowed"
+        """Store an end for an action whose id the journal could not hold. There is no other record."""
+        reason = f"the id of the action has {len(received.id)} characters, {LONGEST_ID} are allowed, and no NUL"
         self._transport.store_end(received.id, received.message, "rejected", reason, "", "bad_input")
 
     def _take_action(self, received: Received, now: float) -> None:

@@ -64,9 +64,12 @@ def test_the_largest_amounts_and_the_longest_names_are_kept(intake: Deployment, 
     assert [row["status"] for row in tables.rows(engine, "actions") if row["id"] == name] == ["succeeded"]
 
 
-def test_an_id_that_is_too_long_for_an_index_is_refused(intake: Deployment, tables: Any, engine: Engine) -> None:
-    for action_id in (wide_text(LONGEST_ID + 1), wide_text(2000)):
-        # When an action has such an id
+def test_an_id_that_cannot_be_stored_is_refused(intake: Deployment, tables: Any, engine: Engine) -> None:
+    # When an action has an id that not even the result store could hold, it is dropped
+    comes(intake, "a\ud800", Action(kind="my.task").to_header())
+    assert intake.broker.is_done()
+    for action_id in (wide_text(LONGEST_ID + 1), wide_text(2000), "a\0"):
+        # When an action has an id that is too long for an index, or that no column holds
         comes(intake, action_id, Action(kind="my.task").to_header())
         # Then its caller is told
         assert intake.broker.end(action_id) == ("rejected", "bad_input")
