@@ -1,10 +1,12 @@
-"""What several of these tests need: how a process is held back that no command in the foreground belongs to, and system calls."""
+"""What several of these tests need: a clock, how a process is held back that no command in the foreground belongs to, and system calls."""
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
-from tests.workers_cpu.support import in_background, is_of_cpu, printed
+from tests.workers_cpu.support import in_background, is_of_cpu, printed, until
 from workers.cpu.abstract import Environment, Sandbox
 
 from .conftest import Kind
@@ -19,6 +21,24 @@ for call in sys.argv[1:]:
     answer = libc.syscall(ctypes.c_long(number), ctypes.c_long(first), ctypes.c_long(second), 0, 0, 0, 0)
     print(call, ctypes.get_errno() if answer == -1 else 0)
 """
+
+
+@dataclass
+class Clock:
+    """The clock by which commands run out of time. It is put forward where a test would have to wait."""
+
+    ahead_s: float = 0.0
+    asked: int = 0
+
+    def monotonic(self) -> float:
+        self.asked += 1
+        return time.monotonic() + self.ahead_s
+
+    def forward(self, by_s: float) -> None:
+        """Put it forward, and wait until the command that runs has looked at it."""
+        self.ahead_s += by_s
+        asked = self.asked
+        assert until(lambda: self.asked > asked + 4)
 
 
 def quota_of(pid: int) -> int:

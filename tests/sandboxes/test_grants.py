@@ -89,7 +89,7 @@ def test_a_child_that_is_waited_for_late_is_counted_once(env: Environment) -> No
         "if os.fork() == 0:\n"
         "    while time.process_time() < 0.3: pass\n"
         "    os._exit(0)\n"
-        "time.sleep(2)\n"
+        f"time.sleep({2 * LONGEST_SAMPLE_S})\n"
         "os.wait()\n"
         f"time.sleep({LONGEST_SAMPLE_S + 0.1})\n"
         "print(sum(os.times()[:4]))"
@@ -103,7 +103,7 @@ def test_a_child_that_is_waited_for_late_is_counted_once(env: Environment) -> No
 def test_usage_of_earlier_commands_is_not_counted_when_they_end_meanwhile(env: Environment) -> None:
     # Given processes of earlier commands which have burnt 0.3 s each: one of the shell's, and one that is nobody's child
     program = "import time\nwhile time.process_time() < 0.3: pass\nopen('burnt-$n', 'w')\ntime.sleep(300)"
-    burn = f'python3 -c "{program}" >/dev/null 2>&1 & echo $!'
+    burn = f'python3 -S -c "{program}" >/dev/null 2>&1 & echo $!'
     own = printed(env, f"n=1; {burn}; while [ ! -e burnt-1 ]; do sleep 0.02; done").strip()
     orphan = printed(env, f"(n=2; {burn}); while [ ! -e burnt-2 ]; do sleep 0.02; done").strip()
     # When a later one ends them; then it is not charged for that

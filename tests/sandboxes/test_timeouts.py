@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
 from tests.workers_cpu.support import RUN, admit, followed, printed, processes_with, run, sleepers, until
-from workers.cpu.abstract import Environment, ExecRequest, Execution, Holding
+from workers.cpu.abstract import Environment, Execution, Holding
+
+from .support import Clock
+from .test_output import exists
 
 ESCAPES = [
     "sleep {marker}",
@@ -24,6 +26,14 @@ ESCAPES = [
     "exec sleep {marker}",
     "env -i setsid nohup sleep {marker} >/dev/null 2>&1 & exec sleep {marker}",
 ]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Give the clock by which commands run out of time."""
+    made = Clock()
+    monkeypatch.setattr("workers.cpu.shell.run.time", made)
+    return made
 
 
 @contextmanager
@@ -55,44 +65,46 @@ def test_a_kill_ends_every_process_of_the_command(shell_env: Environment, comman
     assert printed(shell_env, "echo alive") == "alive\n"
 
 
-def test_a_timeout_ends_the_command_and_keeps_its_output_and_what_was_there_before(shell_env: Environment) -> None:
+def test_a_timeout_ends_the_command_and_keeps_its_output_and_what_was_there_before(shell_env: Environment, clock: Clock) -> None:
     # Given a session with an export and a folder, and a server of an earlier command, with a child of its own
     server, mine = f"314.5{RUN}", f"314.03125{RUN}"
     printed(shell_env, f"mkdir sub; cd sub; export Y=2; sh -c 'sleep {server} & wait' >/dev/null 2>&1 &")
     assert until(lambda: len(processes_with(server)) == 2)
     before = processes_with(server)
     # When a command with daemons, whose shell stands still before something dangerous, runs out of time
-    command = f"echo before; setsid sleep {mine} & (sleep {mine} &); kill -STOP $$; touch wrong"
-    outcome = admit(shell_env, command, timeout_s=2).wait()
+    with followed(shell_env, f"echo before; setsid sleep {mine} & (sleep {mine} &); kill -STOP $$; touch wrong") as one:
+        assert one.prints("before\n") and sleepers(mine, 2)
+        clock.forward(119)
+        assert not one.outcomes
+        clock.ahead_s += 1
+        outcome = one.outcome()
     # Then it says so with what it printed, none of its processes lives, and the rest of it has not happened
     assert (outcome.status, outcome.exit_code, outcome.stdout, outcome.cause) == ("timed_out", None, b"before\n", "timeout")
-    assert outcome.reason == "ran longer than 2 s"
+    assert outcome.reason == "ran longer than 120 s"
     assert not processes_with(mine)
     # And server, folder and export are there
     assert processes_with(server) == before
     assert printed(shell_env, "ls; basename $PWD; echo $Y") == "sub\n2\n"
 
 
-@pytest.mark.parametrize(("held_s", "status"), [(2.5, "succeeded"), (60.0, "timed_out")])
-def test_the_time_for_which_a_command_is_held_for_its_reader_counts_up_to_a_bound(env: Environment, held_s: float, status: str) -> None:
-    # Given a reader that is behind from the first output on, for longer than the command may run
-    began: list[float] = []
-    execution = env.start(
-        ExecRequest(
-            action_id="held",
-            command="head -c 1000000 /dev/zero",
-            timeout_s=2.0,
-            on_output=lambda name, data: began.append(time.monotonic()),
-            is_held=lambda: bool(began) and time.monotonic() < began[0] + held_s,
-        )
-    )
-    # When the reader is behind for less than twice that time; then the command succeeds, else it runs out of time at twice its limit
-    outcome = execution.wait()
-    assert outcome.status == status, outcome
+@pytest.mark.parametrize(("held_s", "status"), [(230.0, "succeeded"), (241.0, "timed_out")])
+def test_the_time_for_which_a_command_is_held_for_its_reader_counts_up_to_a_bound(
+    env: Environment, clock: Clock, held_s: float, status: str
+) -> None:
+    # Given a command of 120 s, whose reader is behind for longer than that
+    is_behind = threading.Event()
+    is_behind.set()
+    with followed(env, "touch begun; head -c 1000000 /dev/zero; echo end", is_held=is_behind.is_set) as one:
+        assert until(lambda: exists(env, "begun"))
+        clock.forward(held_s)
+        is_behind.clear()
+        outcome = one.outcome()
+    # When that was less than twice its time; then it succeeds with all its output, else it has run out of time
+    assert (outcome.status, outcome.execution_s >= held_s) == (status, True), outcome
     if status == "succeeded":
-        assert len(outcome.stdout) == 1_000_000 and outcome.execution_s > 2.5
+        assert len(outcome.stdout) == 1_000_004
     else:
-        assert (outcome.reason, outcome.cause) == ("ran longer than 2 s", "timeout") and outcome.execution_s >= 4.0
+        assert (outcome.reason, outcome.cause) == ("ran longer than 120 s", "timeout")
     assert printed(env, "echo alive") == "alive\n"
 
 
@@ -115,13 +127,19 @@ def test_a_program_has_a_moment_to_end_by_itself(env: Environment, monkeypatch: 
         assert one.outcome().stdout == b"hello\ngoodbye\n"
 
 
-def test_a_silent_command_ends_after_the_output_timeout(env: Environment) -> None:
+def test_a_silent_command_ends_after_the_output_timeout(env: Environment, clock: Clock) -> None:
     # Given a command that prints now on this stream, now on that, for longer than it may be silent, and then hangs
-    command = "for i in 1 2 3 4 5 6; do echo $i; sleep 0.4; echo $i >&2; sleep 0.4; done; sleep 300"
-    outcome = admit(env, command, output_timeout_s=4.0).wait()
-    # Then printing has kept it alive, and silence has ended it
-    assert (outcome.status, outcome.reason) == ("timed_out", "printed nothing for 4 s")
-    assert outcome.stdout == outcome.stderr == b"1\n2\n3\n4\n5\n6\n"
+    command = "echo 1; until [ -e a ]; do sleep 0.01; done; echo 2 >&2; until [ -e b ]; do sleep 0.01; done; echo 3; sleep 300"
+    with followed(env, command, output_timeout_s=40.0) as one:
+        for text, stream, go_on in (("1\n", "stdout", "a"), ("2\n", "stderr", "b")):
+            assert one.prints(text, stream)
+            clock.forward(30)
+            env.write_file(go_on, b"")
+        assert one.prints("3\n")
+        clock.ahead_s += 40
+        # Then printing has kept it alive, and silence has ended it
+        assert (one.outcome().status, one.outcome().reason) == ("timed_out", "printed nothing for 40 s")
+        assert (one.outcome().stdout, one.outcome().stderr) == (b"1\n3\n", b"2\n")
 
 
 def test_a_kill_before_the_wait_means_that_nothing_runs(env: Environment) -> None:
@@ -157,14 +175,14 @@ def test_a_kill_or_resize_after_the_end_changes_nothing(env: Environment) -> Non
     sleepers(f"314.875{RUN}")
 
 
-def test_waiting_for_the_session_does_not_eat_the_timeout(env: Environment) -> None:
-    # Given a command with a timeout behind one that takes longer than it; when both are over; then the second has run
-    first, second = admit(env, f"sleep 2.75{RUN}"), admit(env, "echo ran", timeout_s=2.5)
-    with waited_for(first):
-        sleepers(f"2.75{RUN}")
-        with waited_for(second):
-            pass
-    assert second.wait().stdout == b"ran\n"
+def test_waiting_for_the_session_does_not_eat_the_timeout(env: Environment, clock: Clock) -> None:
+    # Given a command behind one that takes longer than it may run; when both are over; then the second has run
+    first, second = admit(env, "touch begun; until [ -e go ]; do sleep 0.01; done"), admit(env, "echo ran", timeout_s=60.0)
+    with waited_for(first, second):
+        assert until(lambda: exists(env, "begun"))
+        clock.forward(100)
+        env.write_file("go", b"")
+    assert (first.wait().status, second.wait().stdout) == ("succeeded", b"ran\n")
 
 
 def test_a_command_that_ends_its_shell_leaves_its_background_processes(env: Environment) -> None:
