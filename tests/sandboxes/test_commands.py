@@ -9,67 +9,75 @@ import pytest
 from tests.workers_cpu.support import printed, run
 from workers.cpu.abstract import Environment
 
-BY_EXIT_CODE = [
-    ("true", 0),
-    ("false", 1),
-    ("(exit 42)", 42),
-    ("exit 3", 3),
-    ("no-such-program-anywhere", 127),
-    ("set -e; false; echo not reached", 1),
-    ("exec true", 0),
-    ("exec sh -c 'exit 5'", 5),
-    ("kill -9 $$", 137),
-    ("kill -TERM $$", 143),
-    ("trap 'exit 9' TERM; kill $$; sleep 5", 9),
-    ("trap 'exit 4' EXIT; exit 3", 4),
-    ("break", 0),
-    ("continue", 0),
-    ("while :; do break; done", 0),
-    ("set -n", 0),
-    ("exec 1>&-", 0),
-    ("exec 0<&- 1>&- 2>&-", 0),
-    ("exec 3>&1 4>&2 5</dev/null 9>&1", 0),
-    ("exec 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-", 0),
-    ("trap 'echo trapped' USR1; kill -USR1 $$", 0),
-    ('cat; read line; test -z "$line"', 0),
-    ("cd /; cd no-such-folder; true", 0),
-    ("# only a comment", 0),
-    ("", 0),
-    ("   \n\n ", 0),
-    ("unset PATH; unset HOME PWD; :", 0),
-    ("IFS=0123456789abcdef; x=1", 0),
-    ("set -f; set -C; set -u; :", 0),
-    ("PS4='$(exit 3)'; set -x; :", 0),
-    ("umask 777; :", 0),
-    ("alias read=false printf=false eval=false test=false; :", 0),
-    ("{ sleep 30 & } ; :", 0),
-    ("wait", 0),
-    ("printf 'ready 0\\n0 0\\n' >&2; echo ready 0", 0),
+# Those that leave nothing behind in their session, or end its shell
+BY_EXIT_CODE = {
+    "true": 0,
+    "false": 1,
+    "(exit 42)": 42,
+    "exit 3": 3,
+    "no-such-program-anywhere": 127,
+    "exec true": 0,
+    "exec sh -c 'exit 5'": 5,
+    "kill -9 $$": 137,
+    "kill -TERM $$": 143,
+    "trap 'exit 9' TERM; kill $$; sleep 5": 9,
+    "trap 'exit 4' EXIT; exit 3": 4,
+    "break": 0,
+    "continue": 0,
+    "while :; do break; done": 0,
+    "exec 1>&-": 0,
+    "exec 0<&- 1>&- 2>&-": 0,
+    "exec 3>&1 4>&2 5</dev/null 9>&1": 0,
+    "exec 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-": 0,
+    'cat; read line; test -z "$line"': 0,
+    "cd /; cd no-such-folder; true": 0,
+    "# only a comment": 0,
+    "": 0,
+    "   \n\n ": 0,
+    "wait": 0,
+    "printf 'ready 0\\n0 0\\n' >&2; echo ready 0": 0,
+    "set -e; false; echo not reached": 1,
+}
+CHANGES = [
+    "{ sleep 30 & } ; :",
+    "set -n",
+    "trap 'echo trapped' USR1; kill -USR1 $$",
+    "unset PATH; unset HOME PWD; :",
+    "IFS=0123456789abcdef; x=1",
+    "set -f; set -C; set -u; :",
+    "PS4='$(exit 3)'; set -x; :",
+    "umask 777; :",
+    "alias read=false printf=false eval=false test=false; :",
 ]
+WRONG = ["echo 'unbalanced", 'echo "unbalanced', "if then", ")", "(", "for", "case x in", "cat <<", "${"]
 
 
-@pytest.mark.parametrize(("command", "exit_code"), BY_EXIT_CODE, ids=[command for command, _ in BY_EXIT_CODE])
-def test_a_command_ends_with_its_exit_code_and_the_session_goes_on(shell_env: Environment, command: str, exit_code: int) -> None:
-    # Given a session in which a command has run
-    printed(shell_env, ":")
-    # When a hostile one runs
-    outcome = run(shell_env, command)
-    # Then its exit code is reported, and the session takes more
-    assert (outcome.status, outcome.exit_code) == ("succeeded", exit_code), outcome
-    assert printed(shell_env, "echo alive; exec 9>&-") == "alive\n"
+def ends_with(environment: Environment, command: str, exit_code: int, session: str) -> None:
+    """Check that a command in a session that works ends with its exit code, and that the session takes more."""
+    printed(environment, ":", session)
+    outcome = run(environment, command, session=session)
+    assert (outcome.status, outcome.exit_code) == ("succeeded", exit_code), (command, outcome)
+    assert printed(environment, "echo alive; exec 9>&-", session) == "alive\n", command
 
 
-@pytest.mark.parametrize("command", ["echo 'unbalanced", 'echo "unbalanced', "if then", ")", "(", "for", "case x in", "cat <<", "${"])
-def test_a_syntax_error_is_reported_and_leaves_the_state(shell_env: Environment, command: str) -> None:
+def test_a_command_ends_with_its_exit_code_and_the_session_goes_on(shell_env: Environment) -> None:
+    for command, exit_code in BY_EXIT_CODE.items():
+        ends_with(shell_env, command, exit_code, "main")
+
+
+@pytest.mark.parametrize("command", CHANGES)
+def test_a_session_goes_on_whatever_a_command_changes_in_it(shell_env: Environment, command: str) -> None:
+    ends_with(shell_env, command, 0, "main")
+
+
+def test_a_syntax_error_is_reported_and_leaves_the_state(shell_env: Environment) -> None:
     # Given a variable of the session
     printed(shell_env, "kept=yes")
-    # When a command has a syntax error
-    outcome = run(shell_env, command)
-    # Then it fails with a message, and the variable is still there
-    assert outcome.status == "succeeded"
-    assert outcome.exit_code not in (0, None)
-    assert outcome.stderr
-    assert printed(shell_env, "echo $kept") == "yes\n"
+    # When a command has a syntax error; then it fails with a message, and the variable is still there
+    for command in WRONG:
+        outcome = run(shell_env, command)
+        assert outcome.status == "succeeded" and outcome.exit_code not in (0, None) and outcome.stderr, (command, outcome)
+        assert printed(shell_env, "echo $kept") == "yes\n"
 
 
 def test_an_error_message_has_the_commands_own_line_number(env: Environment) -> None:
@@ -80,29 +88,27 @@ def test_an_error_message_has_the_commands_own_line_number(env: Environment) -> 
     assert outcome.stdout == b"one\nthree\n"
 
 
-@pytest.mark.parametrize(
-    ("command", "stdout"),
-    [
-        ("printf 'no newline'", b"no newline"),
-        (r"printf '\377\376\000\001'", b"\xff\xfe\x00\x01"),
-        ("cat <<'END'\nit's \"quoted\" $HOME `ls` \\\nEND", b'it\'s "quoted" $HOME `ls` \\\n'),
-        ("cat <<END\n$((6 * 7))\nEND\n", b"42\n"),
-        ("echo 'a'\"b\"c\\'d", b"abc'd\n"),
-        ("echo één 猫", "één 猫\n".encode()),
-        ("f() {\n  echo \"$1\"\n}\nf 'x  y'", b"x  y\n"),
-        ("exec 7>seven; echo lucky >&7; exec 7>&-; cat seven", b"lucky\n"),
-        ("cat; echo end", b"end\n"),
-        ("wc -c", b"0\n"),
-        ("(echo in-subshell; exit 3) || echo $?", b"in-subshell\n3\n"),
-        ("x=1; unset x; echo ${x-unset}", b"unset\n"),
-    ],
-)
-def test_output_arrives_byte_by_byte(shell_env: Environment, command: str, stdout: bytes) -> None:
-    # Given any shell; when the command runs; then exactly its output is there
-    outcome = run(shell_env, command)
-    assert outcome.status == "succeeded"
-    assert outcome.stdout == stdout
-    assert printed(shell_env, "echo next") == "next\n"
+PRINTS = {
+    "printf 'no newline'": b"no newline",
+    r"printf '\377\376\000\001'": b"\xff\xfe\x00\x01",
+    "cat <<'END'\nit's \"quoted\" $HOME `ls` \\\nEND": b'it\'s "quoted" $HOME `ls` \\\n',
+    "cat <<END\n$((6 * 7))\nEND\n": b"42\n",
+    "echo 'a'\"b\"c\\'d": b"abc'd\n",
+    "echo één 猫": "één 猫\n".encode(),
+    "f() {\n  echo \"$1\"\n}\nf 'x  y'": b"x  y\n",
+    "exec 7>seven; echo lucky >&7; exec 7>&-; cat seven": b"lucky\n",
+    "cat; echo end": b"end\n",
+    "wc -c": b"0\n",
+    "(echo in-subshell; exit 3) || echo $?": b"in-subshell\n3\n",
+    "x=1; unset x; echo ${x-unset}": b"unset\n",
+}
+
+
+def test_output_arrives_byte_by_byte(shell_env: Environment) -> None:
+    for command, stdout in PRINTS.items():
+        outcome = run(shell_env, command)
+        assert (outcome.status, outcome.stdout) == ("succeeded", stdout), command
+        assert printed(shell_env, "echo next") == "next\n"
 
 
 def test_a_large_command_arrives_whole(shell_env: Environment) -> None:

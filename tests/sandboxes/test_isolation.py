@@ -100,22 +100,18 @@ EVERYWHERE = [
 ]
 
 
-@pytest.mark.parametrize("command", EVERYWHERE)
-def test_what_a_command_must_not_do_fails(env: Environment, command: str) -> None:
+def test_what_a_command_must_not_do_fails(env: Environment) -> None:
     # Given a session; when a command tries; then it fails, and the session goes on
-    outcome = run(env, f"({command})")
-    assert outcome.status == "succeeded"
-    assert outcome.exit_code not in (0, None), outcome
-    assert len(outcome.stdout) < 4096
+    for command in EVERYWHERE:
+        outcome = run(env, f"({command})")
+        assert outcome.status == "succeeded" and outcome.exit_code not in (0, None) and len(outcome.stdout) < 4096, (command, outcome)
     assert printed(env, "echo alive") == "alive\n"
 
 
-@pytest.mark.parametrize(
-    "line", [*[f"Cap{name}: 0000000000000000" for name in ("Inh", "Prm", "Eff", "Bnd", "Amb")], "NoNewPrivs: 1", "Seccomp: 2"]
-)
-def test_no_process_has_rights(env: Environment, line: str) -> None:
+def test_no_process_has_rights(env: Environment) -> None:
+    without = {*[f"Cap{name}: 0000000000000000" for name in ("Inh", "Prm", "Eff", "Bnd", "Amb")], "NoNewPrivs: 1", "Seccomp: 2"}
     for process in ("self", "$$"):
-        assert line in [" ".join(each.split()) for each in printed(env, f"cat /proc/{process}/status").splitlines()]
+        assert without <= {" ".join(each.split()) for each in printed(env, f"cat /proc/{process}/status").splitlines()}
 
 
 LET_BY_OLDER_ENGINES = {"io_uring_setup", "io_uring_enter", "io_uring_register", "clock_adjtime"}
