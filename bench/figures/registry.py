@@ -19,6 +19,7 @@ MODULES = (
     "quotas",
     "gateway",
     "teachers",
+    "loading",
 )
 """The modules of this package with figures, in the order in which they are measured."""
 

@@ -7,9 +7,10 @@ import math
 import struct
 import sys
 from array import array
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tangram.arrays import ArrayError, pack_floats, pack_ints, unpack_floats, unpack_ints
@@ -19,15 +20,24 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["dtype", "data", "offsets", "x"]), inner, max_size=4),
     max_leaves=8,
 )
+few = settings(max_examples=40)
 
 
-@given(st.lists(st.lists(st.floats(width=32), max_size=20), max_size=10))
-def test_float32_values_survive_a_round_trip_through_json(lists: list[list[float]]) -> None:
-    packed = json.loads(json.dumps(pack_floats(lists)))
+def rows(values: st.SearchStrategy[Any]) -> st.SearchStrategy[list[list[Any]]]:
+    return st.lists(st.lists(values, max_size=20), max_size=10)
 
-    back = unpack_floats(packed)
 
-    assert [[struct.pack("<f", value) for value in row] for row in back] == [[struct.pack("<f", value) for value in row] for row in lists]
+def through_json(packed: Any) -> Any:
+    return json.loads(json.dumps(packed))
+
+
+@given(rows(st.floats(width=32)), rows(st.floats(allow_nan=False)), rows(st.integers(0, 2**31 - 1)))
+@few
+def test_every_bit_survives_a_round_trip_through_json(single: list[list[float]], double: list[list[float]], ids: list[list[int]]) -> None:
+    back = unpack_floats(through_json(pack_floats(single)))
+    assert [[struct.pack("<f", value) for value in row] for row in back] == [[struct.pack("<f", value) for value in row] for row in single]
+    assert unpack_floats(through_json(pack_floats(double, "float64"))) == double
+    assert unpack_ints(through_json(pack_ints(ids))) == ids
 
 
 def test_the_bytes_are_little_endian_float32() -> None:
@@ -74,24 +84,12 @@ def test_a_damaged_value_is_refused_with_the_key_named(key: str, value: object) 
 
 
 @given(json_values)
+@few
 def test_any_json_is_unpacked_or_refused(value: object) -> None:
     try:
         unpack_floats(value)  # type: ignore[arg-type]
     except ArrayError as error:
         assert len(str(error).splitlines()) == 1
-
-
-ids = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=20), max_size=10)
-
-
-@given(ids)
-def test_token_ids_survive_a_round_trip_through_json(lists: list[list[int]]) -> None:
-    assert unpack_ints(json.loads(json.dumps(pack_ints(lists)))) == lists
-
-
-@given(st.lists(st.lists(st.floats(allow_nan=False), max_size=20), max_size=10))
-def test_float64_keeps_every_bit(lists: list[list[float]]) -> None:
-    assert unpack_floats(json.loads(json.dumps(pack_floats(lists, "float64")))) == lists
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint16", "int32", "int64", ">i4"])

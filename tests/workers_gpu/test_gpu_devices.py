@@ -17,6 +17,10 @@ from workers.gpu.errors import DeviceError
 ROOT = Path(__file__).parents[2]
 WITHOUT_TORCH = """
 import sys
+from workers.gpu import devices
+devices.DRIVER_FILES = ("/nowhere",)
+devices.discover(1, 100)
+print("torch" in sys.modules)
 sys.modules["torch"] = None
 sys.modules["transformers"] = None
 from pathlib import Path
@@ -55,16 +59,6 @@ def test_a_machine_without_cuda_has_named_cpu_devices_with_the_declared_budget(m
     assert {(device.kind, device.memory_mb, device.torch_device) for device in devices} == {("cpu", 512, "cpu")}
 
 
-@pytest.mark.skipif(find_spec("torch") is None or sys.platform != "linux", reason="needs torch, on Linux")
-def test_torch_is_not_imported_to_hear_that_there_is_no_driver() -> None:
-    look = (
-        "import sys; from workers.gpu import devices; devices.DRIVER_FILES = (sys.argv[1],)\n"
-        "devices.discover(1, 100); print('torch' in sys.modules)"
-    )
-    said = [subprocess.run([sys.executable, "-c", look, file], capture_output=True, text=True).stdout for file in ("/nowhere", "/dev/null")]
-    assert said == ["False\n", "True\n"]
-
-
 def test_an_order_of_gpus_where_there_are_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     without_cuda(monkeypatch)
 
@@ -80,12 +74,12 @@ def test_undeclared_budgets_share_half_the_memory_of_the_host(monkeypatch: pytes
     assert shared[0].memory_mb == pytest.approx(whole.memory_mb / 4, abs=1)
 
 
-def test_stub_services_work_without_torch_and_a_torch_service_says_what_is_missing() -> None:
+def test_torch_is_imported_for_neither_a_machine_without_a_driver_nor_stubs_and_is_named_where_it_is_missing() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, timeout=200, cwd=ROOT)
 
     assert done.returncode == 0, done.stderr
-    first, *others = done.stdout.splitlines()
-    assert first == "1"
+    imported, scores, *others = done.stdout.splitlines()
+    assert (imported, scores) == ("False", "1")
     # Neither is it had on GPUs that only the driver lists
     assert ["services.t.engine: the torch engine needs the packages torch and transformers" in said for said in others] == [True, True]
 

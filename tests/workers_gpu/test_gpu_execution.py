@@ -96,17 +96,11 @@ def test_an_action_that_is_cancelled_has_no_engine_started_for_it(host: ServiceH
     assert engine.starts == 1
 
 
-def test_an_action_that_must_not_be_repeated_ends_with_its_engine(host: ServiceHost, engine: Mortal) -> None:
-    with pytest.raises(EngineDied):
-        Execution(call(idempotent=False), CallControl(), 60.0).answer(host, NAME, (), score)
-
-    assert engine.starts == 1
-
-
-def test_an_engine_that_dies_twice_is_not_asked_a_third_time(host: ServiceHost, engine: Mortal) -> None:
+@pytest.mark.parametrize(("idempotent", "starts"), [(False, 1), (True, 2)])
+def test_an_action_is_repeated_once_and_only_if_it_may_be(host: ServiceHost, engine: Mortal, idempotent: bool, starts: int) -> None:
     engine.deaths = 2
 
     with pytest.raises(EngineDied):
-        Execution(call(), CallControl(), 60.0).answer(host, NAME, (), score)
+        Execution(call(idempotent=idempotent), CallControl(), 60.0).answer(host, NAME, (), score)
 
-    assert engine.starts == 2
+    assert engine.starts == starts

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pytest
 from app.services_file import ServiceConfig
 from scheduler.model.lifecycle import SERVICE
 from tests.engines.waiting import until
-from tests.workers_gpu.support import ITEM, Copying, Mortal, at, copying, hosting, service, states, stub
+from tests.workers_gpu.support import ITEM, Copying, Mortal, at, copying, hosting, service, states
 from workers.gpu.call_control import CallControl
 from workers.gpu.devices import Device
 from workers.gpu.engines.abstract import Engine
@@ -45,23 +44,6 @@ def test_instances_of_one_service_compute_on_their_own_cells(cells: list[Device]
 
         first, second = pool.map(call, (0, 1))
     assert first == second
-
-
-def test_a_copy_is_brought_onto_other_cells_before_another_engine_is_started(cells: list[Device]) -> None:
-    made = []
-
-    def factory(name: str, config: ServiceConfig, *_: object) -> Engine:
-        made.append(name)
-        return copying(name, config)
-
-    host = hosting(cells, {"a": 400, "b": 900}, factory)
-    host.ensure_resident("a", (0,))
-    host.ensure_resident("b", (0,), [at("a", 0)])
-    host.ensure_resident("a", (1,))
-
-    (moved,) = [found for found in host.status() if found.name == at("a", 1)]
-    assert (moved.state, moved.starts, moved.restores) == ("resident", 0, 1)
-    assert (states(host)["a on cell 0"], made, host.host_mb()) == ("absent", ["a", "b"], 0.0)
 
 
 def test_what_does_not_fit_by_memory_goes_least_recently_used_first_and_never_pinned_or_busy(cells: list[Device]) -> None:
@@ -109,16 +91,13 @@ def copy(name: str, mb: float, used_at: float, **more: bool) -> Copy:
     return Copy(name=at(name, 0), mb=mb, used_at=used_at, **more)
 
 
-def test_the_least_recently_used_copy_goes_first_and_pinned_ones_last() -> None:
+def test_the_least_recently_used_copy_goes_first_pinned_ones_last_and_before_all_one_that_can_never_fit() -> None:
     copies = [copy("new", 40, 3), copy("old", 40, 2), copy("pinned", 40, 1, pinned=True), copy("resident", 40, 0, stays=True)]
 
     assert to_drop(copies, 160) == []
     assert to_drop(copies, 130) == [at("old", 0)]
     assert to_drop(copies, 100) == [at("old", 0), at("new", 0)]
     assert to_drop(copies, 50) == [at("old", 0), at("new", 0), at("pinned", 0)]
-
-
-def test_a_copy_that_can_never_fit_goes_before_the_others() -> None:
     assert to_drop([copy("huge", 200, 9), copy("old", 40, 1)], 100) == [at("huge", 0)]
     assert to_drop([copy("large", 90, 9), copy("old", 40, 1), copy("resident", 20, 0, stays=True)], 100) == [at("large", 0)]
 
@@ -208,30 +187,27 @@ class Bound(Copying):
         return list(devices) == self.home
 
 
-def test_a_copy_that_is_lost_is_loaded_again(cells: list[Device]) -> None:
-    engine = Bound("a", "score", 600.0)
-    host = hosting(cells, "a", lambda *_: engine)
+def test_a_copy_that_cannot_come_onto_other_cells_waits_for_its_own_and_one_that_is_lost_is_loaded_again(cells: list[Device]) -> None:
+    made: list[Bound] = []
+
+    def factory(name: str, config: ServiceConfig, *_: object) -> Engine:
+        made.append(Bound(name, "score", config.memory_mb))
+        return made[-1]
+
+    def told() -> list[tuple[str, str, int, int]]:
+        return [(str(found.name), found.state, found.starts, found.restores) for found in host.status()]
+
+    host = hosting(cells, "a", factory)
     host.ensure_resident("a", (0,))
     host.evict(at("a", 0))
-
-    engine.home = []
-    host.ensure_resident("a", (0,))
-
-    assert [(found.state, found.starts, found.restores) for found in host.status()] == [("resident", 2, 0)]
-
-
-def test_a_copy_that_cannot_come_onto_other_cells_waits_for_its_own(cells: list[Device]) -> None:
-    host = hosting(cells, "a", partial(stub, kind=Bound))
-    host.ensure_resident("a", (0,))
-    host.evict(at("a", 0))
-
     host.ensure_resident("a", (1,))
     host.ensure_resident("a", (0,))
+    assert told() == [("a on cell 0", "resident", 1, 1), ("a on cell 1", "resident", 1, 0)]
 
-    assert [(str(found.name), found.state, found.starts, found.restores) for found in host.status()] == [
-        ("a on cell 0", "resident", 1, 1),
-        ("a on cell 1", "resident", 1, 0),
-    ]
+    host.evict(at("a", 0))
+    made[0].home = []
+    host.ensure_resident("a", (0,))
+    assert told()[0] == ("a on cell 0", "resident", 2, 1)
 
 
 def test_a_restore_that_nobody_waits_for_is_reported_either_way(cells: list[Device]) -> None:

@@ -149,11 +149,6 @@ def test_a_leader_that_is_interrupted_takes_nobody_else_along() -> None:
         assert other.result(60) == [2]
 
 
-def test_nothing_is_asked_for_nothing(bench: Bench) -> None:
-    assert bench.merger.ask([], CallControl()) == []
-    assert bench.rounds == []
-
-
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.lists(st.integers(1, 12), max_size=6), min_size=1, max_size=12), st.integers(1, 30))
 def test_every_call_gets_its_own_answers_in_rounds_within_the_bound(calls: list[list[int]], bound: int) -> None:

@@ -72,38 +72,29 @@ def test_without_nvml_the_name_of_a_mig_device_is_taken_as_it_is_given(fake: Fak
         discover()
 
 
-@pytest.mark.parametrize("said", ["MIG-e1f,MIG-e2f", "MIG-e1f,MIG-e1f", "MIG-e1f,GPU-b2", "1,MIG-e1f"])
-def test_several_mig_devices_and_a_mix_with_gpus_are_refused(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", said)
-    with pytest.raises(DeviceError, match=f"^CUDA_VISIBLE_DEVICES={said}: a worker has one MIG device .*: start a worker for each$"):
-        discover()
-
-
-@pytest.mark.parametrize("said", ["MIG-e", "MIG-77"])
-def test_a_name_of_no_mig_device_or_of_two_is_refused(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", said)
-    with pytest.raises(DeviceError, match=f"^CUDA_VISIBLE_DEVICES={said}: must name one of MIG-e1f, MIG-e2f$"):
-        discover()
+ONE_EACH = "a worker has one MIG device .*: start a worker for each"
+TO_SET = r"and MIG is enabled on GPU-a1: set it to one MIG device \(MIG-e1f, MIG-e2f\) or to the UUIDs of GPUs without MIG"
 
 
 @pytest.mark.parametrize(
-    ("said", "begin"),
+    ("said", "words"),
     [
-        (None, "CUDA_VISIBLE_DEVICES is not set"),
-        ("0", "CUDA_VISIBLE_DEVICES=0"),
-        ("1", "CUDA_VISIBLE_DEVICES=1"),
-        ("GPU-b2,GPU-a", "CUDA_VISIBLE_DEVICES=GPU-b2,GPU-a"),
+        *[(said, f"={said}: {ONE_EACH}") for said in ("MIG-e1f,MIG-e2f", "MIG-e1f,MIG-e1f", "MIG-e1f,GPU-b2", "1,MIG-e1f")],
+        *[(said, f"={said}: must name one of MIG-e1f, MIG-e2f") for said in ("MIG-e", "MIG-77")],
+        (None, f" is not set, {TO_SET}"),
+        *[(said, f"={said}, {TO_SET}") for said in ("0", "1", "GPU-b2,GPU-a")],
     ],
 )
-def test_a_gpu_with_mig_that_may_be_visible_is_refused_with_what_to_set(
-    fake: FakeNvml, monkeypatch: pytest.MonkeyPatch, said: str | None, begin: str
+def test_what_may_show_several_devices_none_or_a_gpu_with_mig_is_refused_with_what_to_set(
+    fake: FakeNvml, monkeypatch: pytest.MonkeyPatch, said: str | None, words: str
 ) -> None:
     if said is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", said)
-    todo = r"set it to one MIG device \(MIG-e1f, MIG-e2f\) or to the UUIDs of GPUs without MIG"
-    with pytest.raises(DeviceError, match=f"^{begin}, and MIG is enabled on GPU-a1: {todo}$"):
+    with pytest.raises(DeviceError, match=f"^CUDA_VISIBLE_DEVICES{words}$"):
         discover()
 
+
+def test_a_gpu_with_mig_on_which_no_mig_device_was_made_yet_is_refused(fake: FakeNvml) -> None:
     fake.parts["GPU-a1"] = []
     with pytest.raises(DeviceError, match="there is none yet"):
         discover()

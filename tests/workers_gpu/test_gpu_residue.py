@@ -66,18 +66,6 @@ def test_of_two_servers_awake_on_one_device_one_is_evicted_and_neither_is_killed
     assert [of(host, name).leaks for name in "ab"] == [0, 0]
 
 
-def test_what_others_take_or_give_back_between_changes_is_not_the_servers() -> None:
-    cards = Cards(20_000)
-    a = Server("a", 5000, cards, residue_mb=1000)
-    host = hosting_servers(cards, a)
-
-    for others_mb in (3000, -2500, 4000, -4500):
-        host.ensure_resident("a", (0,))
-        cards.take(gpu(), others_mb)
-        host.evict(at("a", 0))
-        assert (of(host, "a").memory_mb, of(host, "a").leaks) == (1000.0, 0)
-
-
 @pytest.mark.parametrize("ids_match", [True, False])
 def test_a_server_on_two_devices_is_measured_on_each_and_booked_with_the_larger(ids_match: bool) -> None:
     cards = Cards(10_000, ids_match=ids_match)

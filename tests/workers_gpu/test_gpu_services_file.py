@@ -25,7 +25,7 @@ rate_per_s = 50
 concurrency = 20
 """
 
-many = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None, max_examples=150)
+many = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None, max_examples=60)
 
 
 def read(tmp_path: Path, text: str) -> ServicesFile:
@@ -53,22 +53,16 @@ def test_a_good_file_is_read_with_model_folders_relative_to_it(tmp_path: Path) -
     assert (quota.rate_per_s, quota.concurrency, quota.burst) == (50.0, 20, None)
 
 
-def test_a_quota_may_limit_tokens_and_share_an_account(tmp_path: Path) -> None:
-    text = (
-        '[quotas.a]\naccount = "x"\ntokens_per_min = 600\nusage_header = "X-Cost"\n[quotas.b]\naccount = "x"\n[quotas.c]\nconcurrency = 1\n'
-    )
+def test_a_quota_may_limit_tokens_name_its_hosts_and_share_an_account(tmp_path: Path) -> None:
+    text = """
+    quotas.a = {account = "x", tokens_per_min = 600, usage_header = "X-Cost", hosts = ["*.example.com", "10.1.0.0/16"]}
+    quotas.b = {account = "x"}
+    quotas.c = {concurrency = 1}
+    """
     first, second, third = read(tmp_path, text).quota_specs(lead_s=0.1)
 
     assert (first.tokens_per_min, first.usage_header, first.margin, first.lead_s) == (600.0, "X-Cost", 0.03, 0.1)
     assert (second.account, second.limits, third.account) == ("x", False, None)
-
-
-def test_a_quota_may_name_its_hosts_and_quotas_of_one_account_need_not_name_the_same(tmp_path: Path) -> None:
-    text = (
-        '[quotas.a]\naccount = "x"\nrate_per_s = 5\nhosts = ["*.example.com", "10.1.0.0/16"]\n[quotas.b]\naccount = "x"\nrate_per_s = 5\n'
-    )
-    first, second = read(tmp_path, text).quota_specs()
-
     assert (first.hosts, second.hosts) == (("*.example.com", "10.1.0.0/16"), ())
 
 
@@ -78,17 +72,13 @@ def test_quotas_that_cannot_share_an_account_are_refused(tmp_path: Path) -> None
     assert "quotas.c: must limit something" in said(tmp_path, shared + '[quotas.c]\naccount = "y"')
 
 
-def test_defaults_of_a_stub_are_one_cell_one_call_and_an_instant_restore(tmp_path: Path) -> None:
-    service = read(tmp_path, '[services.a]\nengine = "stub"\ntask = "score"\nmemory_mb = 1').services["a"]
-
-    assert (service.cells, service.max_concurrency, service.restore_s, service.model) == ([1], 1, 0.0, None)
-
-
 @pytest.mark.parametrize(("engine", "calls"), [("vllm", 64), ("torch", 16), ("stub", 1)])
-def test_how_many_calls_run_at_once_is_up_to_the_engine(tmp_path: Path, engine: str, calls: int) -> None:
+def test_a_service_has_one_cell_an_instant_restore_and_as_many_calls_at_once_as_its_engine_does_well(
+    tmp_path: Path, engine: str, calls: int
+) -> None:
     service = read(tmp_path, f'[services.a]\nengine = "{engine}"\ntask = "score"\nmodel = "m"\nmemory_mb = 1').services["a"]
 
-    assert (service.max_concurrency, service.dtype) == (calls, "auto")
+    assert (service.cells, service.max_concurrency, service.restore_s, service.dtype) == ([1], calls, 0.0, "auto")
 
 
 def test_templates_and_adapters_are_relative_to_the_file(tmp_path: Path) -> None:
@@ -124,17 +114,13 @@ def test_templates_and_adapters_are_relative_to_the_file(tmp_path: Path) -> None
         ("cells = [1, 2]", "cells = [2, 1]", "services.rm-small.cells: must be ascending"),
         ("cells = [1, 2]", "cells = [1, 3]", "services.rm-small.cells: must be ascending"),
         ("cells = [1, 2]", "cells = [true]", "services.rm-small.cells.0: "),
-        ("cells = [1, 2]", 'cells = "1"', "services.rm-small.cells: "),
         ("memory_mb = 200", "memory_mb = 0", "services.rm-small.memory_mb: "),
         ("memory_mb = 200", "memory_mb = nan", "services.rm-small.memory_mb: "),
         ("memory_mb = 200", 'memory_mb = "200"', "services.rm-small.memory_mb: "),
         ("max_concurrency = 3", "max_concurrency = 0", "services.rm-small.max_concurrency: "),
-        ("max_concurrency = 3", "max_concurrency = true", "services.rm-small.max_concurrency: "),
         ("restore_s = 0.5", "restore_s = -1", "services.rm-small.restore_s: "),
         ("restore_s = 0.5", "speed = 9", "services.rm-small.speed: Extra inputs are not permitted"),
-        ("rate_per_s = 50", "rate_per_s = 0", "quotas.search.rate_per_s: "),
         ("rate_per_s = 50", "rate_per_s = inf", "quotas.search.rate_per_s: "),
-        ("concurrency = 20", "concurrency = 0", "quotas.search.concurrency: "),
         ("rate_per_s = 50\nconcurrency = 20", "", "quotas.search: must limit something"),
         ("rate_per_s = 50", "burst = 5", "quotas.search: burst: means nothing without rate_per_s"),
         ("rate_per_s = 50", 'rate_per_s = 50\nhosts = ["a/b"]', "quotas.search.hosts: 'a/b' is no host name, address or network"),
@@ -157,18 +143,18 @@ def test_more_than_one_problem_is_counted(tmp_path: Path) -> None:
     )
 
 
-def test_an_empty_file_is_refused(tmp_path: Path) -> None:
-    assert "declares neither a service nor a quota" in said(tmp_path, "")
-
-
-def test_deep_nesting_is_refused_without_a_traceback(tmp_path: Path) -> None:
-    assert "is not TOML" in said(tmp_path, "a = " + "[" * 100_000)
-
-
-def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "services.toml").write_bytes(b"\xff\xfe\x00")
-
-    with pytest.raises(ConfigError, match="is not UTF-8 text"):
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "declares neither a service nor a quota"),
+        (b"a = " + b"[" * 100_000, "is not TOML"),
+        (b"\xff\xfe\x00", "is not UTF-8 text"),
+    ],
+    ids=["empty", "nested", "no text"],
+)
+def test_a_file_that_is_no_services_file_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
+    (tmp_path / "services.toml").write_bytes(content)
+    with pytest.raises(ConfigError, match=words):
         load_services_file(tmp_path / "services.toml")
 
 

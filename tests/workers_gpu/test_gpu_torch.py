@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from app.services_file import ServiceConfig, load_services_file  # noqa: E402
+from app.services_file import load_services_file  # noqa: E402
 from tests.engines.kinds import Shelf, Torch  # noqa: E402
 from tests.engines.waiting import until  # noqa: E402
 from workers.gpu.devices import MIB, Device  # noqa: E402
@@ -142,11 +142,6 @@ def test_a_model_larger_than_its_cell_is_refused_before_it_is_read(models: Path,
     # Then a device that is too small for it is refused, with what to do
     with pytest.raises(EngineFailed, match=r'rm: .*its weights take 0\.4 MiB and cpu:0 has 0: they need engine = "vllm", which splits'):
         made.start([Device("cpu:0", "cpu", 0, "cpu")])
-    # And so is less memory than the weights alone take
-    with pytest.raises(
-        EngineFailed, match=r"its weights alone take 0\.4 MiB of each cell, and there is room for 0\.1: declare more memory_mb, or"
-    ):
-        made.start(CELL, 0.1)
     # And with enough memory the file is read
     with pytest.raises(EngineFailed, match="cannot be loaded"):
         made.start(CELL)
@@ -209,16 +204,6 @@ def open_below(folder: Path) -> int:
     return sum(link.is_relative_to(folder) for link in links)
 
 
-def test_where_no_host_copy_can_be_written_eviction_fails_and_still_frees(own: TorchEngine, tmp_path: Path) -> None:
-    (tmp_path / "state").write_text("a file where the folder should be")
-    own.start(CELL)
-
-    with pytest.raises(EngineFailed, match="evicting failed: FileExistsError"):
-        own.evict()
-
-    assert (own.state, own.memory_mb()) == ("failed", 0.0)
-
-
 @on_linux
 def test_a_disk_that_fills_up_half_way_costs_the_copy_and_nothing_else(own: TorchEngine, tmp_path: Path) -> None:
     import resource
@@ -261,33 +246,6 @@ def test_weights_that_something_holds_on_to_are_seen(own: TorchEngine) -> None:
     assert own.memory_mb() == 0.0
 
 
-def test_a_model_that_needs_more_than_declared_is_booked_with_that_and_says_what_to_declare(
-    models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    declared = load_services_file(models / "services.toml").services["rm-small"].model_copy(update={"memory_mb": 0.1})
-    host = ServiceHost(CELL, {"rm-small": declared}, tmp_path)
-
-    host.ensure_resident("rm-small", (0,))
-
-    assert host.held_mb(0) == pytest.approx(host.status()[0].memory_mb) and host.held_mb(0) > 0.3
-    assert "rm-small on cell 0 holds 0 MiB of a cell and declares 0.1: declare services.rm-small.memory_mb = 1" in caplog.text
-    # And the scheduler hears what it needs
-    assert host.needed_mb("rm-small", declared) > 0.3
-
-
-def test_a_model_that_would_overrun_its_cell_is_refused_when_it_is_loaded(models: Path, tmp_path: Path) -> None:
-    declared = load_services_file(models / "services.toml").services["rm-small"].model_copy(update={"memory_mb": 0.1})
-    neighbour = ServiceConfig.model_validate({"engine": "stub", "task": "score", "memory_mb": CELL[0].memory_mb - 0.2})
-    host = ServiceHost(CELL, {"rm-small": declared, "neighbour": neighbour}, tmp_path)
-    host.ensure_resident("neighbour", (0,))
-
-    with pytest.raises(EngineFailed, match=r"its weights alone take 0\.4 MiB of each cell, and there is room for 0\.2: declare more"):
-        host.ensure_resident("rm-small", (0,))
-
-    (entry,) = (one for one in host.status() if one.name.service == "rm-small")
-    assert (entry.state, entry.reserved, entry.memory_mb) == ("failed", False, 0.0)
-
-
 def test_swapping_under_load_gives_right_answers_or_none(models: Path, tmp_path: Path) -> None:
     services = load_services_file(models / "services.toml").services
     host = ServiceHost([Device("cpu:0", "cpu", 250, "cpu")], services, tmp_path)
@@ -301,8 +259,8 @@ def test_swapping_under_load_gives_right_answers_or_none(models: Path, tmp_path:
             return None
 
     with ThreadPoolExecutor(3) as pool:
-        asked = [pool.submit(ask, index) for index in range(200)]
-        for _ in range(10):
+        asked = [pool.submit(ask, index) for index in range(100)]
+        for _ in range(5):
             host.ensure_resident("rm-small", (0,), evict=[InstanceName("teacher-0", (0,))])
             host.ensure_resident("teacher-0", (0,), evict=[InstanceName("rm-small", (0,))])
         answers = [call.result(timeout=120) for call in asked]
