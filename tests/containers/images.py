@@ -132,13 +132,12 @@ def _libraries(programs: Sequence[Path]) -> dict[str, Path]:
     return {path.lstrip("/"): Path(path) for path in re.findall(r"(/\S+) \(0x", listed)}
 
 
-def make_with_shell(shell: str, name: str) -> None:
-    """Import an image with this machine's `shell` and its libraries: bash beside busybox's sh, any other instead of it."""
+def make_with_shell(shell: str, name: str, programs: Mapping[str, Path] | None = None) -> None:
+    """Import an image with this machine's `shell`, its libraries and `programs`: bash beside busybox's sh, any other instead of it."""
     found = shutil.which(shell)
     assert found is not None, f"{shell} is not installed"
-    programs = _libraries([Path(found)])
-    programs["bin/bash" if shell == "bash" else "bin/sh"] = Path(found)
-    make_busybox(name, programs=programs)
+    own = {"bin/bash" if shell == "bash" else "bin/sh": Path(found)}
+    make_busybox(name, programs=_libraries([Path(found)]) | own | dict(programs or {}))
 
 
 def _add_file(archive: tarfile.TarFile, path: str, data: bytes, mode: int) -> None:

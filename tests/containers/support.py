@@ -120,11 +120,6 @@ def descriptors() -> int:
     return found
 
 
-def rss_mb() -> float:
-    """Return the resident memory of this process."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
-
-
 @dataclass
 class Meanwhile:
     """What a neighbour's commands came to."""

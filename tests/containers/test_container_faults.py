@@ -13,20 +13,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.workers_cpu.support import admit, printed, until
+from tests.sandboxes.test_output import exists
+from tests.workers_cpu.support import admit, printed, running, until
 from workers.cpu import control_files
-from workers.cpu.abstract import EnvironmentSpec, ExecRequest
+from workers.cpu.abstract import EnvironmentSpec, ExecRequest, Holding
 from workers.cpu.docker import disk
 from workers.cpu.docker.cgroups import v1, v2
 from workers.cpu.docker.engine import DockerEngine
 from workers.cpu.docker.environment import ContainerEnvironment
 from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
-from workers.cpu.errors import EnvironmentGone, SandboxError
+from workers.cpu.errors import EnvironmentGone
 
 from .conftest import NODE
 from .images import make_with_volume
-from .support import containers
+from .support import box_of, containers
 
 
 class Quotas:
@@ -53,11 +54,11 @@ def quotas(monkeypatch: pytest.MonkeyPatch) -> Iterator[Quotas]:
 
 def test_what_a_command_did_stands_when_its_grant_cannot_be_taken_back(quotas: Quotas, env: ContainerEnvironment) -> None:
     # Given a command that runs when its quota cannot be written any more
-    execution = admit(env, "echo begun > mark; until [ -e go ]; do sleep 0.01; done; echo done", cores=(0,))
+    execution = admit(env, "touch mark; until [ -e go ]; do sleep 0.01; done; echo done", cores=(0,))
     outcomes: list[object] = []
     thread = threading.Thread(target=lambda: outcomes.append(execution.wait()))
     thread.start()
-    assert until(lambda: _reads(env, "mark") == b"begun\n")
+    assert until(lambda: exists(env, "mark"))
     quotas.stuck = True
     # When it ends by itself
     env.write_file("go", b"")
@@ -70,24 +71,17 @@ def test_what_a_command_did_stands_when_its_grant_cannot_be_taken_back(quotas: Q
 def test_a_shell_that_is_stopped_while_it_starts_fails_the_command_in_time(options: ContainerOptions, tmp_path: Path) -> None:
     # Given a program that stops every shell that is about to start
     # The engine itself has longer than a shell.
-    box = ContainerSandbox(tmp_path / "box", node=f"{NODE}-stop", options=replace(options, start_timeout_s=10.0), engine=DockerEngine())
-    try:
+    with box_of(tmp_path / "box", replace(options, start_timeout_s=10.0), f"{NODE}-stop", DockerEngine()) as box:
         env = box.open(EnvironmentSpec(id="e1"))
         stopper = "while :; do for p in /proc/[0-9]*; do grep -q launch $p/cmdline 2>/dev/null && kill -STOP ${p#/proc/}; done; done"
         assert admit(env, f"({stopper}) >/dev/null 2>&1 & :", cores=(0,)).wait().status == "succeeded"
-        running = admit(env, "sleep 300", cores=(0,), timeout_s=300)
-        thread = threading.Thread(target=running.wait)
-        thread.start()
-        # When a command wants another session, more than once where the shell was quicker, or was stopped only when it had the command
-        outcomes = (admit(env, "echo never", session=f"other-{number}", timeout_s=5).wait() for number in range(40))
-        outcome = next(each for each in outcomes if each.status not in ("succeeded", "timed_out"))
+        with running(env, "sleep 300", Holding((0,))):
+            # When a command wants another session, more than once where the shell was quicker, or was stopped only when it had the command
+            outcomes = (admit(env, "echo never", session=f"other-{number}", timeout_s=5).wait() for number in range(40))
+            outcome = next(each for each in outcomes if each.status not in ("succeeded", "timed_out"))
         # Then it has failed, in words, and its thread is free
         assert outcome.status == "failed"
         assert "was not ready within 10 s" in outcome.reason
-        running.kill("done")
-        thread.join(60)
-    finally:
-        box.close()
 
 
 def test_files_that_are_only_mapped_are_counted(tmp_path: Path) -> None:
@@ -103,20 +97,14 @@ def test_files_that_are_only_mapped_are_counted(tmp_path: Path) -> None:
     assert disk.nameless_bytes([str(tmp_path)], [os.getpid()]) < 4 << 20
 
 
-def test_what_is_written_to_a_volume_of_the_image_counts(image: str, options: ContainerOptions, tmp_path: Path) -> None:
-    # Given an image that asks for a volume
-    name = make_with_volume()
-    box = ContainerSandbox(tmp_path / "box", node=f"{NODE}-volume", options=options)
-    try:
-        env = box.open(EnvironmentSpec(id="e1", image=name))
-        # When a command writes more to it than an environment may
-        writing = "i=0; while :; do dd if=/dev/zero of=/data/$i bs=1M count=1 2>/dev/null; i=$((i+1)); sleep 0.01; done"
-        outcome = admit(env, writing, cores=(0,)).wait()
-        # Then it is ended for it
-        assert outcome.status == "failed"
-        assert "to disk" in outcome.reason
-    finally:
-        box.close()
+def test_what_is_written_to_a_volume_of_the_image_counts(sandbox: ContainerSandbox) -> None:
+    # Given an image that asks for a volume; when a command writes more to it than an environment may
+    env = sandbox.open(EnvironmentSpec(id="e1", image=make_with_volume()))
+    writing = "i=0; while :; do dd if=/dev/zero of=/data/$i bs=1M count=1 2>/dev/null; i=$((i+1)); sleep 0.01; done"
+    outcome = admit(env, writing, cores=(0,)).wait()
+    # Then it is ended for it
+    assert outcome.status == "failed"
+    assert "to disk" in outcome.reason
 
 
 def test_a_living_container_is_not_lost_by_an_event_of_another(sandbox: ContainerSandbox, env: ContainerEnvironment) -> None:
@@ -147,10 +135,3 @@ def test_a_fence_leaves_room_for_processes(shared: ContainerEnvironment) -> None
     # When a fenced command starts programs; then it can
     outcome = shared.start(ExecRequest(action_id="a1", command="/bin/ls / | /bin/wc -l", fence=True, timeout_s=60)).wait()
     assert (outcome.status, outcome.exit_code, outcome.stderr) == ("succeeded", 0, b"")
-
-
-def _reads(env: ContainerEnvironment, path: str) -> bytes:
-    try:
-        return env.read_file(path)
-    except SandboxError:
-        return b""

@@ -19,7 +19,7 @@ from workers.cpu.docker.sandbox import ContainerSandbox
 from workers.cpu.errors import EnvironmentGone
 
 from .conftest import NODE
-from .support import containers, descriptors, groups_of, neighbour_at_work, processes_of, rss_mb, sandbox_threads
+from .support import containers, descriptors, groups_of, neighbour_at_work, processes_of, sandbox_threads
 
 NAP = f"322.7341{RUN}"
 """A time to sleep that no other program here sleeps."""
@@ -48,8 +48,7 @@ LATE = "ran longer than"
 CONTROL = "/run/tangram"
 
 HOSTILE = [
-    # A shell that cannot fork ends: these two fork once, and need no process of their own to be there until they are late.
-    Hostile("forks in pipes", "b() { b | b & }; b; while :; do :; done", "timed_out", LATE),
+    # A shell that cannot fork ends: this one forks once, and needs no process of its own to be there until it is late.
     Hostile("forks and exits", "f() { f & f & }; f & while :; do :; done", "timed_out", LATE),
     # The size of one file and what the environment writes in all have the same limit.
     Hostile("one large file", "yes > big", "succeeded", codes=(153,), may_fail_for="disk_limit"),
@@ -61,9 +60,7 @@ HOSTILE = [
         "to disk",
     ),
     Hostile("empty files", "i=0; while :; do : > $i; i=$((i+1)); done", "failed", "to disk"),
-    Hostile("memory", "tail /dev/zero", "succeeded", "MB of memory were full", (137,)),
     Hostile("endless output", "yes | tee /dev/stderr", "timed_out", LATE),
-    Hostile("children ignore SIGTERM", "(trap '' TERM; while :; do :; done) & wait", "timed_out", LATE),
     Hostile("respawns", f"r() {{ trap 'r & exit' TERM; sleep {NAP}; }}; r & sleep 20", "timed_out", LATE),
     Hostile("kills all", "kill -9 -1", "succeeded", codes=(0, 1)),
     Hostile("kills process 1", "kill -9 1; kill -TERM 1; kill -STOP 1; kill -HUP 1; kill -USR1 1; true", "succeeded", codes=(0,)),
@@ -199,16 +196,6 @@ def test_a_hostile_command_hurts_itself_alone(
     assert printed(sandbox.open(EnvironmentSpec(id="own")), "echo fresh") == "fresh\n"  # the next test goes on with it
     # And nothing is left after the end
     assert until(lambda: processes_with(NAP) == [])
-
-
-def test_an_endless_report_takes_no_memory_of_the_worker(env: ContainerEnvironment) -> None:
-    # Given a session
-    printed(env, ":")
-    before_mb = rss_mb()
-    # When a command writes to the pipe of reports without ever ending a line
-    attack(env, Hostile("", f"tr '\\0' x </dev/zero | cat > $(echo {CONTROL}/*/done)", "timed_out", timeout_s=2))
-    # Then the worker has kept next to nothing of it
-    assert rss_mb() - before_mb < 16
 
 
 def test_what_writes_on_in_the_background_is_ended_too(

@@ -24,7 +24,7 @@ from workers.cpu.opening import Opening
 from .conftest import NODE
 from .images import make_busybox
 from .killed_worker import STARTS
-from .support import box_of, containers, groups_of, processes_of, waits_for_its_worker, worker
+from .support import box_of, containers, docker, groups_of, processes_of, waits_for_its_worker, worker
 
 NAP = f"320.2917{RUN}"
 NO_SHELL = "tangram-test-no-shell:1"
@@ -68,19 +68,6 @@ def test_a_container_that_starts_after_its_worker_was_killed_goes_by_itself(tmp_
         assert until(lambda: containers(node) == [])
 
 
-def test_what_a_worker_left_is_removed_when_the_next_one_starts(tmp_path: Path, image: str, options: ContainerOptions) -> None:
-    # Given a container of this node that does not end with its worker
-    node = f"{NODE}-left"
-    subprocess.run(
-        ["docker", "run", "-d", "--label", f"tangram.node={node}", image, "sleep", "300"], check=True, capture_output=True, timeout=60
-    )
-    assert len(containers(node)) == 1
-    # When a sandbox of the node starts
-    with box_of(tmp_path / "box", options, node):
-        # Then it is gone
-        assert containers(node) == []
-
-
 def test_a_sandbox_leaves_the_containers_of_other_nodes(tmp_path: Path, options: ContainerOptions, env: ContainerEnvironment) -> None:
     # Given an environment of one node; when another node's sandbox comes and goes
     with box_of(tmp_path / "other", options, f"{NODE}-other"):
@@ -101,24 +88,14 @@ def test_a_container_killed_from_outside_ends_its_command_and_its_environment(sa
         for outcome in outcomes:
             assert outcome.result(60).status == "lost", outcome
             assert "container ended" in outcome.result().reason
-    assert until(lambda: sandbox.environments() == ())
-    for use in (lambda: run(env, ":"), lambda: env.read_file("x"), lambda: env.write_file("x", b""), lambda: sandbox.get("e1")):
-        with pytest.raises(EnvironmentGone):
+    assert until(lambda: sandbox.environments() == () and not env.container.control.exists())
+    for use in (lambda: run(env, ":"), lambda: env.read_file("x"), lambda: env.write_file("x", b"")):
+        with pytest.raises(EnvironmentGone, match="e1 is lost: its container ended"):
             use()
+    with pytest.raises(EnvironmentGone):
+        sandbox.get("e1")
     # And one of the same id can be opened afresh
     assert printed(sandbox.open(of("e1")), "ls") == ""
-
-
-def test_an_idle_container_killed_from_outside_is_off_the_books(sandbox: ContainerSandbox, env: ContainerEnvironment) -> None:
-    # Given an idle environment that has worked
-    printed(env, ":")
-    control = env.container.control
-    # When its container is killed
-    subprocess.run(["docker", "kill", env.container.id], check=True, capture_output=True)
-    # Then the environment goes, with its files
-    assert until(lambda: sandbox.environments() == () and not control.exists())
-    with pytest.raises(EnvironmentGone, match="e1 is lost: its container ended"):
-        run(env, ":")
 
 
 def test_a_container_that_does_not_come_up_in_time_is_given_up(tmp_path: Path, options: ContainerOptions, hangs: str) -> None:
@@ -147,17 +124,6 @@ def test_an_image_that_cannot_be_had_or_has_no_shell_is_refused_in_one_line(
     assert sandbox.environments() == ()
     assert until(lambda: containers(NODE) == [])
     assert list((tmp_path / "box" / "control").iterdir()) == []
-
-
-def test_memory_that_the_engine_refuses_leaves_nothing(tmp_path: Path, options: ContainerOptions) -> None:
-    # Given a container that stands ready
-    with box_of(tmp_path / "box", replace(options, warm={options.image or "": 1})) as box:
-        assert until(lambda: box._pool.standing(options.image or "") == 1)
-        # When an environment wants more memory than the engine can count
-        with pytest.raises(ContainerFailed):
-            box.open(of("e1", memory_mb=1 << 44))
-        # Then it is refused, and no more containers are there than stand ready
-        assert until(lambda: box._pool.standing(options.image or "") == 1 and len(containers(NODE)) == 1)
 
 
 def test_an_environment_of_less_memory_than_any_container_may_have_stands(sandbox: ContainerSandbox) -> None:
@@ -219,17 +185,24 @@ def test_what_stands_ready_is_filled_up_and_not_beyond(tmp_path: Path, options: 
     assert until(lambda: containers(NODE) == [])
 
 
-def test_one_that_stood_ready_and_was_killed_is_not_given(tmp_path: Path, options: ContainerOptions) -> None:
+def test_one_that_stood_ready_and_was_killed_or_is_to_have_what_no_container_can_is_not_given(
+    tmp_path: Path, options: ContainerOptions
+) -> None:
     # Given one that stands ready, and is killed there
     image = options.image or ""
     with box_of(tmp_path / "box", replace(options, warm={image: 1})) as box:
         assert until(lambda: box._pool.standing(image) == 1)
         (killed,) = containers(NODE)
-        subprocess.run(["docker", "kill", killed], check=True, capture_output=True)
+        docker("kill", killed)
         # When an environment is opened; then it works, with another container
         environment = box.open(of("e1"))
         assert environment.container.id != killed
         assert printed(environment, "echo well") == "well\n"
+        # When one wants more memory than the engine can count; then it is refused, and nothing is left of the one that it would have had
+        assert until(lambda: box._pool.standing(image) == 1)
+        with pytest.raises(ContainerFailed):
+            box.open(of("e2", memory_mb=1 << 44))
+        assert until(lambda: box._pool.standing(image) == 1 and len(containers(NODE)) == 2)
 
 
 @pytest.mark.parametrize("memory_mb", [24, 256])

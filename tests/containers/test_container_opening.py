@@ -102,42 +102,30 @@ def stuck(request: pytest.FixtureRequest, options: ContainerOptions, registry: R
     return hangs, replace(options, starting_limit=1), "waiting for its turn"
 
 
-@contextmanager
-def in_phase(box: ContainerSandbox, stuck: tuple[str, ContainerOptions, str], timeout_s: float | None) -> Iterator[Future[Environment]]:
-    """Give an open that is stuck, cancelled at once where it has no timeout; the turn that it waits for is taken by another."""
-    image, _, words = stuck
-    with opener_of(box) as opens:
-        other: Opening | None = None
-        if words.startswith("waiting"):
-            other, _ = opens("other", image)
-            assert until(lambda: other is not None and other.phase.startswith("starting"))
-        opening, opened = opens("e1", image, timeout_s)
+def test_a_cancel_ends_an_open(tmp_path: Path, stuck: tuple[str, ContainerOptions, str]) -> None:
+    # Given an open that is stuck in some phase; the turn that it waits for is taken by another
+    image, options, words = stuck
+    with box_of(tmp_path / "box", options) as box, opener_of(box) as opens:
+        other = opens("other", image)[0] if words.startswith("waiting") else None
+        assert other is None or until(lambda: other.phase.startswith("starting"))
+        opening, opened = opens("e1", image)
         assert until(lambda: opening.phase.startswith(words))
-        if timeout_s is None:
-            opening.cancel("enough")
-        yield opened
+        # When it is cancelled; then it ends for that reason, well before it would by itself
+        opening.cancel("enough")
+        with pytest.raises(ActionCancelled, match="^enough$"):
+            opened.result(60)
         if other is not None:
             other.cancel("over")
-
-
-def test_a_cancel_ends_an_open(tmp_path: Path, stuck: tuple[str, ContainerOptions, str]) -> None:
-    # Given an open that is stuck in some phase
-    with box_of(tmp_path / "box", stuck[1]) as box:
-        # When it is cancelled; then it ends for that reason, well before it would by itself
-        with in_phase(box, stuck, None) as opened, pytest.raises(ActionCancelled, match="^enough$"):
-            opened.result(60)
         # And nothing is left, and the same environment can be opened
         assert until(lambda: is_clear(tmp_path / "box"))
         assert printed(box.open(EnvironmentSpec(id="e1")), "echo up") == "up\n"
 
 
-def test_an_open_out_of_time_ends_and_says_in_what(tmp_path: Path, stuck: tuple[str, ContainerOptions, str]) -> None:
-    # Given an open that is stuck in some phase, and may take 5 seconds
-    with box_of(tmp_path / "box", stuck[1]) as box:
-        # When they are over; then it has ended, and says what it was doing
-        reason = f"^the environment was not open after 5 s: it was {stuck[2]}"
-        with in_phase(box, stuck, 5.0) as opened, pytest.raises(ActionTimedOut, match=reason):
-            opened.result(60)
+def test_an_open_out_of_time_ends_and_says_in_what(tmp_path: Path, options: ContainerOptions, hangs: str) -> None:
+    # Given an open that comes to nothing, and may take 3 seconds; when they are over; then it has ended, and says what it was doing
+    with box_of(tmp_path / "box", options) as box, opener_of(box) as opens:
+        with pytest.raises(ActionTimedOut, match="^the environment was not open after 3 s: it was starting a container"):
+            opens("e1", hangs, 3.0)[1].result(60)
         assert until(lambda: is_clear(tmp_path / "box"))
 
 
