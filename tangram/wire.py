@@ -229,6 +229,7 @@ class WireNode(TypedDict):
     have ended by themselves (id, reason, cause), `instances` those of services that are not absent. `domains` are the ids of its cores as
     grants shall name them, by what they share, neighbours next to each other; without it they are 0 to `cores` - 1, in one domain.
     `busy_cores` is how many of them were busy, by whatever, since the beat before; it is left out where that is not measured.
+    `held_cores` are the cores that each claimed action holds.
     `takes_causes` says that `tangram.stop` may name a cause; older workers do not take one.
     """
 
@@ -247,6 +248,7 @@ class WireNode(TypedDict):
     instances: NotRequired[list[WireInstance]]
     domains: NotRequired[list[list[int]]]
     busy_cores: NotRequired[float]
+    held_cores: NotRequired[dict[str, list[int]]]
     takes_causes: NotRequired[bool]
 
 

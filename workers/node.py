@@ -308,17 +308,17 @@ class Node:
                 _resize(call, on_resize)
 
     def still_holds(self, call: Call) -> bool:
-        """Say whether a call's result still counts: not where the scheduler took this node for lost, for its silence or another reason."""
-        if self._has_left:
-            return False
-        if not (call.cancel_reason or self._reporter.was_silent_since(call.began)):
+        """Say whether a call's result still counts: not if the scheduler took this node for lost. Waits for a store that is away."""
+        if not (self._has_left or call.cancel_reason or self._reporter.was_silent_since(call.began)):
             return True
-        try:
-            owner = self._store.get(f"{CLAIM_KEY_PREFIX}{call.id}:{call.grant['attempt']}")
-        except RedisError:
-            return True
-        # A store that was restarted has forgotten the claim, and nobody else's is in its place.
-        return owner is None or (isinstance(owner, bytes) and owner.decode() == self._incarnation)
+        while not self._has_left:
+            try:
+                owner = self._store.get(f"{CLAIM_KEY_PREFIX}{call.id}:{call.grant['attempt']}")
+            except RedisError:
+                clock.sleep(_CLAIM_PAUSE_S)  # the result could not be stored now either
+            else:  # a store that was restarted has forgotten the claim, and nobody else's is in its place
+                return owner in (None, self._incarnation.encode())
+        return False
 
     def finish(self, call: Call) -> None:
         """Report the end of a claimed call."""
@@ -380,8 +380,8 @@ class Node:
     def _describe(self) -> WireNode:
         with self._lock:
             running = [*self._calls, *self._arrived]
-        changing = self._now()
-        return cast(WireNode, {**self._description, "running": running, **changing})
+            held = {call.id: call.grant["core_ids"] for call in self._calls.values()}
+        return cast(WireNode, {**self._description, "running": running, "held_cores": held, **self._now()})
 
 
 def holding_of(grant: WireGrant) -> Holding:

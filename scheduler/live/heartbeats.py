@@ -2,15 +2,16 @@
 
 This module finds the nodes that are silent, idle or restarted, and sends `NodeLost` to the core.
 
-A beat names the actions and environments of a node. The scheduler asks a node for missing actions. It has a node give up actions
-and environments that the node should not have. Silence of a node does not count while the scheduler itself cannot receive beats.
+A beat names the actions and environments of a node. The scheduler asks a node for missing actions. It repeats the stops, closes and
+changes of cores that a beat shows undone. Silence of a node does not count while the scheduler itself cannot receive beats.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from scheduler.core.core import Core
@@ -23,7 +24,7 @@ from scheduler.live.transport import Transport
 from scheduler.model import ServiceSpec, events
 from scheduler.model.commands import Stop
 from scheduler.model.lifecycle import MISSED_BEATS
-from scheduler.model.state import State
+from scheduler.model.state import Node, State
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ HOUSEKEEPING_S = 0.5
 RETURN_S = 5.0
 """Time that nodes have for their first beat after the broker was away."""
 
-_OF_NOW = ("running", "environments", "lost", "instances", "busy_cores")
+_OF_NOW = ("running", "environments", "lost", "instances", "busy_cores", "held_cores")
 """Parts of a description that hold only for the moment."""
 
 RESTORE_UNSEEN_S = 180.0
@@ -41,6 +42,9 @@ RESTORE_UNSEEN_S = 180.0
 evicted instance, a minute each. After this time the control task, or the report of its end, counts as lost."""
 
 _UNDER_WAY = ("starting", "restoring", "evicting")
+
+Asked = tuple[str, str]
+"""A control task, and the action or environment that it is about."""
 
 MOST_RESENT = 2
 """Times that a grant is sent again to a node that reports it as unknown."""
@@ -81,8 +85,8 @@ class Heartbeats:
         self._incarnations: dict[str, str] = {}
         self._unheard: dict[str, None] = {}
         self._beat_at: dict[str, float] = {}
-        self._unexpected: dict[str, dict[tuple[str, str], int]] = {}
-        """How many beats in a row have shown what a node should not hold, by node."""
+        self._due_for: dict[str, dict[Asked, int]] = {}
+        """How many beats in a row have shown undone what a node is asked for, by node."""
         self._resent: dict[str, tuple[int, float]] = {}
         """How often an action was sent again to a node that does not know it, and when last."""
         self._looked_at = now
@@ -119,7 +123,7 @@ class Heartbeats:
     def forget_the_gone(self) -> None:
         """Drop the entries of gone nodes and ended actions."""
         nodes, running, waiting = self._core.state.nodes, self._core.state.running, self._core.state.waiting
-        for kept in (self._incarnations, self._beat_at, self.busy_cores, self._executor.descriptions, self._unheard, self._unexpected):
+        for kept in (self._incarnations, self._beat_at, self.busy_cores, self._executor.descriptions, self._unheard, self._due_for):
             for name in [name for name in kept if name not in nodes]:
                 del kept[name]
         self.instances.forget([name for name in self.instances.nodes() if name not in nodes])
@@ -191,7 +195,7 @@ class Heartbeats:
         else:
             self._handle(beat, now)
         self._ask(name)
-        self._sweep(name, description, now)
+        self._sweep(name, description)
         if name in self._unheard:
             self.instances.resumed(name, said, now)
         self.instances.beat(name, said, now)
@@ -289,41 +293,71 @@ class Heartbeats:
         unknown = events.Finished(id=action_id, attempt=attempt, status="lost", reason=reason, told_by="scheduler", cause="end_unknown")
         self._handle(unknown, now)
 
-    def _sweep(self, name: str, description: Mapping[str, Any], now: float) -> None:
-        """Have a node give up actions and environments that, by the core's books, it should not have.
+    def _sweep(self, name: str, description: Mapping[str, Any]) -> None:
+        """Ask a node again for what it should have done, by the core's books, and has not done, by its beats.
 
-        They are left over from a time in which the node counted as lost. They may have ended since, wait again, or be on another
-        node by now. Two beats in a row must show them, since a beat and a control task may cross. A control task may be lost,
-        so the node is asked again after 4, 8, 16 beats and so on. A node that closes slowly would fill its threads otherwise.
+        Two beats in a row must show it, since a beat and a control task may cross. A control task may be lost, so the node is asked
+        again after 4, 8, 16 beats and so on. A node that closes slowly would fill its threads otherwise.
         """
         node = self._core.state.nodes.get(name)
         if node is None:
             return
-        unexpected = [("tangram.stop", i) for i in description["running"] if i not in node.running]
-        unexpected += [("tangram.close_environment", e) for e in description["environments"] if e not in node.environments]
-        before = self._unexpected.get(name, {})
-        self._unexpected[name] = {each: before.get(each, 0) + 1 for each in unexpected}
-        for (task, id_), beats in self._unexpected[name].items():
+        due = self._due(node, description)
+        before = self._due_for.get(name, {})
+        self._due_for[name] = {each: before.get(each, 0) + 1 for each in due}
+        for (task, id_), beats in self._due_for[name].items():
             if beats > 1 and beats.bit_count() == 1:
-                log.warning("node %s holds %s, which it should not: %s", name, id_, task)
-                self._transport.send_control(name, task, {"id": id_, "attempt": 0, "reason": f"node {name} should not hold it any more"})
+                log.warning("the beats of node %s show %s as it should not be; again: %s", name, id_, task)
+                due[task, id_]()
+
+    def _due(self, node: Node, description: Mapping[str, Any]) -> dict[Asked, Callable[[], None]]:
+        """Return what a beat shows undone, and how to ask for it.
+
+        What the node should not have at all is left over from a time in which it counted as lost. It may have ended since, wait again,
+        or be on another node by now.
+        """
+        name, running = node.spec.name, self._core.state.running
+        undone = {
+            "tangram.stop": description["running"],
+            "tangram.close_environment": description["environments"],
+            "tangram.regrant": [
+                action_id
+                for action_id, core_ids in description.get("held_cores", {}).items()
+                if action_id in running and tuple(core_ids) != running[action_id].grant.core_ids
+            ],
+        }
+        due = {asked: ask for asked, ask in self._asked_of(node) if asked[1] in undone[asked[0]]}
+        strange = [("tangram.stop", i) for i in description["running"] if i not in node.running]
+        strange += [("tangram.close_environment", e) for e in description["environments"] if e not in node.environments]
+        for task, id_ in strange:
+            arguments = {"id": id_, "attempt": 0, "reason": f"node {name} should not hold it any more"}
+            due[task, id_] = partial(self._transport.send_control, name, task, arguments)
+        return due
+
+    def _asked_of(self, node: Node) -> Iterator[tuple[Asked, Callable[[], None]]]:
+        """Return what a node is asked for besides its grants, and how to ask for it. Each is harmless when it comes twice."""
+        closed_by_action = set[str | None]()
+        for action_id in node.running:
+            running = self._core.state.running[action_id]
+            grant, action = running.grant, running.waiting.action
+            if action.kind == "cpu.close":
+                closed_by_action.add(action.environment)
+            if running.stopping:
+                stop = Stop(id=action_id, node=grant.node, attempt=grant.attempt, reason=running.stopping, cause=running.stop_cause)
+                yield ("tangram.stop", action_id), partial(self._executor.stop, stop)
+            elif grant.core_ids or grant.background:
+                yield ("tangram.regrant", action_id), partial(self._executor.regrant, grant.node, action_id, grant)
+        for environment_id in node.environments:
+            if self._core.state.environments[environment_id].state == "closing" and environment_id not in closed_by_action:
+                task, arguments = "tangram.close_environment", {"id": environment_id, "attempt": 0, "reason": "it is being closed"}
+                yield (task, environment_id), partial(self._transport.send_control, node.spec.name, task, arguments)
 
     def resend_commands(self) -> None:
-        """Send commands again that may have been lost with a broker's connection. Each is harmless when it comes twice.
+        """Send commands again that may have been lost with a broker's connection.
 
         Grants are not sent again here. If a node's beats do not show a granted action, the node is asked for it. To a node that does
         not know it, `answer_unknown` sends the same grant again; an action that only calls an API is granted anew (`NeverArrived`).
         """
-        for running in self._core.state.running.values():
-            grant, action_id = running.grant, running.waiting.id
-            if running.stopping:
-                why, cause = running.stopping, running.stop_cause
-                self._executor.stop(Stop(id=action_id, node=grant.node, attempt=grant.attempt, reason=why, cause=cause))
-            elif grant.core_ids or grant.background:
-                self._executor.regrant(grant.node, action_id, grant)
-        actions = [running.waiting.action for running in self._core.state.running.values()]
-        closed_by_action = {action.environment for action in actions if action.kind == "cpu.close"}
-        for environment in self._core.state.environments.values():
-            if environment.state == "closing" and environment.node is not None and environment.id not in closed_by_action:
-                arguments = {"id": environment.id, "attempt": 0, "reason": "it is being closed"}
-                self._transport.send_control(environment.node, "tangram.close_environment", arguments)
+        for node in self._core.state.nodes.values():
+            for _, ask in self._asked_of(node):
+                ask()

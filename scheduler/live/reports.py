@@ -120,6 +120,7 @@ class _Described(BaseModel):
     incarnation: Text = ""
     services: dict[str, dict[str, Any]] = Field(default_factory=dict)
     instances: list[Any] = Field(default_factory=list)
+    held_cores: dict[str, list[int]] = Field(default_factory=dict)
 
 
 class Beat(_Report):

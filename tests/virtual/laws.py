@@ -30,8 +30,8 @@ def at_once(run: Run) -> list[str]:
 def now_and_then(run: Run) -> list[str]:
     """Laws that hold after every step, looked at every virtual second.
 
-    A command that loses a core may hold it beside the one that gets it, for as long as the message that says so is under way. Where
-    messages are lost although no connection breaks, that one is not sent again.
+    A command that loses a core may hold it beside the one that gets it, for as long as the message that says so is under way. While
+    messages are lost it is sent again at beats, after twice the time each.
     """
     runs = Counter(one.action for one in run.ledger.runs)
     idempotent = {told.action: told.idempotent for trainer in run.trainers for told in trainer.told}
@@ -46,10 +46,10 @@ def now_and_then(run: Run) -> list[str]:
     frozen = {f"{node.name}/{node.starts}" for node in run.nodes if node.process is None or node.process.frozen}
     shared = {one for one in run.ledger.shared() if one[0] not in frozen}
     run.shared = {pair: run.shared.get(pair, run.world.now) for pair in shared}
-    if not any(fault.kind == "messages lost" for fault in run.scenario.faults):
-        for (worker, one, other), since in run.shared.items():
-            if run.world.now - since > LATE_S:
-                broken.append(f"no core is held twice: {one} and {other} on {worker}: {run.ledger.cores[worker]}")
+    lossy = [fault.at_s + fault.lasts_s for fault in run.scenario.faults if fault.kind == "messages lost" and fault.at_s < run.world.now]
+    for (worker, one, other), since in run.shared.items():
+        if run.world.now > LATE_S + max([since, *(2 * end - since for end in lossy if end > since)]):
+            broken.append(f"no core is held twice: {one} and {other} on {worker}: {run.ledger.cores[worker]}")
     return broken
 
 

@@ -40,6 +40,51 @@ FOUND = {
         (Rollout("t4", "a", 10.0, (OPEN, Step(0.1, "exec", (run(0.05, 1, 1),)), Step(3.0, "exec", (run(2.0, 2, 1, 2, 4),)))),),
         (Fault(13.677, "messages lost", target=3, lasts_s=20.0, amount=5.0),),
     ),
+    "a node that could not look at its claim kept a result that the scheduler had given up": Scenario(
+        2554,
+        (4,),
+        (
+            Rollout(
+                "t0",
+                "a",
+                0.0,
+                (
+                    OPEN,
+                    Step(1.0, "exec", (run(8.0, 1, 1, 2, 4, parallel=0.9, timeout_s=3.0),)),
+                    Step(3.0, "exec", (run(0.0, 2, 1, 2, 4, timeout_s=0.2, idempotent=True),)),
+                    Step(0.1, "exec", (run(8.0, 3, 1, idempotent=True),)),
+                ),
+            ),
+        ),
+        (Fault(9.747, "cut node", lasts_s=8.0, amount=5.0), Fault(10.686, "answers lost", lasts_s=20.0, amount=5.0)),
+    ),
+    "a close that the broker lost was not sent again": Scenario(
+        2239,
+        (4, 2),
+        (
+            Rollout(
+                "t5",
+                "b",
+                0.0,
+                (
+                    OPEN,
+                    Step(0.0, "exec", (run(0.05, 1, 1, 2, 4, parallel=0.9),)),
+                    Step(3.0, "cancel"),
+                    Step(0.1, "work", ({"work_s": 4.0, "number": 532},)),
+                ),
+            ),
+        ),
+        (Fault(2.335, "messages lost", lasts_s=8.0, amount=5.0),),
+    ),
+    "a change of cores that the broker lost was not sent again": Scenario(
+        14,
+        (4,),
+        (
+            Rollout("t0", "a", 0.0, (OPEN, Step(0.0, "exec", (run(80.0, 1, 1, 2, 4, parallel=0.9),)))),
+            Rollout("t1", "a", 2.0, (OPEN, Step(1.0, "exec", (run(20.0, 2, 1),)))),
+        ),
+        (Fault(2.5, "messages lost", lasts_s=1.0, amount=5.0),),
+    ),
 }
 
 
