@@ -48,18 +48,9 @@ hosts = ["127.0.0.1"]
 [quotas.public]
 concurrency = 32
 
-[quotas.dated]
-rate_per_s = 20
-hosts = ["127.0.0.1"]
-
 [quotas.llm]
 tokens_per_min = 600
 hosts = ["127.0.0.1"]
-
-[quotas.costly]
-tokens_per_min = 600
-hosts = ["127.0.0.1"]
-usage_header = "X-Cost"
 """
 
 INCLUDE = ("tests.live.live_tasks",)
@@ -86,6 +77,9 @@ seconds. The next scheduler leads soon. One that a busy machine holds up leads o
 
 FAST_BEATS = {"TANGRAM_BEAT_S": "2"}
 """For stacks that lose nodes by their silence: a node is lost after six seconds."""
+
+ORPHAN_S = 15.0
+"""How long clients may be silent where tests wait for that; seconds."""
 
 
 @dataclass
@@ -133,11 +127,6 @@ class Live:
         self.process(name).send_signal(with_signal)
         self.until(lambda: name in self.stack.dead())
 
-    def replace_scheduler(self) -> None:
-        """Kill the scheduler and start the next one."""
-        self.end("scheduler")
-        self.stack.restart("scheduler")
-
     def command(self, name: str) -> Command:
         """Return what a process of that name is started with."""
         return next(command for command in stack.commands(self.plan) if command.name == name)
@@ -161,11 +150,6 @@ class Live:
         if not wait_until(lambda: bool(condition()), timeout_s):
             names = ["scheduler", *self.plan.node_names()]
             raise AssertionError("waited in vain\n" + "\n".join(f"--- {name}\n{self.log(name)[-2000:]}" for name in names))
-
-
-def ended_calls(live: Live, quota: str) -> int:
-    """Return of how many calls the scheduler knows the ends, which trainers learn of a little earlier."""
-    return int(live.rows(f"select count(*) from actions where quota = '{quota}' and ended_at is not null")[0][0])
 
 
 @contextlib.contextmanager

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from celery import Celery
 
 from app.action_task import Call
-from tangram.wire import WireGrant, WireNode
+from app.broker.memory_store import MemoryBroker, MemoryStore
+from tangram.wire import CLAIM_KEY_PREFIX, CLAIM_TTL_S, WireGrant, WireNode
 from workers.node import Node
 
 DESCRIPTION: WireNode = {
@@ -22,11 +21,14 @@ GRANT: WireGrant = {
 
 
 @pytest.fixture
-def nodes(redis_urls: Any) -> tuple[Node, Node]:
-    """Return two nodes over one store, neither of which has joined: what they would report stays with them."""
-    store = redis_urls.client()
-    first, second = (Node(Celery(set_as_current=False), store, DESCRIPTION, beat_s=1.0, usage_s=1.0, timeout_s=60.0) for _ in range(2))
-    return first, second
+def store() -> MemoryStore:
+    return MemoryStore(MemoryBroker())
+
+
+@pytest.fixture
+def node(store: MemoryStore) -> Node:
+    """Return a node that has not joined: what it would report stays with it."""
+    return Node(Celery(set_as_current=False), store, DESCRIPTION, beat_s=1.0, usage_s=1.0, timeout_s=60.0)  # type: ignore[arg-type]
 
 
 def claim(node: Node, action_id: str = "a", **other: object) -> Call | None:
@@ -34,23 +36,27 @@ def claim(node: Node, action_id: str = "a", **other: object) -> Call | None:
     return node.claim(action_id, {**GRANT, **other}, {})  # type: ignore[typeddict-item]
 
 
-def test_a_grant_of_a_scheduler_that_was_replaced_is_dropped(nodes: tuple[Node, Node]) -> None:
+def test_a_grant_of_a_scheduler_that_was_replaced_is_dropped(node: Node) -> None:
     # Given a node that has had a grant of one scheduler; when one of an earlier scheduler comes; then it is dropped, and no later one is
-    node, _ = nodes
     assert claim(node) is not None
     assert claim(node, "late", epoch=6) is None
     assert claim(node, "next", epoch=8) is not None
 
 
-def test_a_grant_for_the_worker_before_is_dropped(nodes: tuple[Node, Node]) -> None:
-    node, _ = nodes
+def test_a_grant_for_the_worker_before_is_dropped(node: Node) -> None:
     assert claim(node, incarnation="that of before") is None
     assert claim(node, incarnation=node._incarnation) is not None
 
 
-def test_a_stop_that_overtakes_its_grant_stops_the_call_at_once(nodes: tuple[Node, Node]) -> None:
+def test_a_claim_outlives_the_timeout_of_its_action(node: Node, store: MemoryStore) -> None:
+    # Given an action that may run for longer than claims are kept beyond that
+    timeout_s = 3.0 * CLAIM_TTL_S
+    assert node.claim("a", GRANT, {"timeout_s": timeout_s}) is not None
+    assert store.pttl(f"{CLAIM_KEY_PREFIX}a:1") > 1000 * (timeout_s + CLAIM_TTL_S / 2)
+
+
+def test_a_stop_that_overtakes_its_grant_stops_the_call_at_once(node: Node) -> None:
     # Given a stop of a try that has not come; when it comes and begins
-    node, _ = nodes
     node.stop("a", 1, "its job was cancelled")
     call, stopped = claim(node), list[str]()
     assert call is not None

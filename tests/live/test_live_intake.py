@@ -50,7 +50,7 @@ def take_all(intake: RedisIntake, count: int) -> dict[str, list[int]]:
 
 def test_each_queue_keeps_its_order_while_others_send(open_intake: Open, redis_urls: Any) -> None:
     # Given two senders at work on two queues
-    intake, count = open_intake(1), 1500
+    intake, count = open_intake(1), 600
 
     def send(queue: str) -> None:
         with redis_urls.client() as client:

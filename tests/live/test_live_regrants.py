@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
-from sqlalchemy import Engine
-
-from app.broker.transport import KombuTransport
-from app.celery import make_app
 from app.journal.writing import SqlJournal
 from scheduler.core.core import Core
 from scheduler.live.command_executor import CommandExecutor
@@ -20,8 +14,9 @@ from scheduler.live.service import Service
 from scheduler.model import Grant, commands
 from scheduler.policies import make_policy
 from tangram.action import Action, Cost
-from tangram.settings import Settings
-from tangram.wire import GRANT_HEADER
+from tangram.wire import GRANT_HEADER, node_queue
+from tests.scheduler.deployed import Broker
+from tests.virtual.network import open_journal
 
 ACTION = Action(kind="some.task", cost=Cost.of(cores=(1, 2)))
 MESSAGE = json.dumps(
@@ -30,23 +25,19 @@ MESSAGE = json.dumps(
 NODE = {"name": "n", "kinds": ["cpu"], "labels": [], "cores": 4, "memory_mb": 0, "cells": 0, "cell_memory_mb": 0, "incarnation": "1"}
 
 
-@pytest.fixture
-def transport(redis_urls: Any) -> Iterator[KombuTransport]:
-    """Return the scheduler's end of a broker."""
-    settings = Settings(broker_url=redis_urls.broker, result_url=redis_urls.result)
-    transport = KombuTransport(make_app(settings), connect_timeout_s=5.0)
-    yield transport
-    transport.close()
-
-
-def sent(redis_urls: Any) -> list[dict[str, Any]]:
+def sent(broker: Broker) -> list[dict[str, Any]]:
     """Return what has been sent to the node, in order."""
-    with redis_urls.client() as client:
-        return [json.loads(message) for message in client.lrange("node.n", 0, -1)[::-1]]
+    return [json.loads(message) for message in broker.waiting(node_queue("n"))]
 
 
-def test_a_change_of_cores_reaches_the_node_and_the_next_scheduler(engine: Engine, transport: KombuTransport, redis_urls: Any) -> None:
-    core = Core(make_policy("fcfs"))
+def changes(broker: Broker) -> list[Any]:
+    """Return the changes among that."""
+    return [json.loads(base64.b64decode(one["body"]))[1] for one in sent(broker) if one["headers"]["task"] == "tangram.regrant"]
+
+
+def test_a_change_of_cores_reaches_the_node_and_the_next_scheduler() -> None:
+    core, broker = Core(make_policy("fcfs")), Broker()
+    transport, (_, engine) = broker.transport(1), open_journal()
     with SqlJournal(engine) as journal:
         # Given an action that is started on two cores
         executor = CommandExecutor(core, transport, journal, epoch=1)
@@ -61,18 +52,14 @@ def test_a_change_of_cores_reaches_the_node_and_the_next_scheduler(engine: Engin
         executor.carry_out(commands.Resize(id="a", node="n", attempt=1, core_ids=(1,), units=1), 3.5)
         executor.commit([])
         # Then its node was told each, in an order that it can tell
-        start, *regrants = sent(redis_urls)
-        grant = start["headers"][GRANT_HEADER]
+        grant = sent(broker)[0]["headers"][GRANT_HEADER]
         assert (grant["core_ids"], grant["units"], grant["background"]) == ([2, 3], 2, False)
-        assert [regrant["headers"]["task"] for regrant in regrants] == ["tangram.regrant"] * 2
-        assert [json.loads(base64.b64decode(regrant["body"]))[1] for regrant in regrants] == [
-            {"epoch": 1, "serial": 1, "grants": [["a", 1, [], True]]},
-            {"epoch": 1, "serial": 2, "grants": [["a", 1, [1], False]]},
-        ]
+        told = [{"epoch": 1, "serial": 1, "grants": [["a", 1, [], True]]}, {"epoch": 1, "serial": 2, "grants": [["a", 1, [1], False]]}]
+        assert changes(broker) == told
         # And a scheduler that starts over goes on with what it has now
         service = Service(core, transport, journal, epoch=2, clock=lambda: 4.0)
         assert service.recover() == 1
         # Which tells the node again, since the one before may have ended before it did
-        assert json.loads(base64.b64decode(sent(redis_urls)[-1]["body"]))[1] == {"epoch": 2, "serial": 1, "grants": [["a", 1, [1], False]]}
+        assert changes(broker) == [*told, {"epoch": 2, "serial": 1, "grants": [["a", 1, [1], False]]}]
     resumed = core.state.running["a"].grant
     assert (resumed.core_ids, resumed.units, resumed.background) == ((1,), 1, False)

@@ -1,4 +1,4 @@
-"""Trainers that are killed, stopped for a while and come back: what they leave ends, what lives goes on."""
+"""Trainers that are killed or stand still, as real processes; `tests/scheduler/test_clients.py` has all that ends with them."""
 
 from __future__ import annotations
 
@@ -9,27 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import psutil
-import pytest
-from celery import Celery
-
-from app.local.stack import StackPlan
 from tangram import Action, Cost
-from tangram.connection import open_store
-from tangram.life_signs import silences
-from tangram.wire import INGRESS_QUEUE
 from tests.freezing import freeze
-from tests.live.support import Live, running
+from tests.live.support import ORPHAN_S, Live
 
-ORPHAN_S = 15.0
-
-
-@pytest.fixture(scope="module")
-def watched(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """Run a stack that soon gives up clients that are silent; tests may leave commands of theirs running."""
-    plan = StackPlan(cores=4, memory_mb=4096, api_nodes=0, variables={"TANGRAM_ORPHAN_S": str(ORPHAN_S)})
-    with running(tmp_path_factory.mktemp("watched"), plan) as started:
-        yield started
+GONE = f"its client gave no sign of life for {ORPHAN_S:g} s"
 
 
 @dataclass
@@ -85,62 +69,29 @@ def state(live: Live, environment: str) -> tuple[str, str]:
     return (rows[0].state, rows[0].reason) if rows else ("", "")
 
 
-def in_environment(environment: str, command: str) -> Action:
-    """Return a command for an environment that another client has opened."""
-    arguments = {"environment": environment, "command": command, "session": "mine"}
-    return Action(kind="cpu.exec", environment=environment, session="mine", cost=Cost.of(cores=1), arguments=arguments)
-
-
-def test_a_killed_trainer_leaves_only_what_is_detached_or_has_no_client(watched: Live) -> None:
-    # Given two clients of one job, and an environment that was opened, and a command that was sent, by plain Celery
-    live = watched
+def test_a_killed_trainer_leaves_only_what_is_detached(harmed: Live) -> None:
+    # Given two clients of one job
+    live = harmed
     with live.client("training") as client, client.open(trajectory="t") as env, training(live) as trainer:
-        publish(live, Action(kind="cpu.open", environment="plain", job="training", arguments={"environment": "plain"}), "open-plain")
-        live.until(lambda: state(live, "plain")[0] == "open")
-        command = {"environment": "plain", "command": "sleep 300"}
-        publish(live, Action(kind="cpu.exec", environment="plain", job="training", cost=Cost.of(cores=1), arguments=command), "exec-plain")
-        live.until(lambda: status(live, "exec-plain") == "running")
-        # When one is killed, and the scheduler afterwards
+        # When one is killed
         trainer.process.send_signal(signal.SIGKILL)
         trainer.process.wait(60)
-        live.replace_scheduler()
         # Then its command is cancelled and its environment closed, for that reason
         live.until(lambda: status(live, trainer.command) == "cancelled")
-        reason = f"its client gave no sign of life for {ORPHAN_S:g} s"
-        live.until(lambda: state(live, trainer.environment) == ("closed", reason))
-        # And the detached one stands for other clients, which have lost nothing
-        assert client.submit(in_environment(trainer.detached, "echo here")).result(60).stdout == "here\n"
+        live.until(lambda: state(live, trainer.environment) == ("closed", GONE))
+        # And the detached one stands for the other client, which has lost nothing
+        arguments = {"environment": trainer.detached, "command": "echo here", "session": "mine"}
+        there = Action(kind="cpu.exec", environment=trainer.detached, session="mine", cost=Cost.of(cores=1), arguments=arguments)
+        assert client.submit(there).result(60).stdout == "here\n"
         assert env.exec("echo fine").stdout == "fine\n"
-        # And what has no client goes on
-        assert (status(live, "exec-plain"), state(live, "plain")[0]) == ("running", "open")
 
 
-def test_a_trainer_that_stands_still_loses_nothing_before_the_limit_and_learns_why_after_it(watched: Live) -> None:
-    live = watched
-    store = open_store(str(live.settings.result_url), 5.0)
+def test_a_trainer_that_stands_still_learns_why_it_was_given_up(harmed: Live) -> None:
+    live = harmed
     with training(live) as trainer:
-        stopped = psutil.Process(trainer.process.pid)
-        # Given a trainer that stands still for less than the limit
-        freeze(stopped.pid)
-        live.until(lambda: (silences(store, [trainer.client])[trainer.client] or 0.0) > ORPHAN_S / 2)
-        stopped.resume()
-        # Then it goes on, and nothing of it has ended two limits later
         assert trainer.run("echo on") == "on"
-        live.until(lambda: (silences(store, [trainer.client])[trainer.client] or 0.0) < 1.0)
-        assert (status(live, trainer.command), state(live, trainer.environment)[0]) == ("running", "open")
-        # When it stands still until it is given up
-        freeze(stopped.pid)
+        freeze(trainer.process.pid)
         live.until(lambda: state(live, trainer.environment)[0] == "closed")
-        stopped.resume()
-        # Then it is told
+        trainer.process.send_signal(signal.SIGCONT)
         said = trainer.run("echo still there")
-        assert said.startswith(f"ActionFailed: environment {trainer.environment} was closed ")
-        assert said.endswith(f"its client gave no sign of life for {ORPHAN_S:g} s")
-    store.connection_pool.disconnect()
-
-
-def publish(live: Live, action: Action, task_id: str) -> None:
-    """Send an action as an ordinary Celery message."""
-    with Celery(broker=live.stack.broker_url, set_as_current=False) as app:
-        headers = {"tangram": action.to_header()}
-        app.send_task(action.kind, kwargs=dict(action.arguments), task_id=task_id, queue=INGRESS_QUEUE, headers=headers)
+        assert said.startswith(f"ActionFailed: environment {trainer.environment} was closed ") and said.endswith(GONE)

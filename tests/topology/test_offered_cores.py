@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+from celery import signals
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +15,7 @@ from scheduler.live.descriptions import node_spec
 from tangram.settings import Settings
 from workers.cpu.cores import CoreMap
 from workers.cpu.topology import Domain, Topology, read_topology
-from workers.start import _offered_cores, describe
+from workers.start import _offered_cores, _process_sandbox, describe
 
 
 def offered(machine: Topology, **given: int) -> list[list[int]]:
@@ -47,6 +49,27 @@ def test_nothing_left_is_refused_in_one_line(reserved: int) -> None:
     # Given two cores; when both are reserved; then the worker says so and does not start
     with pytest.raises(ConfigError, match=f"^TANGRAM_RESERVED_CORES={reserved} leaves nothing of the 2 cores here$"):
         offered(Topology((Domain(((0, 1),)),)), reserved_cores=reserved)
+
+
+# How commands are set apart
+
+
+def test_a_worker_whose_commands_see_the_host_warns_of_it_and_so_does_its_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Given a host on which bubblewrap does not work
+    (tmp_path / "bwrap").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(signals.worker_ready, "receivers", [])
+    # When a worker of its own accord does without
+    sandbox, isolation = _process_sandbox(tmp_path / "base", CoreMap((0,)), Settings())
+    sandbox.close()
+    # Then it says so, once it is ready
+    assert isolation == "none"
+    signals.worker_ready.send(sender=None)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and record.getMessage().startswith("commands are set apart by: none (bubblewrap does not work")
 
 
 # How the scheduler takes it

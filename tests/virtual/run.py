@@ -241,15 +241,15 @@ def _settings() -> Settings:
 
 
 @contextmanager
-def running(scenario: Scenario) -> Iterator[Run]:
-    """Prepare the run of a scenario, and clear up after it."""
+def running(scenario: Scenario, event_log: Path | None = None) -> Iterator[Run]:
+    """Prepare the run of a scenario, whose schedulers may keep an event log, and clear up after it."""
     world = World(scenario.seed)
     network = Network(world)
     database, engine = open_journal()
     use(APP, network.broker)
     random.seed(scenario.seed)
     hexes = random.Random(f"hex {scenario.seed}")
-    run = Run(scenario, world, network, database, engine, Ledger(), _settings())
+    run = Run(scenario, world, network, database, engine, Ledger(), _settings().model_copy(update={"event_log": event_log}))
     with (
         clock.installed(world),
         patch.object(secrets, "token_hex", lambda size=16: hexes.randbytes(size).hex()),

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import pytest
+
+from app.event_log import main
 from tests.virtual.run import broken_laws, running
 from tests.virtual.scenario import Fault, Scenario, scenario
 from tests.virtual.shrink import law_of, shortest
@@ -50,6 +54,26 @@ def test_a_scheduler_may_die_at_each_of_its_calls() -> None:
 
         assert broken == [], log
         assert [status for _, status, _ in told] == ["succeeded"] * 3
+
+
+def test_an_outage_of_the_broker_for_longer_than_three_beats_loses_no_node() -> None:
+    broken, _, _, told = story(Scenario(1, (2,), (ROLLOUT,), (Fault(2.0, "broker away", lasts_s=20.0),)))
+
+    assert broken == [] and [status for _, status, _ in told] == ["succeeded"] * 3
+
+
+def test_the_event_log_of_schedulers_that_die_replays_to_the_same_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Given schedulers that keep a log of elastic commands, when one dies, then the log replays, and has no word of what commands were."""
+    log = tmp_path / "events.jsonl"
+    elastic = tuple({**COMMAND, "parallel": 0.9, "print": 271_828, "units": (1, 2)} for _ in range(3))
+    rollout = replace(ROLLOUT, steps=(Step(0.0, "open"), Step(0.1, "exec", elastic), Step(0.0, "close")))
+    with running(Scenario(1, (3,), (rollout,), (Fault(4.0, "kill scheduler", amount=3),)), log) as run:
+        assert run.go() == []
+
+    said = log.read_text()
+    assert said.count("tangram.events/4") == 2 and '"type":"Resize"' in said and "271828" not in said
+    assert main([str(log)]) == 0
+    assert capsys.readouterr().out.endswith(" decisions, all equal\n")
 
 
 def test_a_planted_defect_is_found_and_made_short() -> None:
