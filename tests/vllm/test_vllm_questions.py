@@ -28,10 +28,16 @@ def test_answers_are_put_in_the_order_of_their_indices() -> None:
     assert questions.read_scores(answer, 2, 0) == [-1.0, 2.5]
 
 
-@pytest.mark.parametrize("probs", [[], [0.5, 0.5], [float("nan")], [None]])
-def test_a_score_that_is_none_is_named(probs: list[Any]) -> None:
-    with pytest.raises(CallFailed, match=r"items\[7\]"):
-        questions.read_scores({"data": [{"index": 0, "probs": probs}]}, 1, 7)
+@pytest.mark.parametrize(
+    ("key", "given_score", "pooling"),
+    [
+        *[("probs", probs, "classify") for probs in ([], [0.5, 0.5], [float("nan")], [None])],
+        *[("data", data, "reward") for data in ([], [[0.1, 0.9]], [0.5], [[float("nan")]])],
+    ],
+)
+def test_a_score_that_is_none_is_named(key: str, given_score: Any, pooling: Any) -> None:
+    with pytest.raises(CallFailed, match=r"items\[7\]: the model's score is "):
+        questions.read_scores({"data": [{"index": 0, key: given_score}]}, 1, 7, pooling)
 
 
 @pytest.mark.parametrize(
@@ -103,9 +109,3 @@ def test_a_reward_model_is_asked_for_every_token_and_the_last_one_counts() -> No
         {"model": "rm", "input": [[1, 2], [3]], "use_activation": False, "task": "token_classify", "encoding_format": "float"},
     )
     assert questions.read_scores(answer, 2, 0, "reward") == [-2.0, 3.5]
-
-
-@pytest.mark.parametrize("data", [[], [[0.1, 0.9]], [0.5], [[float("nan")]]])
-def test_an_answer_without_one_value_for_the_last_token_is_no_score(data: object) -> None:
-    with pytest.raises(CallFailed, match=r"items\[7\]: the model's score is "):
-        questions.read_scores({"data": [{"index": 0, "data": data}]}, 1, 7, "reward")

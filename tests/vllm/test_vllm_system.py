@@ -58,25 +58,24 @@ def test_servers_take_turns_on_a_cell_and_one_that_is_killed_at_work_is_started_
     stack.live.until(lambda: stack.ends() == {"succeeded": 16})
     if made_up:
         assert [len(fakes[name].servers()) for name in ("rm", "teacher")] == [2, 1]
+        leaves_what_the_next_worker_ends(stack, fakes["rm"])
     else:
         # Each start sets the log of the one before aside: that one is the killed server's.
         (log,) = (stack.live.stack.state_dir / "services").glob("vllm-rm-*.log")
         assert f"pid={server})" in log.with_name(log.name + ".1").read_text()
 
 
-@pytest.mark.parametrize("stack", ["made-up"], indirect=True)
-def test_what_a_worker_leaves_that_is_killed_with_its_guard_is_ended_by_the_next_of_its_name(stack: System, fakes: dict[str, Fake]) -> None:
+def leaves_what_the_next_worker_ends(stack: System, fake: Fake) -> None:
+    """Kill a worker with its guard, and check that the next one of its name serves as it did and has ended what was left."""
     scores = stack.client.score("rm", ITEMS)
-    worker, server, child = stack.live.process("gpu-0"), stack.server("rm"), fakes["rm"].read("child")
+    worker, server, child = stack.live.process("gpu-0"), stack.server("rm"), fake.read("child")
     # Given a worker that can do nothing about its guard's end, nor the guard about its worker's
     freeze(worker.pid)
     server.parent().kill()
     worker.kill()
     until(lambda: gone(server.pid) and gone(worker.pid))
     assert not gone(child)
-    # When the next one is started
     stack.live.stack.restart("gpu-0")
-    # Then it serves as the one before, and has ended what was left
     assert stack.client.score("rm", ITEMS) == scores
-    assert gone(child) and len(fakes["rm"].servers()) == 2
+    assert gone(child) and len(fake.servers()) == 3
     assert "ended processes of vLLM servers that a worker had left: 1" in stack.live.log("gpu-0")
