@@ -13,7 +13,7 @@ from workers.cpu.process.backend import ProcessBackend, ProcessBackends
 from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.shell.execution import ShellExecution
 
-from .support import RUN, admit, printed, sleepers
+from .support import RUN, admit, sleepers
 
 
 def kill_supervisor(execution: object) -> None:
@@ -29,9 +29,8 @@ def refuse(_: ProcessBackends) -> ProcessBackend:
     raise SessionUnavailable("there is nothing to start a session in")
 
 
-@pytest.mark.parametrize("loss", ["", "its host has gone"])
 def test_what_runs_and_waits_in_an_environment_that_ends_by_itself_is_lost(
-    env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch, loss: str
+    env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a command that runs, one that waits for its turn, and one that is cancelled while it waits
     first, second, third = (admit(env, command) for command in (f"sleep 305.125{RUN}", "echo second", "echo third"))
@@ -40,18 +39,14 @@ def test_what_runs_and_waits_in_an_environment_that_ends_by_itself_is_lost(
         sleepers(f"305.125{RUN}")
         outcomes += [threads.submit(second.wait), threads.submit(third.wait)]
         third.kill("not wanted")
-        # When its session ends, be it alone or with the whole environment
-        monkeypatch.setattr(ProcessBackends, "loss", lambda _: loss)
-        if loss:
-            monkeypatch.setattr(ProcessBackends, "backend", refuse)
+        # When its session ends with the whole environment
+        monkeypatch.setattr(ProcessBackends, "loss", lambda _: "its host has gone")
+        monkeypatch.setattr(ProcessBackends, "backend", refuse)
         kill_supervisor(first)
         ended = [outcome.result(60) for outcome in outcomes]
-    # Then what ran is lost with the environment, and has failed without; what was cancelled stays cancelled
-    if loss:
-        assert [(outcome.status, outcome.reason) for outcome in ended] == [("lost", loss), ("lost", loss), ("cancelled", "not wanted")]
-    else:
-        assert [outcome.status for outcome in ended] == ["failed", "succeeded", "cancelled"]
-        assert printed(env, "echo alive") == "alive\n"
+    # Then what ran and waited is lost for that reason; what was cancelled stays cancelled
+    lost = ("lost", "its host has gone")
+    assert [(outcome.status, outcome.reason) for outcome in ended] == [lost, lost, ("cancelled", "not wanted")]
 
 
 def test_files_of_an_environment_that_has_ended_by_itself_are_gone(env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
