@@ -163,11 +163,14 @@ class Core:
         state.enter(waiting)
         refused = self._admission.queue_refusal(waiting.action) if event.received_at is None else None
         refused = refused or self._admission.refusal(waiting.action, now)
-        if refused is not None:
+        if refused is not None and waiting.action.kind == "cpu.open" and event.received_at is not None and refused.cause == "impossible":
+            self._environments.open(waiting, now)  # the journal has the environment, which ends with its open
+            self._drop_waiting(waiting, refused.status, refused.reason, refused.cause, now)
+        elif refused is not None:
             lost_on = refused.environment_lost_on
             self._ends.end_waiting(waiting, refused.status, refused.reason, refused.cause, now, environment_lost_on=lost_on)
-            return
-        self._enqueue(waiting, now)
+        else:
+            self._enqueue(waiting, now)
 
     def _enqueue(self, waiting: Waiting, now: float) -> None:
         state, action = self.state, waiting.action

@@ -6,6 +6,8 @@ with them in inside.py.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from scheduler.model import Limits, NodeSpec, commands, events
+from scheduler.model.state import State
 from scheduler.quotas.answers import may_wait_again
 from tangram.action import CELLS, CORES, MEMORY_MB, Action, Cost
 from tangram.elasticity import FLAT, Amdahl
@@ -28,6 +31,42 @@ def in_domains(cores: int, count: int) -> tuple[tuple[int, ...], ...]:
     return tuple(domain for domain in domains if domain)
 
 
+def journaled(state: State, spent: list[tuple[str, float, Action]], now: float) -> Iterator[events.Event]:
+    """Return what a journal says of nodes, environments, quotas and what runs, in the order in which the service tells it."""
+    yield from (events.NodeDrained(name=name, draining=True) for name in state.draining)
+    yield from (events.NodeJoined(node=node.spec, resumed=True) for node in state.nodes.values())
+    closing = {}
+    for one in state.environments.values():
+        closing[one.id] = {"close_requested": one.close_requested, "close_cause": one.cause}
+        if one.state in ("open", "closing"):
+            yield events.EnvironmentOpened(
+                id=one.id,
+                node=one.node or "",
+                job=one.job,
+                trajectory=one.trajectory,
+                memory_mb=one.memory_mb,
+                pod_core_ids=one.pod_core_ids,
+                used_at=one.last_used,
+                closing=one.close_requested if one.state == "closing" else "",
+                cause=one.cause,
+                ends_at=one.ends_at,
+            )
+    for action_id, at, action in spent:
+        if action_id not in state.running and at > now - 120.0:
+            yield events.Spent(action=action, at=at)
+    for running in state.running.values():
+        waiting, action = running.waiting, running.waiting.action
+        yield events.Resumed(
+            id=waiting.id,
+            action=action,
+            submitted_at=waiting.submitted_at,
+            received_at=waiting.received_at,
+            granted_at=running.granted_at,
+            grant=replace(running.grant, not_before=0.0, restore=False, evict=()),
+            **(closing.get(action.environment, {}) if action.kind == "cpu.open" else {}),
+        )
+
+
 class CoreMachine(RuleBasedStateMachine):
     """Every event, in any order, with jumps of time."""
 
@@ -36,6 +75,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.number = 0
         self.log: list[tuple[events.Event, float, list[commands.Command]]] = []
+        self.spent: list[tuple[str, float, Action]] = []
 
     @initialize(
         policy=st.sampled_from(["elastic", "elastic", "elastic", *POLICIES]),
@@ -72,6 +112,8 @@ class CoreMachine(RuleBasedStateMachine):
             self._note_joined(joined)
             joined = None
         for command in out:
+            if isinstance(command, commands.Start):
+                self.spent.append((command.id, self.now, self.ledger.actions[command.id].action))
             if joined is not None and isinstance(command, commands.NoteNode) and command.state == "up":
                 self._note_joined(joined)
             self.ledger.take(command, self.now)
@@ -437,6 +479,36 @@ class CoreMachine(RuleBasedStateMachine):
                 return True
         return False
 
+    @rule()
+    def another_scheduler_takes_over(self) -> None:
+        """A fresh core that is told what a journal and the first beats would say holds what the one before it held."""
+        self.teardown()
+        old, instances = self.core.state, {name: list(group.instances) for name, group in self.core.pools.gpu.groups.items()}
+        self.core, self.log, self.ledger.last_opening = make_core(self.policy, self.limits), [], float("-inf")
+        for event in journaled(old, self.spent, self.now):
+            self.inherit(event)
+        for action_id, book in self.ledger.running().items():
+            held = self.core.state.running[action_id].grant
+            assert replace(held, not_before=0.0) == replace(book.grant, not_before=0.0, restore=False, evict=())
+            book.grant = held
+        for waiting in old.waiting.values():
+            told = {"submitted_at": waiting.submitted_at, "received_at": waiting.received_at, "attempt": waiting.attempt}
+            self.inherit(events.Submitted(id=waiting.id, action=waiting.action, **told))
+        for name in old.nodes:
+            for instance in instances[name]:
+                state = "restoring" if instance.restoring else "resident"
+                self.handle(events.ServiceChanged(node=name, service=instance.service, cell_ids=instance.cell_ids, state=state))
+            self.handle(events.ServicesDeclared(node=name, services=frozenset(spec.name for spec in SERVICES)))
+        self.handle(events.Tick())
+
+    def inherit(self, event: events.Event) -> None:
+        """Take in what is no news."""
+        out = self.core.handle(event, self.now)
+        self.log.append((event, self.now, out))
+        for command in out:
+            if not isinstance(command, commands.NoteNode):
+                self.ledger.take(command, self.now)
+
     def teardown(self) -> None:
         """The same events lead to the same commands, and a fresh core to the same end."""
         if not self.log:
@@ -448,7 +520,7 @@ class CoreMachine(RuleBasedStateMachine):
 
 TestCore = CoreMachine.TestCase
 TestCore.settings = settings(
-    max_examples=80,
+    max_examples=60,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -329,6 +329,18 @@ def test_what_was_let_in_waits_on_though_its_job_has_more_waiting_than_it_may(be
     assert ended == [("open-e3", "rejected", "queue_full")]
 
 
+def test_an_environment_that_no_node_can_hold_ends_with_its_open(begin: Callable[..., Deployed], engine: Engine) -> None:
+    # Given an open that waits for any node, and a node that has joined since and is too small
+    one = begin("elastic")
+    one.told({"type": "left", "name": "n"})
+    one.open("large", finish=False, memory_mb=5000)
+    one.join()
+    assert one.waiting == ["open-large"]
+    # When another scheduler goes on; then it refuses the open, and no environment is left
+    one.start("elastic")
+    assert (one.broker.end("open-large"), states(engine)) == (("rejected", "impossible"), {"large": "closed"})
+
+
 def test_what_an_action_that_has_ended_took_of_a_quota_still_counts(begin: Callable[..., Deployed]) -> None:
     # Given a quota of one request in ten seconds, and an action that took it and has ended; when another scheduler goes on
     quotas, cost = [QuotaSpec(name="web", rate_per_s=0.1)], {"cores": 1, "quota:web": 1}
