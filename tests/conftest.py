@@ -66,7 +66,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @cache
 def starts_a_stack(file: Path) -> bool:
     """Return whether a file has what starts a stack."""
-    return file.exists() and bool(re.search(r"^from tests\..* import .*\b(running|started)\b", file.read_text(), re.MULTILINE))
+    return file.exists() and bool(re.search(r"^from tests\..* import .*\b(running|started|serving)\b", file.read_text(), re.MULTILINE))
 
 
 @dataclass

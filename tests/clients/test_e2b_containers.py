@@ -11,13 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from app.local.stack import StackPlan
 from tests.clients.conftest import Served, left_open
 from tests.containers.conftest import _missing, needed
 from tests.containers.images import make_with_shell
 from tests.containers.support import alone_as
-from tests.live.support import running
-from tests.ports import free_port
+from tests.gateway.conftest import serving
 
 TASK = Path(__file__).resolve().parents[2] / "examples" / "integrations" / "harbor_task"
 SHELL, BASE, IMAGE = "tangram-test-bash:1", "tangram-test-bash-tar:1", "tangram-harbor-task:1"
@@ -36,10 +34,8 @@ def served(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> It
     ):
         subprocess.run(["docker", "build", "-q", *arguments], check=True, input=stdin, text=True, capture_output=True)
     docker = {"TANGRAM_SANDBOX": "docker", "TANGRAM_IMAGE": BASE, "TANGRAM_IMAGE_PULL": "never"}
-    with alone_as("cpu-0"):
-        plan = StackPlan(nodes=1, cores=2, memory_mb=2048, api_nodes=0, gateway_port=free_port(), variables=docker)
-        with running(tmp_path_factory.mktemp("containers"), plan) as live:
-            yield Served(live, plan.gateway_url)
+    with alone_as("cpu-0"), serving(tmp_path_factory.mktemp("containers"), memory_mb=2048, variables=docker) as served:
+        yield served
 
 
 @pytest.mark.skipif(not HARBOR, reason="Harbor is not installed")

@@ -8,10 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.journal.environments import SILENCE_S
-from app.local.stack import StackPlan
-from tests.gateway.conftest import Served
-from tests.live.support import running
-from tests.ports import free_port
+from tests.gateway.conftest import Served, serving
 from workers.cpu.process.sandbox import ProcessSandbox
 
 ORPHAN_S = 3 * SILENCE_S
@@ -21,11 +18,8 @@ ORPHAN_S = 3 * SILENCE_S
 @pytest.fixture(scope="package")
 def served(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Run a stack whose clients may be silent for `ORPHAN_S`. A test that kills its node starts it again."""
-    pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
-    variables = {"TANGRAM_ORPHAN_S": str(ORPHAN_S)}
-    plan = StackPlan(nodes=1, cores=2, memory_mb=4096, api_nodes=0, gateway_port=free_port(), variables=variables)
-    with running(tmp_path_factory.mktemp("complaints") / "state", plan) as live:
-        yield Served(live, plan.gateway_url)
+    with serving(tmp_path_factory.mktemp("complaints"), variables={"TANGRAM_ORPHAN_S": str(ORPHAN_S)}) as served:
+        yield served
 
 
 @pytest.fixture

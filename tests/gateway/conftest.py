@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import functools
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import redis
 
+from app.cli.state import read_state
 from app.gateway.tokens import make_token
+from app.local.processes import Command
 from app.local.stack import StackPlan
 from tangram.connection import redis_url
 from tests.live.support import SERVICES, Live, running
@@ -40,6 +46,37 @@ class Served:
         """Return the result store."""
         return redis.Redis.from_url(redis_url(self.live.stack.result_url))
 
+    def infra_failed(self, cause: str) -> dict[str, int]:
+        """Return how many failures of the system a cause has in the gateway's metrics, by shape."""
+        start = f'tangram_gateway_infra_failed_total{{cause="{cause}",shape="'
+        lines = [line.removeprefix(start) for line in httpx.get(f"{self.url}/metrics").text.splitlines() if line.startswith(start)]
+        return {line.partition('"')[0]: int(float(line.split()[-1])) for line in lines}
+
+    def failures(self) -> Counter[str]:
+        """Return how many actions of the stack have failed by the system's fault so far, by cause."""
+        return Counter(read_state(self.live.settings)[0]["infra_failed"])
+
+    def is_ready(self) -> bool:
+        """Return whether the gateway can be used."""
+        try:
+            return httpx.get(f"{self.url}/ready").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    @contextmanager
+    def beside(self, *argv: str, host: str = "127.0.0.1", **variables: str) -> Iterator[Served]:
+        """Run a further gateway of the stack, of whose command the words `argv` are the beginning; a host and a port follow them."""
+        port = free_port()
+        other = Served(self.live, f"http://{host}:{port}")
+        self.live.stack.spawn(
+            Command("beside", (sys.executable, *argv, "--host", host, "--port", str(port)), {**self.live.plan.variables, **variables})
+        )
+        try:
+            self.live.until(other.is_ready)
+            yield other
+        finally:
+            self.live.stack._processes.pop("beside").stop(10)
+
     def http(self, job: str = "tests") -> httpx.Client:
         """Return a caller for a job."""
         return httpx.Client(base_url=self.url, headers={"X-API-Key": self.token(job)}, timeout=180)
@@ -54,10 +91,18 @@ _transports: Any = httpx._transports.default
 _transports.create_ssl_context = functools.cache(_transports.create_ssl_context)
 
 
+@contextmanager
+def serving(folder: Path, **fields: Any) -> Iterator[Served]:
+    """Run a stack with a gateway; `fields` are those of its plan that are not as usual in these tests."""
+    pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
+    plan = StackPlan(**{"nodes": 1, "cores": 2, "memory_mb": 4096, "api_nodes": 0, "gateway_port": free_port(), **fields})
+    with running(folder / "state", plan) as live:
+        yield Served(live, plan.gateway_url)
+
+
 @pytest.fixture(scope="package")
 def served(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Run the stack that the tests of the gateway share; none of them may harm it."""
-    pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
     folder = tmp_path_factory.mktemp("gateway")
     (folder / "languages.toml").write_text(LANGUAGES)
     limits = {
@@ -66,29 +111,15 @@ def served(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> It
         "TANGRAM_GATEWAY_LANGUAGES": str(folder / "languages.toml"),
     }
     (folder / "services.toml").write_text(SERVICES)
-    plan = StackPlan(
-        nodes=1,
-        cores=2,
-        memory_mb=4096,
-        cells=2,
-        cell_memory_mb=1200,
-        api_nodes=0,
-        services_file=folder / "services.toml",
-        gateway_port=free_port(),
-        variables=limits,
-    )
-    with running(folder / "state", plan) as live:
-        yield Served(live, plan.gateway_url)
+    with serving(folder, cells=2, cell_memory_mb=1200, services_file=folder / "services.toml", variables=limits) as served:
+        yield served
 
 
 @pytest.fixture(scope="package")
 def one_core(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Run a stack with one core, in whose queue one action of a job may wait."""
-    pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
-    variables = {"TANGRAM_QUEUE_LIMIT": "1"}
-    plan = StackPlan(policy="fcfs", nodes=1, cores=1, memory_mb=4096, api_nodes=0, gateway_port=free_port(), variables=variables)
-    with running(tmp_path_factory.mktemp("one-core") / "state", plan) as live:
-        yield Served(live, plan.gateway_url)
+    with serving(tmp_path_factory.mktemp("one-core"), policy="fcfs", cores=1, variables={"TANGRAM_QUEUE_LIMIT": "1"}) as served:
+        yield served
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
 import pytest
 
 from tangram import Client
@@ -436,12 +437,36 @@ METHODS = (
             path="/v1/chat/completions",
             body={"model": "teacher", "messages": [{"role": "user", "content": "hi"}], name: value},
         )
-        for name, value in (
-            ("stream", True),
-            ("tools", [{"type": "function"}]),
-            ("logprobs", True),
-            ("top_p", 0.9),
-            ("logit_bias", {"5": 1}),
-        )
+        for name, value in _NOT_DONE
     ),
 )
+
+
+def score_calls(http: httpx.Client, client: Client, judge: str, teacher: str) -> dict[str, Callable[[], Any]]:
+    """Return a call of each shape that gives scores, by shape; what it returns is what a trainer reads of the answer."""
+
+    def post(path: str, body: Any) -> Any:
+        answer = http.post(path, json=body)
+        if answer.status_code != 200:
+            raise Refused(answer)
+        found = answer.json()
+        return {key: found[key] for key in ("scores", "rewards", "data", "choices") if key in found} if isinstance(found, dict) else found
+
+    completion = {"model": teacher, "prompt": [[1, 2, 3]], "max_tokens": 1, "prompt_logprobs": 0}
+    return {
+        "client": lambda: list(client.score(judge, [{"prompt": "p", "response": "r"}])),
+        "native": lambda: post("/api/v1/score", {"service": judge, "items": [{"prompt": "p", "response": "r"}]}),
+        "rewards: slime": lambda: post(f"/rm/{judge}", {"prompt": "p", "response": "r"}),
+        "rewards: openrlhf": lambda: post(f"/reward/{judge}", {"query": ["p"], "prompts": ["p"], "labels": [""]}),
+        "scores: classify": lambda: post("/classify", {"model": judge, "input": "p"}),
+        "scores: score": lambda: post("/score", {"model": judge, "text_1": "p", "text_2": "r"}),
+        "teachers: completions": lambda: post("/v1/completions", completion),
+    }
+
+
+class Refused(Exception):
+    """Raised for an answer that is none."""
+
+    def __init__(self, answer: httpx.Response) -> None:
+        super().__init__(answer.text)
+        self.answer = answer

@@ -1,6 +1,7 @@
 """An infrastructure failure is never scored 0: in every shape, the end of an action whose node dies is told apart from a wrong program.
 
-Nodes are killed while commands run, while others wait for a core, and while scores are asked for; engines fail.
+Nodes are killed while commands run, while others wait for a core, and while scores are asked for. Engines fail in
+`test_gateway_scores.py`.
 """
 
 from __future__ import annotations
@@ -10,25 +11,19 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from app.cli.reporting import read_report
-from app.cli.state import read_state
-from app.local.processes import Command
-from app.local.stack import StackPlan
-from tangram import ActionError, Client, EnvironmentLost
-from tangram.calls import Place
+from tangram import EnvironmentLost
+from tangram.calls import Place, execute
 from tangram.integrations.verl_reward import KEPT, ScoreFailed, compute_score
 from tests.freezing import freeze
-from tests.gateway.conftest import Served, options_of
+from tests.gateway.conftest import Served, options_of, serving
+from tests.gateway.score_methods import score_calls
 from tests.gateway.test_gateway_rock import VERBS, Sandbox
-from tests.live.support import FAST_BEATS, Live, running
-from tests.ports import free_port
+from tests.live.support import FAST_BEATS
 
 WRONG = "exit 3"
 SLOW = "sleep 600"
@@ -47,49 +42,19 @@ task = "logprobs"
 cells = [1]
 memory_mb = 100
 """
-BROKEN = """
-[services.broken-judge]
-engine = "torch"
-task = "score"
-model = "broken"
-cells = [1]
-memory_mb = 200
-
-[services.broken-teacher]
-engine = "torch"
-task = "logprobs"
-model = "broken"
-cells = [1]
-memory_mb = 200
-"""
-"""Services whose model cannot be read."""
-
-ITEMS = [{"prompt": "p", "response": "r"}]
 
 
-CORES = 4
+CORES = 5
 
 
 @pytest.fixture(scope="module")
 def stack_with_nodes_to_lose(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Run a stack with a gateway."""
-    pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
     folder = tmp_path_factory.mktemp("faults")
     (folder / "services.toml").write_text(SERVICES)
-    plan = StackPlan(
-        policy="fcfs",
-        nodes=1,
-        cores=CORES,
-        memory_mb=16384,
-        cells=4,
-        cell_memory_mb=1200,
-        api_nodes=0,
-        services_file=folder / "services.toml",
-        gateway_port=free_port(),
-        variables=FAST_BEATS,
-    )
-    with running(folder / "state", plan) as live:
-        yield Served(live, plan.gateway_url)
+    services = {"cells": 4, "cell_memory_mb": 1200, "services_file": folder / "services.toml"}
+    with serving(folder, policy="fcfs", cores=CORES, memory_mb=16384, variables=FAST_BEATS, **services) as served:
+        yield served
 
 
 @pytest.fixture
@@ -97,18 +62,6 @@ def served(stack_with_nodes_to_lose: Served) -> Served:
     """Return the stack with all its nodes, of which a test may kill any."""
     stack_with_nodes_to_lose.live.repair()
     return stack_with_nodes_to_lose
-
-
-def metric(served: Served, cause: str) -> dict[str, int]:
-    """Return how many failures of the system a cause has in the gateway's metrics, by shape."""
-    start = f'tangram_gateway_infra_failed_total{{cause="{cause}",shape="'
-    lines = [line.removeprefix(start) for line in httpx.get(f"{served.url}/metrics").text.splitlines() if line.startswith(start)]
-    return {line.partition('"')[0]: int(float(line.split()[-1])) for line in lines}
-
-
-def failures(live: Live) -> Counter[str]:
-    """Return how many actions of the stack have failed by the system's fault so far, by cause."""
-    return Counter(read_state(live.settings)[0]["infra_failed"])
 
 
 def raised(future: Future[Any]) -> Any:
@@ -119,7 +72,7 @@ def raised(future: Future[Any]) -> Any:
 def test_a_node_that_dies_is_told_from_a_wrong_program_in_every_shape_that_runs_commands(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    live, before = served.live, failures(served.live)
+    live, before = served.live, served.failures()
     for name, text in live.environment.items():
         monkeypatch.setenv(name, text)
     with served.http() as http, live.client("native") as client, live.client("verl") as verl, ThreadPoolExecutor(16) as threads:
@@ -146,7 +99,11 @@ def test_a_node_that_dies_is_told_from_a_wrong_program_in_every_shape_that_runs_
         assert score(WRONG, 0) == {"score": 0.0, "exit_code": 3}
         # And a command that runs, or waits for a core, in each
         sandbox = _of_e2b(served)
-        calls: dict[str, Callable[[], Any]] = {"e2b": lambda: sandbox.commands.run(SLOW, timeout=600)} if sandbox else {}
+        calls: dict[str, Callable[[], Any]] = {
+            "verl, fresh": lambda: asyncio.run(compute_score("d", "s", "until [ -e ~/go ]; do sleep 0.05; done", job="fresh")),
+        }
+        if sandbox:
+            calls["e2b"] = lambda: sandbox.commands.run(SLOW, timeout=600)
         calls |= {
             "client": lambda: mine.exec(SLOW),
             "native": lambda: http.post(f"{native}/exec", json={"command": SLOW, "session": "slow"}),
@@ -180,10 +137,10 @@ def test_a_node_that_dies_is_told_from_a_wrong_program_in_every_shape_that_runs_
         if sandbox:
             assert type(raised(pending["e2b"])).__name__ == "SandboxNotRunningException"
         # And the gateway's metric, the status and the report count them as failures of ours
-        through = dict.fromkeys(calls.keys() - {"client", "verl"}, 1)
-        assert metric(served, "environment_lost") == through
+        through = dict.fromkeys(calls.keys() - {"client", "verl", "verl, fresh"}, 1)
+        assert served.infra_failed("environment_lost") == through
         assert not (sandbox and sandbox.is_running())
-        live.until(lambda: failures(live) - before == {"environment_lost": len(calls)})
+        live.until(lambda: served.failures() - before == {"environment_lost": len(calls)})
         # And so it stays for an environment that is lost; nor can that be kept for longer
         lost = native.rpartition("/")[2]
         assert http.post(rex, json={"command": ["true"]}).json()["swerexception"]["extra_info"]["cause"] == "environment_lost"
@@ -191,6 +148,13 @@ def test_a_node_that_dies_is_told_from_a_wrong_program_in_every_shape_that_runs_
         assert http.post(f"{native}/exec", json={"command": "true"}).status_code == 502
         assert http.post(f"{native}/lease", json={"lease_s": 600}).status_code == 404
         assert http.post(f"/sandboxes/{lost}/timeout", json={"timeout": 600}).status_code == 404
+        # And a score that can be had from another environment is had, once there is a node again
+        live.repair()
+        standing = "SELECT trajectory, id FROM environments WHERE job = 'fresh' AND state = 'open'"
+        live.until(lambda: live.rows(standing))
+        place = Place("fresh", *live.rows(standing)[0])
+        assert client.submit(execute(place, "touch ~/go", session="other")).result(60).exit_code == 0
+        assert pending["verl, fresh"].result(120) == {"score": 1.0, "exit_code": 0}
     report = read_report(live.settings, "native").document()
     assert (report["total"]["by_cause"]["exit"], report["total"]["by_fault"]) == (1, {"infrastructure": 1, "program": 1})
 
@@ -213,41 +177,11 @@ def _unfinished(served: Served) -> Counter[str]:
     return Counter(row[0] for row in rows)
 
 
-def _scores(http: httpx.Client, client: Client, judge: str, teacher: str) -> dict[str, Callable[[], Any]]:
-    """Return a call of each shape that gives scores, by shape; what it returns is what a trainer reads of the answer."""
-
-    def post(path: str, body: Any) -> Any:
-        answer = http.post(path, json=body)
-        if answer.status_code != 200:
-            raise Refused(answer)
-        found = answer.json()
-        return {key: found[key] for key in ("scores", "rewards", "data", "choices") if key in found} if isinstance(found, dict) else found
-
-    completion = {"model": teacher, "prompt": [[1, 2, 3]], "max_tokens": 1, "prompt_logprobs": 0}
-    return {
-        "client": lambda: list(client.score(judge, ITEMS)),
-        "native": lambda: post("/api/v1/score", {"service": judge, "items": ITEMS}),
-        "rewards: slime": lambda: post(f"/rm/{judge}", {"prompt": "p", "response": "r"}),
-        "rewards: openrlhf": lambda: post(f"/reward/{judge}", {"query": ["p"], "prompts": ["p"], "labels": [""]}),
-        "scores: classify": lambda: post("/classify", {"model": judge, "input": "p"}),
-        "scores: score": lambda: post("/score", {"model": judge, "text_1": "p", "text_2": "r"}),
-        "teachers: completions": lambda: post("/v1/completions", completion),
-    }
-
-
-class Refused(Exception):
-    """Raised for an answer that is none."""
-
-    def __init__(self, answer: httpx.Response) -> None:
-        super().__init__(answer.text)
-        self.answer = answer
-
-
 def test_a_score_whose_node_dies_is_the_same_score_from_another_one(served: Served) -> None:
     live = served.live
     with served.http() as http, live.client("scores") as client, ThreadPoolExecutor(16) as threads:
         # Given the scores of each shape, and the same calls once more on a node that hangs
-        calls = _scores(http, client, "judge", "teacher")
+        calls = score_calls(http, client, "judge", "teacher")
         undisturbed = {name: call() for name, call in calls.items()}
         assert all(undisturbed.values())
         freeze(live.process("gpu-0").pid)
@@ -261,42 +195,3 @@ def test_a_score_whose_node_dies_is_the_same_score_from_another_one(served: Serv
         # Then everybody has the score that the model gives
         assert {name: future.result(timeout=120) for name, future in pending.items()} == undisturbed
         assert live.rows("SELECT DISTINCT attempts FROM actions WHERE kind LIKE 'gpu.%' ORDER BY attempts")[-1] == (2,)
-
-
-@pytest.fixture
-def broken(served: Served, tmp_path: Path) -> None:
-    """Start one more GPU node, whose services are broken. Only this one imports torch."""
-    if find_spec("torch") is None:
-        pytest.skip("the extra `gpu` is not installed")
-    model = tmp_path / "broken"
-    model.mkdir()
-    (model / "config.json").write_text("{}")
-    (model / "model.safetensors").write_bytes(b"no tensors")
-    (tmp_path / "services.toml").write_text(BROKEN)
-    live, worker = served.live, served.live.command("gpu-0")
-    own = {"TANGRAM_NODE_NAME": "gpu-broken", "TANGRAM_SERVICES_FILE": str(tmp_path / "services.toml")}
-    live.stack.spawn(Command("gpu-broken", worker.argv, {**worker.env, **own}))
-    live.until(lambda: live.rows("SELECT state FROM nodes WHERE name = 'gpu-broken'") == [("up",)])
-
-
-@pytest.mark.usefixtures("broken")
-def test_an_engine_that_fails_gives_no_score_in_any_shape(served: Served) -> None:
-    live, before = served.live, failures(served.live)
-    with served.http() as http, live.client("scores") as client:
-        shapes: Counter[str] = Counter()
-        for name, call in _scores(http, client, "broken-judge", "broken-teacher").items():
-            # When a score is asked for, then there is none
-            with pytest.raises((ActionError, Refused)) as caught:
-                call()
-            # And it is told whose fault that is
-            if isinstance(caught.value, ActionError):
-                assert (caught.value.cause, caught.value.fault) == ("engine_failed", "infrastructure")
-                continue
-            answer = caught.value.answer
-            assert (answer.status_code, set(answer.json())) == (502, {"error"}), name
-            said = answer.json()["error"]
-            assert "infra" in (said.get("type"), said.get("kind")), name
-            shapes[name.partition(":")[0]] += 1
-        # And the metric and the status count it
-        assert metric(served, "engine_failed") == dict(shapes)
-        live.until(lambda: failures(live) - before == {"engine_failed": 1 + shapes.total()})

@@ -7,21 +7,18 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import httpx
 import psutil
 import pytest
 
-from app.local.processes import Command
 from tests.gateway.conftest import Served
 from tests.gateway.netns import Network, network
-from tests.ports import free_port
 
 SERVE = """
 import sys
 from app.gateway.server import Keepalive, serve
 from tangram.settings import Settings
 settings = Settings()
-serve(settings, str(settings.database_url), sys.argv[1], int(sys.argv[2]), Keepalive(idle_s=1, interval_s=1, probes=2))
+serve(settings, str(settings.database_url), sys.argv[2], int(sys.argv[4]), Keepalive(idle_s=1, interval_s=1, probes=2))
 """
 
 CLIENT = """
@@ -44,7 +41,6 @@ class Apart:
 
     served: Served
     network: Network
-    port: int
     process: psutil.Process
 
     def connections(self) -> int:
@@ -61,24 +57,8 @@ class Apart:
 
 @pytest.fixture
 def apart(served: Served) -> Iterator[Apart]:
-    with network() as made:
-        port = free_port()
-        live = served.live
-        command = Command("apart", (sys.executable, "-c", SERVE, made.host, str(port)), dict(live.plan.variables))
-        live.stack.spawn(command)
-        try:
-            url = f"http://{made.host}:{port}"
-            live.until(lambda: _answers(url))
-            yield Apart(Served(live, url), made, port, live.process("apart"))
-        finally:
-            live.stack._processes.pop("apart").stop(10)
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/ready").status_code == 200
-    except httpx.TransportError:
-        return False
+    with network() as made, served.beside("-c", SERVE, host=made.host) as other:
+        yield Apart(other, made, served.live.process("beside"))
 
 
 def test_connections_whose_packets_are_dropped_give_everything_back(apart: Apart) -> None:
@@ -96,7 +76,7 @@ def test_connections_whose_packets_are_dropped_give_everything_back(apart: Apart
         loop = "until [ -e go ]; do echo printing; sleep 0.05; done"
         prints = f'{{"process": {{"cmd": "/bin/sh", "args": ["-c", "{loop}"]}}}}'
         requests = (f"{path}\n\n{one}", f"{path}\nIdempotency-Key: k\n\n{kept}", f"{start}\n\n{prints}")
-        argv = apart.network.argv(sys.executable, "-c", CLIENT, apart.network.host, str(apart.port), *requests)
+        argv = apart.network.argv(sys.executable, "-c", CLIENT, apart.network.host, apart.served.url.rpartition(":")[2], *requests)
         with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as client:
             try:
                 assert client.stdout is not None and client.stdout.readline() == b"sent\n"

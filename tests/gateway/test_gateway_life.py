@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
-from app.local.processes import Command
-from app.local.stack import StackPlan
-from tests.gateway.conftest import Served, options_of
-from tests.live.support import running
+from tests.gateway.conftest import Served, options_of, serving
 from tests.ports import free_port
+
+MEMORY_MB = 10**6
+BLOCKING_MB = MEMORY_MB - 96
+"""What leaves too little memory for anything else."""
+
+KEYS, SENT = 80, 5
+"""Each key is sent five times, so that hundreds of creates come at once."""
+
+OPENED_BEFORE_KILL = 20
 
 
 @pytest.fixture(scope="module")
 def both(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Served]]:
     """Run a stack with two gateways."""
-    pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
-    plan = StackPlan(nodes=1, cores=2, memory_mb=4096, api_nodes=0, gateway_port=free_port())
-    with running(tmp_path_factory.mktemp("life") / "state", plan) as live:
-        port = free_port()
-        live.stack.spawn(Command("second", (sys.executable, "-m", "tangram", "gateway", "--port", str(port))))
-        yield Served(live, plan.gateway_url), Served(live, f"http://127.0.0.1:{port}")
+    with (
+        serving(tmp_path_factory.mktemp("life"), cores=4, memory_mb=MEMORY_MB) as first,
+        first.beside("-m", "tangram", "gateway") as second,
+    ):
+        yield first, second
 
 
 @pytest.fixture
@@ -35,19 +44,12 @@ def pair(both: tuple[Served, Served]) -> Iterator[tuple[Served, Served]]:
     live = both[0].live
     live.repair()
     for served in both:
-        live.until(lambda served=served: answers(served))
+        live.until(served.is_ready)
     yield both
     with live.client("tests") as client:
         client.cancel(job="tests")
     live.until(lambda: not live.rows("SELECT id FROM environments WHERE ended_at IS NULL"))
     live.until(lambda: not live.rows("SELECT id FROM actions WHERE ended_at IS NULL"))
-
-
-def answers(served: Served) -> bool:
-    try:
-        return httpx.get(f"{served.url}/ready").status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 def running_commands(served: Served) -> int:
@@ -103,7 +105,7 @@ def test_code_whose_gateway_dies_is_run_again_by_another_one(pair: tuple[Served,
     body = {"language": "bash", "code": "echo ran", "run_timeout": 10, "memory_limit_MB": 512}
     with httpx.Client(headers={"X-API-Key": first.token("tests")}, timeout=60) as http, ThreadPoolExecutor(1) as threads:
         # Given code that waits for memory, and whose caller has left it behind
-        blocking = http.post(f"{first.url}/api/v1/environments", json={"memory_mb": 4000}).json()["id"]
+        blocking = http.post(f"{first.url}/api/v1/environments", json={"memory_mb": BLOCKING_MB}).json()["id"]
         with pytest.raises(httpx.ReadTimeout):
             http.post(f"{first.url}/run_code", json=body, timeout=0.5)
         with first.store() as store:
@@ -121,7 +123,7 @@ def test_an_environment_whose_gateway_dies_while_it_opens_is_open_once_a_shell_i
     first, second = pair
     with httpx.Client(headers={"X-API-Key": first.token("tests")}, timeout=60) as http, ThreadPoolExecutor(1) as threads:
         # Given an environment that waits for memory
-        blocking = http.post(f"{first.url}/api/v1/environments", json={"memory_mb": 4000}).json()["id"]
+        blocking = http.post(f"{first.url}/api/v1/environments", json={"memory_mb": BLOCKING_MB}).json()["id"]
         opening = threads.submit(http.post, f"{first.url}/api/v1/environments", json={"name": "named", "memory_mb": 512})
         first.live.until(lambda: openings(first) == 1)
         # When its gateway is killed, and a client of SWE-ReX comes to another one
@@ -155,6 +157,54 @@ def test_a_process_of_e2b_is_joined_through_another_gateway_when_its_own_dies(pa
     again.files.write("go", "")
     assert joined.wait().stdout == "ran\n"
     assert again.commands.list() == []
+
+
+def standing(served: Served) -> int:
+    return int(served.live.rows("SELECT count(*) FROM environments WHERE state = 'open'")[0][0])
+
+
+def test_hundreds_of_creates_outlive_the_death_of_a_gateway_and_open_once_per_key(pair: tuple[Served, Served]) -> None:
+    aiohttp = pytest.importorskip("aiohttp", reason="the extra `clients` is not installed")
+    first, second = pair
+    token = {"X-API-Key": first.token("tests")}
+
+    async def create(http: Any, key: str) -> str:
+        """Create as clients do: what was not answered, or may be tried again, is sent again under the same key."""
+        url = first.url
+        while True:
+            try:
+                body = {"templateID": "base", "timeout": 3600}
+                async with http.post(f"{url}/v2/sandboxes", json=body, headers={"Idempotency-Key": key}) as answer:
+                    said = await answer.text()
+            except aiohttp.ClientError:
+                url = second.url
+                continue
+            if answer.status == 201:
+                return str(json.loads(said)["sandboxID"])
+            assert answer.status in (502, 503, 504), said
+            await asyncio.sleep(float(answer.headers.get("Retry-After", "0.5")))
+
+    async def kill_first() -> None:
+        while await asyncio.to_thread(standing, first) < OPENED_BEFORE_KILL:
+            await asyncio.sleep(0.05)
+        first.live.process("gateway").kill()
+
+    async def all_of_them() -> list[tuple[str, str]]:
+        keys = [f"key-{number}" for number in range(KEYS)] * SENT
+        # httpx takes several times as long for a call, which the gateways would lack
+        async with aiohttp.ClientSession(headers=token, connector=aiohttp.TCPConnector(limit=0)) as http:
+            killing = asyncio.create_task(kill_first())
+            sandboxes = await asyncio.gather(*(create(http, key) for key in keys))
+            await killing
+            return list(zip(keys, sandboxes, strict=True))
+
+    got = asyncio.run(all_of_them())
+    # All creates of a key have the same sandbox, each key its own, and there are no others
+    assert set(Counter(set(got)).values()) == {1} and len(set(got)) == KEYS
+    assert len({sandbox for _, sandbox in got}) == KEYS
+    first.live.until(lambda: standing(first) == KEYS)
+    with second.http("tests") as http:
+        assert len(http.get("/v2/sandboxes", params={"limit": 1000}).json()) == KEYS
 
 
 @pytest.mark.real

@@ -18,12 +18,9 @@ import httpx
 import pytest
 
 from app.gateway import e2b_output, e2b_process, e2b_table, records, rex_runtime, run_code
-from app.local.stack import StackPlan
 from tangram import wire
 from tangram.settings import Settings
-from tests.gateway.conftest import Served
-from tests.live.support import running
-from tests.ports import free_port
+from tests.gateway.conftest import Served, serving
 
 HALF_AN_HOUR_S = 1800.0
 LENGTH_S = float(os.environ.get("TANGRAM_LONG_CALL_S", "40" if "CI" in os.environ else "0"))
@@ -55,11 +52,8 @@ def test_nothing_that_is_counted_from_the_beginning_of_a_call_is_over_within_hal
 
 @pytest.fixture(scope="module")
 def short_timers(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
-    variables = dict(SHORT)
-    plan = StackPlan(nodes=1, cores=16, memory_mb=65536, api_nodes=0, gateway_port=free_port(), variables=variables)
-    with running(tmp_path_factory.mktemp("long") / "state", plan) as live:
-        yield Served(live, plan.gateway_url)
+    with serving(tmp_path_factory.mktemp("long"), cores=16, memory_mb=65536, variables=dict(SHORT)) as served:
+        yield served
 
 
 @asynccontextmanager

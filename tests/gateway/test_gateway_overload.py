@@ -1,4 +1,4 @@
-"""A full queue, as each kind of caller survives it: some come again, some are held, nobody gets a verdict on a program."""
+"""A full or long queue, as each kind of caller survives it: some come again, some are held, nobody gets a verdict on a program."""
 
 from __future__ import annotations
 
@@ -10,6 +10,31 @@ import httpx
 from tests.gateway.conftest import Served
 
 ROCK = "/apis/envs/sandbox/v1"
+
+COMPILE_S, RUN_S, PATIENCE_S = 15, 8, 1
+LEASE_S = COMPILE_S + RUN_S + PATIENCE_S
+"""What the lease of the call's environment is where nothing is added to the limits of the call."""
+
+HELD_S = 1.25 * LEASE_S
+"""How long the only core is held."""
+
+LANGUAGES = """
+[slow]
+file = "text"
+compile = "sleep 6"
+run = "cat text"
+tool = "cat"
+"""
+
+GATEWAY = """
+import sys
+from app.gateway import run_code
+from tangram.__main__ import main
+run_code.ABANDONED_S = run_code.MARGIN_S = 0
+sys.argv[:1] = ["tangram", "gateway"]
+main()
+"""
+"""A gateway whose leases end so soon that a test can wait for it."""
 
 
 def test_a_full_queue_is_said_to_those_who_come_again_and_held_for_those_who_do_not(one_core: Served) -> None:
@@ -54,3 +79,27 @@ def test_a_full_queue_is_said_to_those_who_come_again_and_held_for_those_who_do_
         assert (holds.result().json()["exit_code"], waits.result().json()["stdout"]) == (0, "waited\n")
         assert held[0].result().json()["output"].strip() == "held"
         assert held[1].result().json()["result"]["stdout"] == "held\n"
+
+
+def test_a_call_that_waits_in_the_queue_does_not_end_by_its_lease(one_core: Served, tmp_path: Path) -> None:
+    live = one_core.live
+    (tmp_path / "languages.toml").write_text(LANGUAGES)
+    variables = {"TANGRAM_GATEWAY_LANGUAGES": str(tmp_path / "languages.toml"), "TANGRAM_GATEWAY_PATIENCE_S": str(PATIENCE_S)}
+    with one_core.beside("-c", GATEWAY, **variables) as hasty, hasty.http("waits") as http, ThreadPoolExecutor(2) as threads:
+        opened = hasty.http("holds").post("/api/v1/environments", json={}).json()["id"]
+        # Given a call that is being compiled, and a command that takes the only core then
+        body = {"language": "slow", "code": "ran", "run_timeout": RUN_S, "compile_timeout": COMPILE_S}
+        first = threads.submit(http.post, "/run_code", json=body)
+        live.until(lambda: live.rows("SELECT 1 FROM actions WHERE job = 'waits' AND status = 'running' AND kind = 'cpu.exec'"))
+        busy = {"command": f"sleep {HELD_S:g}", "timeout_s": 2 * HELD_S}
+        held = threads.submit(hasty.http("holds").post, f"/api/v1/environments/{opened}/exec", json=busy, timeout=None)
+        live.until(lambda: live.rows("SELECT 1 FROM actions WHERE job = 'holds' AND status = 'waiting' AND kind = 'cpu.exec'"))
+        # When the caller has come again until there was an answer
+        answer = first.result()
+        while answer.status_code == 504:
+            answer = http.post("/run_code", json=body)
+        # Then the program has waited for its turn in the same environment, whose lease was renewed meanwhile
+        assert answer.json()["run_result"]["stdout"] == "ran"
+        (kept_s,), *others = live.rows("SELECT ends_at - opened_at FROM environments WHERE job = 'waits'")
+        assert not others and kept_s > HELD_S
+        assert held.result().status_code == 200

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -19,13 +20,24 @@ from typing import Any
 import httpx
 import pytest
 
-from app.local.stack import StackPlan
-from tangram import Action, Client, Handle
+from tangram import Action, ActionError, Client, Handle
 from tangram import calls as words
-from tests.gateway.conftest import Served
-from tests.gateway.score_methods import IDS, METHODS, MORE, PREFILL, SCORED, SGLANG, Method, by_rank, given, most_likely, sigmoid
-from tests.live.support import running
-from tests.ports import free_port
+from tests.gateway.conftest import Served, serving
+from tests.gateway.score_methods import (
+    IDS,
+    METHODS,
+    MORE,
+    PREFILL,
+    SCORED,
+    SGLANG,
+    Method,
+    Refused,
+    by_rank,
+    given,
+    most_likely,
+    score_calls,
+    sigmoid,
+)
 
 QUEUE_LIMIT = 8
 SERVICES = """
@@ -57,6 +69,13 @@ task = "score"
 model = "broken"
 cells = [1]
 memory_mb = 200
+
+[services.broken-teacher]
+engine = "torch"
+task = "logprobs"
+model = "broken"
+cells = [1]
+memory_mb = 200
 """
 TORCH = """
 [services.rm-small]
@@ -78,7 +97,6 @@ memory_mb = 200
 @pytest.fixture(scope="module")
 def served(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Run a stack with services: stubs, the tiny models, and one whose weights are spoilt."""
-    pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
     pytest.importorskip("torch", reason="the extra `gpu` is not installed")
     from app.tiny_models import make_services, make_tiny
 
@@ -87,17 +105,9 @@ def served(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> It
     (make_tiny(folder / "broken", "reward") / "model.safetensors").write_bytes(b"no tensors")
     (folder / "services.toml").write_text(SERVICES + TORCH)
     variables = {"TANGRAM_QUEUE_LIMIT": str(QUEUE_LIMIT), "TANGRAM_GATEWAY_REWARD_S": "1"}
-    plan = StackPlan(
-        nodes=0,
-        cells=2,
-        cell_memory_mb=2048,
-        api_nodes=0,
-        services_file=folder / "services.toml",
-        gateway_port=free_port(),
-        variables=variables,
-    )
-    with running(tmp_path_factory.mktemp("gateway") / "state", plan) as live:
-        yield Served(live, plan.gateway_url)
+    gpus = {"nodes": 0, "cells": 2, "cell_memory_mb": 2048, "services_file": folder / "services.toml"}
+    with serving(tmp_path_factory.mktemp("gateway"), variables=variables, **gpus) as served:
+        yield served
 
 
 @pytest.fixture(scope="module")
@@ -243,17 +253,26 @@ def test_a_token_is_needed_and_may_stand_in_the_url(served: Served, client: Clie
     assert answer.json() == client.score("judge", [{"prompt": "p", "response": "r"}])[0]
 
 
-def test_a_failure_of_the_system_is_no_score(served: Served, http: httpx.Client) -> None:
-    for path, body in (
-        ("/rm/broken", {"prompt": "p", "response": "r"}),
-        ("/reward/broken", {"query": ["p"]}),
-        ("/classify", {"model": "broken", "input": "p"}),
-    ):
-        answer = http.post(path, json=body)
-        assert answer.status_code == 502, answer.text
-        assert set(answer.json()) == {"error"} and answer.json()["error"]["type"] == "infra"
-    counted = httpx.get(f"{served.url}/metrics").text
-    assert 'tangram_gateway_infra_failed_total{cause="engine_failed",shape="rewards"} 2.0' in counted
+def test_an_engine_that_fails_gives_no_score_in_any_shape(served: Served) -> None:
+    live, before = served.live, served.failures()
+    with served.http() as http, live.client("scores") as client:
+        shapes: Counter[str] = Counter()
+        for name, call in score_calls(http, client, "broken", "broken-teacher").items():
+            # When a score is asked for, then there is none
+            with pytest.raises((ActionError, Refused)) as caught:
+                call()
+            # And it is told whose fault that is
+            if isinstance(caught.value, ActionError):
+                assert (caught.value.cause, caught.value.fault) == ("engine_failed", "infrastructure")
+                continue
+            answer = caught.value.answer
+            assert (answer.status_code, set(answer.json())) == (502, {"error"}), name
+            said = answer.json()["error"]
+            assert "infra" in (said.get("type"), said.get("kind")), name
+            shapes[name.partition(":")[0]] += 1
+        # And the metric and the status count it
+        assert served.infra_failed("engine_failed") == dict(shapes)
+        live.until(lambda: served.failures() - before == {"engine_failed": 1 + shapes.total()})
 
 
 def test_a_full_queue_is_answered_503_everywhere(served: Served) -> None:

@@ -1,12 +1,8 @@
-"""Many creates at once while a gateway is killed, and sessions of jobs that nobody uses any more."""
+"""Creates that fail by themselves among others, and sessions of jobs that nobody uses any more."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
-from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -21,88 +17,11 @@ from app.gateway.journal import Journal
 from app.gateway.records import Record, Records
 from app.gateway.sessions import Sessions
 from app.journal.database import open_engine
-from app.local.processes import Command
-from app.local.stack import StackPlan
 from tangram import ClientClosed
 from tangram.calls import Place, execute
 from tangram.connection import find_addresses, redis_url
 from tangram.session import Session
 from tests.gateway.conftest import Served
-from tests.live.support import running
-from tests.ports import free_port
-
-KEYS, SENT = 200, 5
-"""Each key is sent five times, so that a thousand creates come at once."""
-
-OPENED_BEFORE_KILL = 40
-
-
-@pytest.fixture
-def pair(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Served]]:
-    """Run a stack with two gateways."""
-    pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
-    plan = StackPlan(nodes=1, cores=4, memory_mb=10**6, api_nodes=0, gateway_port=free_port())
-    with running(tmp_path_factory.mktemp("many") / "state", plan) as live:
-        port = free_port()
-        live.stack.spawn(Command("second", (sys.executable, "-m", "tangram", "gateway", "--port", str(port))))
-        second = Served(live, f"http://127.0.0.1:{port}")
-        live.until(lambda: _answers(second.url))
-        yield Served(live, plan.gateway_url), second
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/ready").status_code == 200
-    except httpx.TransportError:
-        return False
-
-
-def standing(served: Served) -> int:
-    return int(served.live.rows("SELECT count(*) FROM environments WHERE state = 'open'")[0][0])
-
-
-def test_a_thousand_creates_outlive_the_death_of_a_gateway_and_open_once_per_key(pair: tuple[Served, Served]) -> None:
-    aiohttp = pytest.importorskip("aiohttp", reason="the extra `clients` is not installed")
-    first, second = pair
-    token = {"X-API-Key": first.token("many")}
-
-    async def create(http: Any, key: str) -> str:
-        """Create as clients do: what was not answered, or may be tried again, is sent again under the same key."""
-        url = first.url
-        while True:
-            try:
-                body = {"templateID": "base", "timeout": 3600}
-                async with http.post(f"{url}/v2/sandboxes", json=body, headers={"Idempotency-Key": key}) as answer:
-                    said = await answer.text()
-            except aiohttp.ClientError:
-                url = second.url
-                continue
-            if answer.status == 201:
-                return str(json.loads(said)["sandboxID"])
-            assert answer.status in (502, 503, 504), said
-            await asyncio.sleep(float(answer.headers.get("Retry-After", "0.5")))
-
-    async def kill_first() -> None:
-        while await asyncio.to_thread(standing, first) < OPENED_BEFORE_KILL:
-            await asyncio.sleep(0.05)
-        first.live.process("gateway").kill()
-
-    async def all_of_them() -> list[tuple[str, str]]:
-        keys = [f"key-{number}" for number in range(KEYS)] * SENT
-        # httpx takes several times as long for a call, which the gateways would lack
-        async with aiohttp.ClientSession(headers=token, connector=aiohttp.TCPConnector(limit=0)) as http:
-            killing = asyncio.create_task(kill_first())
-            sandboxes = await asyncio.gather(*(create(http, key) for key in keys))
-            await killing
-            return list(zip(keys, sandboxes, strict=True))
-
-    got = asyncio.run(all_of_them())
-    # All creates of a key have the same sandbox, each key its own, and there are no others
-    assert set(Counter(set(got)).values()) == {1} and len(set(got)) == KEYS
-    assert len({sandbox for _, sandbox in got}) == KEYS
-    first.live.until(lambda: standing(first) == KEYS)
-    with second.http("many") as http:
-        assert len(http.get("/v2/sandboxes", params={"limit": 1000}).json()) == KEYS
 
 
 class Pool(BlockingConnectionPool):
