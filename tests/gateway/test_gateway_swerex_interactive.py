@@ -161,10 +161,9 @@ def test_a_usual_command_may_expect_something(shell: Rex) -> None:
         do(shell.runtime.run_in_session(BashAction(command=ASK, expect=["> "])))
 
 
-@pytest.mark.parametrize("pattern", ["(", "(a|aa)+$"])
-def test_a_pattern_that_is_none_or_takes_for_ever_is_refused(shell: Rex, pattern: str) -> None:
+def test_a_pattern_that_is_none_is_refused(shell: Rex) -> None:
     with pytest.raises(ValueError, match="expect: "):
-        line(shell, f"printf '%s' {'a' * 60}b; sleep 300", pattern)
+        line(shell, "sleep 300", "(")
 
 
 def test_a_line_that_is_sent_again_is_given_once(shell: Rex) -> None:
