@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -79,12 +80,22 @@ def test_more_or_fewer_answers_than_inputs_are_an_error(answer: Any) -> None:
         questions.read_scores(answer, 2, 0)
 
 
+def generated(ids: object, *logprobs: object) -> dict[str, object]:
+    return {"choices": [{"token_ids": ids, "logprobs": {"token_logprobs": list(logprobs)}}]}
+
+
 def test_an_end_token_is_left_out_of_a_text() -> None:
     ends = frozenset({9})
-    assert questions.read_generated({"choices": [{"token_ids": [1, 2, 9]}]}, 0, ends) == [1, 2]
-    assert questions.read_generated({"choices": [{"token_ids": [1, 2]}]}, 0, ends) == [1, 2]
+    assert questions.read_generated(generated([1, 2, 9], -1.0, -1.0, 0.0), 0, ends) == [1, 2]
+    assert questions.read_generated(generated([1, 2], -1.0, -1.0), 0, ends) == [1, 2]
     with pytest.raises(CallFailed, match="return_token_ids"):
         questions.read_generated({"choices": [{"text": "x"}]}, 0, ends)
+
+
+@pytest.mark.parametrize("logprobs", [(-1.0,), (-1.0, None), (-1.0, math.nan)])
+def test_a_text_whose_tokens_have_no_log_probs_is_none(logprobs: tuple[object, ...]) -> None:
+    with pytest.raises(CallFailed, match=r"^prompts\[3\]: the log-probs .* are not numbers$"):
+        questions.read_generated(generated([1, 2], *logprobs), 3, frozenset())
 
 
 def test_an_answer_to_a_fixed_question_has_the_log_probs_of_its_own_ids_and_of_those_that_continue_it() -> None:

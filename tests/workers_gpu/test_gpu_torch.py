@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import sys
@@ -15,6 +16,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from safetensors.torch import load_file, save_file  # noqa: E402
+from tokenizers import Tokenizer  # noqa: E402
+
 from app.services_file import load_services_file  # noqa: E402
 from tests.engines.kinds import Shelf, Torch  # noqa: E402
 from tests.engines.waiting import until  # noqa: E402
@@ -22,7 +26,7 @@ from workers.gpu.devices import MIB, Device  # noqa: E402
 from workers.gpu.engines import compute, torch_hf  # noqa: E402
 from workers.gpu.engines.abstract import Engine  # noqa: E402
 from workers.gpu.engines.torch_hf import TorchEngine  # noqa: E402
-from workers.gpu.errors import BadInput, EngineFailed, NotResident, WrongAnswer  # noqa: E402
+from workers.gpu.errors import BadInput, CallFailed, EngineFailed, NotResident, WrongAnswer  # noqa: E402
 from workers.gpu.host import ServiceHost  # noqa: E402
 from workers.gpu.instances import InstanceName  # noqa: E402
 from workers.gpu.items import Reading, TokenLogprobs  # noqa: E402
@@ -93,6 +97,22 @@ def test_callers_at_once_have_one_text_at_a_time_continued(teacher: Engine, monk
         asked = [pool.submit(teacher.generate, ["What is", "def add"], 6) for _ in range(4)]
         assert [call.result(120) for call in asked] == [alone] * 4
     assert most == [True] * 8
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_no_text_is_chosen_from_what_are_no_numbers(models: Path, tmp_path: Path, temperature: float) -> None:
+    # Given weights that are no numbers for one word, which no question asks that is put to a model when it starts
+    folder = Path(shutil.copytree(models / "teacher-0", tmp_path / "poisoned"))
+    weights = load_file(folder / "model.safetensors")
+    engine = TorchEngine("poisoned", "logprobs", folder, tmp_path / "state")
+    (word,) = Tokenizer.from_file(str(folder / "tokenizer.json")).encode("Z").ids
+    weights["model.embed_tokens.weight"][word] = math.nan
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    engine.start(CELL)
+    # When it is asked with that word, then that fails, and other questions do not
+    with pytest.raises(CallFailed, match=r"^prompts\[0\]: the model's logits are not numbers$"):
+        engine.generate(["Z"], 4, temperature)
+    assert engine.generate(["What is"], 4)
 
 
 def test_calls_that_wait_are_computed_in_one_batch_each_with_its_own_top_k_and_bad_input_harms_nobody(

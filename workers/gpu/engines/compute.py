@@ -75,6 +75,7 @@ def generate(
     """Return the ids that continue one prompt, at most `sampling.max_tokens`, the end token left out.
 
     Each call draws from a generator of its own on the host, so the same seed gives the same text whatever other calls run.
+    Raises `FloatingPointError` where the logits are not numbers.
     """
     draws = torch.Generator().manual_seed(seed)
     # Only the last logits are looked at; those of a whole prompt could be the largest tensor there is.
@@ -93,10 +94,13 @@ def generate(
 
 
 def _choose(logits: torch.Tensor, temperature: float, draws: torch.Generator) -> int:
+    largest = logits.max()  # NaN where any is
+    if not largest.isfinite():
+        raise FloatingPointError("the model's logits are not numbers")
     if temperature == 0.0:
         return int(logits.argmax())
     # The largest logit is taken off first, so that a temperature near 0 cannot overflow.
-    probabilities = torch.softmax((logits.double() - logits.max()) / temperature, dim=-1)
+    probabilities = torch.softmax((logits.double() - largest) / temperature, dim=-1)
     return int(torch.multinomial(probabilities, 1, generator=draws))
 
 

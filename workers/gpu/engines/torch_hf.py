@@ -284,7 +284,10 @@ class TorchEngine(Engine):
             made = []
             for index, prompt in batch:
                 with replica.generating(control) as torch_model:
-                    made.append(compute.generate(torch_model, prompt, sampling, sampling.seed + index, model.ends, control))
+                    try:
+                        made.append(compute.generate(torch_model, prompt, sampling, sampling.seed + index, model.ends, control))
+                    except FloatingPointError as error:
+                        raise CallFailed(f"prompts[{index}]: {error}") from error
             return [model.texts.text(tokens) for tokens in made]
 
         return self._run(list(enumerate(ids)), share_out([len(prompt) for prompt in ids], 0, len(self._replicas)), one, control)

@@ -101,9 +101,8 @@ def read_canary(answer: Any, task: Task, ids: list[int], pooling: Pooling = "cla
     if task == "score":
         return Answer(tuple(read_scores(answer, 1, 0, pooling)))
     (said,) = read_logprobs(answer, [ids], 0)
-    new, chosen = read_generated(answer, 0, frozenset()), _rows(answer, "choices", 1)[0].get("logprobs")
-    found = chosen.get("token_logprobs") if isinstance(chosen, dict) else None
-    if not isinstance(found, list) or not len(found) == len(new) == canary.NEW_TOKENS:
+    new, found = _generated(answer, 0)
+    if not len(found) == len(new) == canary.NEW_TOKENS:
         raise CallFailed(f"the server gives no log-prob for each of {canary.NEW_TOKENS} tokens that it was to generate")
     return Answer((*said.logprobs, *(math.nan if value is None else float(value) for value in found)), tuple(new))
 
@@ -118,16 +117,27 @@ def generate_request(model: str, prompt: list[int], sampling: Sampling, index: i
         "seed": (sampling.seed + index) % _SEEDS,
         "stop_token_ids": sorted(ends),
         "return_token_ids": True,
+        "logprobs": 0,  # which tell whether the tokens were chosen from numbers
     }
     return "POST", "/v1/completions", body
 
 
 def read_generated(answer: Any, index: int, ends: frozenset[int]) -> list[int]:
     """Return the ids that continue a prompt, an end token left out. Raises `CallFailed`."""
-    ids = _rows(answer, "choices", 1)[0].get("token_ids")
+    ids, logprobs = _generated(answer, index)
+    if len(logprobs) != len(ids) or any(value is None or math.isnan(value) for value in logprobs):
+        raise CallFailed(f"prompts[{index}]: the log-probs of the tokens that the model chose are not numbers")
+    return ids[:-1] if ids and ids[-1] in ends else ids
+
+
+def _generated(answer: Any, index: int) -> tuple[list[int], list[float | None]]:
+    """Return the ids that the server chose, and what it says of their log-probs."""
+    row = _rows(answer, "choices", 1)[0]
+    ids, said = row.get("token_ids"), row.get("logprobs")
     if not isinstance(ids, list):
         raise CallFailed(f"prompts[{index}]: the server gives no token ids: it takes a vLLM that knows `return_token_ids`")
-    return ids[:-1] if ids and ids[-1] in ends else ids
+    values = said.get("token_logprobs") if isinstance(said, dict) else None
+    return ids, values if isinstance(values, list) else []
 
 
 def _rows(answer: Any, key: str, count: int) -> list[dict[str, Any]]:
