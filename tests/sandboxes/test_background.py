@@ -164,6 +164,16 @@ def test_what_a_command_left_goes_where_a_command_of_another_session_is(kind: Ki
     assert all(is_held_back(kind, sandbox, pid) for pid in (*pids, late))
 
 
+def test_what_a_command_starts_in_the_background_is_there_too(sandbox: Sandbox, env: Environment) -> None:
+    # Given a command in the background; when it starts a process in a session of its own, and one that is nobody's child
+    nap = f"303.9375{RUN}"
+    with running(env, f"until [ -e go ]; do sleep 0.01; done; setsid sleep {nap} & (setsid sleep {nap} &); wait", BACK):
+        env.write_file("go", b"")
+        assert until(lambda: len(processes_with(f"sleep\x00{nap}\x00")) == 2, 200.0)
+        # Then both are in the background as soon as they are looked for
+        assert until(lambda: all(in_background(pid, sandbox.background) for pid in sleepers(nap, 2)))
+
+
 def test_a_kill_reaches_a_command_in_the_background(env: Environment) -> None:
     with running(env, f"sleep 301.875{RUN} & wait", BACK) as (execution, outcomes):
         sleepers(f"301.875{RUN}")

@@ -29,6 +29,12 @@ def test_a_server_on_gpus_takes_its_memory_and_no_more_and_can_sleep(fake: Fake)
     assert value(words, "--gpu-memory-utilization") == "0.2500"
     assert "--enable-sleep-mode" in words and "--kv-cache-memory-bytes" not in words
     assert words[words.index("--runner") : words.index("--runner") + 4] == ["--runner", "pooling", "--convert", "classify"]
+    # It computes in the dtype that was found, and batches and caches as vLLM does
+    assert value(words, "--dtype") == "bfloat16"
+    assert not [word for word in words if "prefix-caching" in word or "chunked-prefill" in word]
+    # A reward model of vLLM's own is not converted
+    words = launch(fake, CUDA, vllm={"pooling": "reward"}).arguments(PYTHON, SOCKET)
+    assert value(words, "--runner") == "pooling" and "--convert" not in words
 
 
 def test_a_server_on_the_cpu_skips_the_check_of_memory_and_does_not_compile(fake: Fake) -> None:
@@ -59,21 +65,10 @@ def test_a_teacher_gives_as_many_most_likely_tokens_as_callers_may_ask_for_unles
     assert "--max-logprobs" not in launch(fake, CPU).arguments(PYTHON, SOCKET)
 
 
-def test_what_the_services_file_adds_comes_last(fake: Fake) -> None:
+def test_a_server_batches_as_many_calls_as_declared_and_what_the_services_file_adds_comes_last(fake: Fake) -> None:
     words = launch(fake, CUDA[:1], max_concurrency=64, vllm={"args": ["--max-num-seqs", "7"]}).arguments(PYTHON, SOCKET)
     assert words.index("--max-num-seqs") < len(words) - 2 and value(words, "--max-num-seqs") == "7"
     assert words[words.index("--max-num-seqs") + 1] == "64"
-
-
-def test_a_server_computes_in_the_dtype_that_was_found_and_batches_and_caches_as_vllm_does(fake: Fake) -> None:
-    words = launch(fake, CUDA[:1], max_concurrency=64).arguments(PYTHON, SOCKET)
-    assert (value(words, "--dtype"), value(words, "--max-num-seqs")) == ("bfloat16", "64")
-    assert not [word for word in words if "prefix-caching" in word or "chunked-prefill" in word]
-
-
-def test_a_reward_model_of_vllm_is_not_converted(fake: Fake) -> None:
-    words = launch(fake, CUDA[:1], vllm={"pooling": "reward"}).arguments(PYTHON, SOCKET)
-    assert value(words, "--runner") == "pooling" and "--convert" not in words
 
 
 def test_an_adapter_is_served_under_the_services_name_and_the_model_under_another(fake: Fake, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from app.services_file import ConfigError
 from tangram.settings import Settings
+from workers.cpu.abstract import EnvironmentSpec
 from workers.cpu.cores import CoreMap
 from workers.cpu.errors import SessionUnavailable
 from workers.cpu.files import FLAGS
@@ -220,19 +221,21 @@ def test_a_fork_bomb_stays_within_the_processes_of_its_session(tmp_path: Path) -
 
 @pytest.mark.parametrize("isolation", ["none", "bubblewrap"])
 def test_the_worker_removes_the_groups_that_it_made(tmp_path: Path, isolation: IsolationChoice) -> None:
-    # Given a sandbox that has made control groups for a session, all of which bear its name
+    # Given a sandbox that has made control groups for a session and for the memory of its environment, all of which bear its name
     box = make(tmp_path / "box", isolation)
-    names = {Path(prefix).name for prefix in (box._groups.pids, box._groups.cpu) if prefix}
+    names = {Path(prefix).name for prefix in (box._groups.pids, box._groups.cpu, box._groups.memory) if prefix}
 
     def groups() -> list[Path]:
         return [path for name in names for path in groups_like(f"{name}*")]
 
-    printed(open_one(box), ":")
+    environment = box.open(EnvironmentSpec(id="bounded", memory_mb=64))
+    printed(environment, f"sleep 311.5{RUN} >/dev/null 2>&1 &")
     if not groups():
         pytest.skip("no control group can be made here, or none is needed")
-    # When it is closed; then none of them is left
+    # When the environment is closed; then none of them is left, and nothing runs
+    environment.close()
+    assert groups() == [] and not processes_with(f"sleep\x00311.5{RUN}\x00")
     box.close()
-    assert groups() == []
 
 
 def test_a_virtual_environment_on_the_path_runs(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from workers.cpu.process.members import Members
 from workers.cpu.process.sandbox import ProcessSandbox
 
 from .conftest import make
-from .support import RUN, groups_like, printed, processes_with, run
+from .support import RUN, groups_like, printed, run
 
 EATS_100_MB = "python3 -S -c 'print(len(bytearray(100 << 20)))'"
 
@@ -42,16 +42,6 @@ def test_a_command_whose_shell_cannot_start_in_its_memory_ends_as_one_that_the_k
         outcome = run(env, "echo here", session=session)
         assert (outcome.status, outcome.exit_code, outcome.cause, outcome.stdout) == ("succeeded", 137, "out_of_memory", b""), outcome
         assert "memory was full" in outcome.reason or "memory were full" in outcome.reason
-
-
-def test_nothing_is_left_of_the_group_of_a_closed_environment(bounded: ProcessSandbox) -> None:
-    # Given an environment with a bound; when it is closed; then its group is gone
-    env = bounded.open(EnvironmentSpec(id=f"gone-{RUN}", memory_mb=64))
-    printed(env, f"sleep 311.5{RUN} >/dev/null 2>&1 &")
-    assert groups_like(f"tangram-*-gone-{RUN}")
-    env.close()
-    assert not groups_like(f"tangram-*-gone-{RUN}")
-    assert not processes_with(f"sleep\x00311.5{RUN}\x00")
 
 
 def test_a_worker_that_cannot_bound_memory_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 
 import pytest
 
@@ -69,13 +68,6 @@ def test_programs_run_as_ever(inside: ProcessEnvironment) -> None:
     # Given a program with threads, children and a pool of processes; when it runs; then it succeeds
     inside.write_file("program.py", THREADS_AND_CHILDREN.encode())
     assert printed(inside, "python3 program.py") == "[0, 1, 2, 3] child [1, 2]\n"
-
-
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a compiler")
-def test_a_compiler_runs(inside: ProcessEnvironment) -> None:
-    # Given a program in C; when it is compiled and run; then it says so
-    inside.write_file("hello.c", b'#include <stdio.h>\nint main(void) { puts("hello"); return 0; }\n')
-    assert printed(inside, "gcc hello.c -o hello && ./hello") == "hello\n"
 
 
 def test_no_process_of_the_session_is_without_the_filter(inside: ProcessEnvironment) -> None:
