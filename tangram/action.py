@@ -14,13 +14,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, fields, replace
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, Final
 
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import core_schema
 
-from tangram.elasticity import FLAT, Amdahl, Curve, Elasticity, Flat, Table, check_units, curve_words, make_curve, shown
+from tangram.elasticity import FLAT, MOST_AMOUNTS, Amdahl, Curve, Elasticity, Flat, Table, check_units, curve_words, make_curve, shown
 from tangram.errors import InvalidAction
 
 CORES = "cores"
@@ -34,6 +35,9 @@ GPU_KINDS = ("gpu.score", "gpu.logprobs", "gpu.generate")
 API_KINDS = ("api.call",)
 KINDS = CPU_KINDS + GPU_KINDS + API_KINDS
 """The kinds that come with the system. Any other Celery task that declares its resources is an action too."""
+
+MOST_RESOURCES, MOST_LABELS = 64, 64
+"""Most resources in a cost vector, and most node labels that an action may require."""
 
 LONGEST_S: Final = 1e9
 """Longest time an action may name, in seconds: some thirty years."""
@@ -63,6 +67,8 @@ class Cost:
         clean: dict[str, tuple[int, ...]] = {}
         if not isinstance(self.amounts, Mapping):
             raise InvalidAction("cost", f"must be an object, not {shown(self.amounts)}")
+        if len(self.amounts) > MOST_RESOURCES:
+            raise InvalidAction("cost", f"names more than {MOST_RESOURCES} resources")
         for name in sorted(self.amounts, key=shown):
             if not _is_resource(name):
                 raise InvalidAction("cost", f"unknown resource {shown(name)}: use cores, cells, memory_mb, quota:<name> or tokens:<name>")
@@ -170,6 +176,8 @@ class Action:
                 raise InvalidAction(name, f"must be true or false, not {shown(getattr(self, name))}")
         if not isinstance(self.requires, (list, tuple)):
             raise InvalidAction("requires", f"must be a list of node labels, not {shown(self.requires)}")
+        if len(self.requires) > MOST_LABELS:
+            raise InvalidAction("requires", f"names more than {MOST_LABELS} labels")
         for label in self.requires:
             _check_text("requires", label)
         object.__setattr__(self, "requires", tuple(self.requires))
@@ -289,7 +297,7 @@ def _amounts(name: object, given: object) -> tuple[int, ...]:
         return (given,)
     if isinstance(given, (str, bytes, Mapping, Set)) or not isinstance(given, Iterable):
         raise InvalidAction(f"cost.{name}" if _is_resource(name) else "cost", f"must be an amount or a list of amounts, not {shown(given)}")
-    return tuple(given)
+    return tuple(islice(given, MOST_AMOUNTS + 1))
 
 
 def _check_text(name: str, value: object) -> None:

@@ -21,6 +21,9 @@ from tangram.errors import InvalidAction
 LARGEST_AMOUNT: Final = (1 << 31) - 1
 """Largest amount of any resource: what a column `INTEGER` of the journal holds. As memory, it is 2 PB."""
 
+MOST_AMOUNTS: Final = 4096
+"""Most amounts of one resource, and most points of a curve, that an action may name. The scheduler looks at each of them."""
+
 LEAST_EFFICIENCY: Final = 1e-6
 """Smallest efficiency of a table: durations must stay in the range of a float."""
 
@@ -58,7 +61,9 @@ class Table:
     _points: dict[int, float] = field(init=False, repr=False, compare=False, hash=False)
 
     def __post_init__(self) -> None:
-        """Refuse efficiencies outside 0..1, and amounts that are wrong or named twice."""
+        """Refuse efficiencies outside 0..1, and amounts that are wrong, too many or named twice."""
+        if len(self.efficiency) > MOST_AMOUNTS:
+            raise InvalidAction("efficiency", f"names more than {MOST_AMOUNTS} amounts")
         for units, value in self.efficiency:
             if not _is_amount(units):
                 raise InvalidAction("efficiency", f"units must be whole and from 1 to {LARGEST_AMOUNT}, not {shown(units)}")
@@ -124,11 +129,13 @@ class Elasticity:
 
 
 def check_units(units: object, name: str = "units") -> None:
-    """Raise `InvalidAction` unless `units` is a non-empty ascending sequence of distinct whole numbers above 0."""
+    """Raise `InvalidAction` unless `units` is an ascending sequence of 1 to `MOST_AMOUNTS` distinct whole numbers above 0."""
     if type(units) is not tuple and (isinstance(units, (str, bytes)) or not isinstance(units, Sequence)):
         raise InvalidAction(name, f"must be a list of amounts, not {shown(units)}")
     if not units:
         raise InvalidAction(name, "must name at least one amount")
+    if len(units) > MOST_AMOUNTS:
+        raise InvalidAction(name, f"names more than {MOST_AMOUNTS} amounts")
     for amount in units:
         if not _is_amount(amount):
             raise InvalidAction(name, f"amounts must be whole and from 1 to {LARGEST_AMOUNT}, not {shown(amount)}")

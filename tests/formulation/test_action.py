@@ -70,7 +70,7 @@ WRONG: dict[str, list[Any]] = {
     "session": [0],
     "service": [False],
     "action_class": [()],
-    "requires": ["gpu", 3, {"gpu"}, [""], [["a"]]],
+    "requires": ["gpu", 3, {"gpu"}, [""], [["a"]], ["gpu"] * 65],
     "work_s": [-1, float("nan"), HUGE],
     "timeout_s": [0, True, float("inf")],
     "queue_timeout_s": ["5"],
@@ -91,8 +91,8 @@ def test_a_wrong_field_is_named(field: str, value: Any) -> None:
     assert str(refusal.value).startswith(f"{field}: ")
 
 
-WRONG_CORES: list[Any] = [[], [2, 1], [1, 1], [0], [True], [1.0], [HUGE], {"1": 2}, "4", None, [[1]]]
-WRONG_COSTS: list[Any] = [{"disk": 1}, {"quota:": 1}, {3: 1}, {"cores": [1, 2], "cells": [1, 2]}, [1]]
+WRONG_CORES: list[Any] = [[], [2, 1], [1, 1], [0], [True], [1.0], [HUGE], {"1": 2}, "4", None, [[1]], [*range(1, 4098)]]
+WRONG_COSTS: list[Any] = [{"disk": 1}, {"quota:": 1}, {3: 1}, {"cores": [1, 2], "cells": [1, 2]}, [1], {f"quota:{n}": 1 for n in range(65)}]
 
 
 @pytest.mark.parametrize(

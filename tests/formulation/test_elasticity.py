@@ -50,6 +50,7 @@ def test_a_wrong_parallel_fraction_is_refused(fraction: Any) -> None:
 
 WRONG_KEYS = ["0", "-1", "1.5", 1.5, True, None, "x", "1_0", "٢", "9" * 5000]
 WRONG_TABLES: list[Any] = [{key: 0.5} for key in WRONG_KEYS]
+WRONG_TABLES += [{str(units): 1.0 for units in range(1, 4098)}]
 WRONG_TABLES += [{"2": efficiency} for efficiency in (0.0, 1.5, 5e-324, float("nan"), "0.5", None)]
 WRONG_TABLES += [{"2": 0.5, 2: 0.6}, {"02": 0.5, "2": 0.5}]
 
