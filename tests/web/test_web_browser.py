@@ -66,47 +66,40 @@ def phone(browser: Browser, trouble: Trouble) -> Iterator[Page]:
         yield page
 
 
-def test_why_does_this_action_wait_and_who_holds_what_it_needs(page: Page, trouble: Trouble) -> None:
+def test_why_does_this_action_wait_and_who_holds_what_it_needs(phone: Page, trouble: Trouble) -> None:
     # Given an operator on the first page
-    page.goto("/")
+    phone.goto("/")
     # When they go to what waits of the job, and to the action
-    row = page.get_by_role("region", name="Waiting actions by job and kind").get_by_role("row").filter(has_text="waiter")
+    row = phone.get_by_role("region", name="Waiting actions by job and kind").get_by_role("row").filter(has_text="waiter")
     row.get_by_role("link", name="cpu.exec").click()
-    page.get_by_role("link", name=trouble.handles["waiter"].id).click()
+    phone.get_by_role("link", name=trouble.handles["waiter"].id).click()
     # Then the page says why, and leads to the holder
-    expect(page.get_by_role("heading", name="Why it waits")).to_be_visible()
-    expect(page.get_by_text("2 of 2 are held")).to_be_visible()
-    page.locator(".holders").get_by_role("link", name=trouble.handles["holder"].id).first.click()
-    expect(page.get_by_role("heading", level=1)).to_have_text(trouble.handles["holder"].id)
+    expect(phone.get_by_role("heading", name="Why it waits")).to_be_visible()
+    expect(phone.get_by_text("2 of 2 are held")).to_be_visible()
+    phone.locator(".holders").get_by_role("link", name=trouble.handles["holder"].id).first.click()
+    expect(phone.get_by_role("heading", level=1)).to_have_text(trouble.handles["holder"].id)
 
 
-def test_the_age_of_what_waits_leads_to_the_action_that_has_waited_longest(page: Page, trouble: Trouble) -> None:
-    page.goto("/")
-    row = page.get_by_role("region", name="Waiting actions by job and kind").get_by_role("row").filter(has_text="waiter")
+def test_the_age_of_what_waits_leads_to_the_action_that_has_waited_longest(phone: Page, trouble: Trouble) -> None:
+    phone.goto("/")
+    row = phone.get_by_role("region", name="Waiting actions by job and kind").get_by_role("row").filter(has_text="waiter")
     row.get_by_role("link").last.click()
-    expect(page.get_by_role("heading", level=1)).to_have_text(trouble.handles["waiter"].id)
-    expect(page.get_by_role("heading", name="Why it waits")).to_be_visible()
+    expect(phone.get_by_role("heading", level=1)).to_have_text(trouble.handles["waiter"].id)
+    expect(phone.get_by_role("heading", name="Why it waits")).to_be_visible()
     # and where nothing waits, to their list
-    page.goto("/oldest?job=nobody&kind=cpu.exec")
-    expect(page.get_by_role("region", name="Actions that match")).to_contain_text("None.")
+    phone.goto("/oldest?job=nobody&kind=cpu.exec")
+    expect(phone.get_by_role("region", name="Actions that match")).to_contain_text("None.")
 
 
-def test_who_holds_the_places_of_a_quota(page: Page, trouble: Trouble) -> None:
-    page.goto("/actions?state=waiting&kind=api.call")
-    page.get_by_role("link", name=trouble.handles["third-call"].id).click()
-    expect(page.get_by_text("2 of 2 places of quota search are held.")).to_be_visible()
-    expect(page.locator(".holders").get_by_role("link", name=trouble.handles["call-0"].id)).to_be_visible()
-
-
-def test_which_job_loses_rewards_to_our_failures(page: Page, trouble: Trouble) -> None:
+def test_which_job_loses_rewards_to_our_failures(phone: Page, trouble: Trouble) -> None:
     # When
-    page.goto("/")
+    phone.goto("/")
     # Then it is said at the top, and leads to the lost action
-    notice = page.get_by_role("listitem").filter(has_text="Job unlucky lost 1 of")
+    notice = phone.get_by_role("listitem").filter(has_text="Job unlucky lost 1 of")
     expect(notice).to_contain_text("environment_lost")
     notice.get_by_role("link", name="unlucky").click()
-    expect(page.get_by_role("heading", level=1)).to_have_text("unlucky")
-    expect(page.get_by_role("region", name="Latest actions that ended by our fault")).to_contain_text(trouble.handles["lost"].id)
+    expect(phone.get_by_role("heading", level=1)).to_have_text("unlucky")
+    expect(phone.get_by_role("region", name="Latest actions that ended by our fault")).to_contain_text(trouble.handles["lost"].id)
 
 
 def test_a_list_of_lost_actions_tells_them_apart_and_says_why(page: Page, trouble: Trouble) -> None:
@@ -120,31 +113,31 @@ def test_a_list_of_lost_actions_tells_them_apart_and_says_why(page: Page, troubl
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_which_node_is_sick(page: Page, trouble: Trouble) -> None:
+def test_which_node_is_sick(phone: Page, trouble: Trouble) -> None:
     # When
-    page.goto("/")
+    phone.goto("/")
     # Then
-    notice = page.get_by_role("listitem").filter(has_text="Node cpu-1 has been lost")
+    notice = phone.get_by_role("listitem").filter(has_text="Node cpu-1 has been lost")
     notice.get_by_role("link", name="cpu-1").click()
-    expect(page.get_by_role("heading", level=1)).to_have_text("cpu-1")
-    expect(page.locator(".box")).to_have_text("3 beats missed")
-    expect(page.get_by_role("region", name="Latest actions that ended by our fault on this node")).to_contain_text(
+    expect(phone.get_by_role("heading", level=1)).to_have_text("cpu-1")
+    expect(phone.locator(".box")).to_have_text("3 beats missed")
+    expect(phone.get_by_role("region", name="Latest actions that ended by our fault on this node")).to_contain_text(
         trouble.handles["lost"].id
     )
 
 
-def test_a_filter_goes_into_the_address_and_back_into_the_form(page: Page, trouble: Trouble) -> None:
+def test_a_filter_goes_into_the_address_and_back_into_the_form(phone: Page, trouble: Trouble) -> None:
     # Given
-    page.goto("/actions")
+    phone.goto("/actions")
     # When
-    page.locator("select[name=state]").select_option("waiting")
-    page.locator("input[name=job]").fill("waiter")
-    page.get_by_role("button", name="Filter").click()
+    phone.locator("select[name=state]").select_option("waiting")
+    phone.locator("input[name=job]").fill("waiter")
+    phone.get_by_role("button", name="Filter").click()
     # Then
-    page.wait_for_url(re.compile("state=waiting.*job=waiter|job=waiter.*state=waiting"))
-    expect(page.locator("input[name=job]")).to_have_value("waiter")
-    expect(page.get_by_role("link", name=trouble.handles["waiter"].id)).to_be_visible()
-    expect(page.get_by_role("link", name=trouble.handles["holder"].id)).to_have_count(0)
+    phone.wait_for_url(re.compile("state=waiting.*job=waiter|job=waiter.*state=waiting"))
+    expect(phone.locator("input[name=job]")).to_have_value("waiter")
+    expect(phone.get_by_role("link", name=trouble.handles["waiter"].id)).to_be_visible()
+    expect(phone.get_by_role("link", name=trouble.handles["holder"].id)).to_have_count(0)
 
 
 def test_names_of_users_do_nothing_in_the_browser(page: Page, trouble: Trouble) -> None:
@@ -272,26 +265,26 @@ def test_a_cancel_asks_once_for_the_token_and_whether_it_is_meant(phone: Page, t
         expect(phone.locator(".lead .state")).to_have_text("cancelled", timeout=30_000)
 
 
-def test_a_node_is_drained_and_put_back(page: Page, trouble: Trouble) -> None:
+def test_a_node_is_drained_and_put_back(phone: Page, trouble: Trouble) -> None:
     # When an operator drains the node on which everything is
-    page.goto("/nodes/cpu-0")
-    page.get_by_role("button", name="Drain this node").click()
-    page.locator("#token-text").fill(TOKEN)
-    page.get_by_role("button", name="Go on").click()
-    expect(page.locator("#said")).to_have_text("the node is being drained")
+    phone.goto("/nodes/cpu-0")
+    phone.get_by_role("button", name="Drain this node").click()
+    phone.locator("#token-text").fill(TOKEN)
+    phone.get_by_role("button", name="Go on").click()
+    expect(phone.locator("#said")).to_have_text("the node is being drained")
     # Then its page and the first one say what is left
     left = re.compile(r"draining: [1-9]\d* actions?, [1-9]\d* environments left")
-    expect(page.locator(".lead")).to_contain_text(left, timeout=30_000)
-    page.goto("/")
-    expect(page.get_by_role("region", name="Nodes of the deployment").get_by_role("row").filter(has_text="cpu-0")).to_contain_text(left)
-    notice = page.get_by_role("listitem").filter(has_text="Node cpu-0 is draining")
+    expect(phone.locator(".lead")).to_contain_text(left, timeout=30_000)
+    phone.goto("/")
+    expect(phone.get_by_role("region", name="Nodes of the deployment").get_by_role("row").filter(has_text="cpu-0")).to_contain_text(left)
+    notice = phone.get_by_role("listitem").filter(has_text="Node cpu-0 is draining")
     # When they put it back
     notice.get_by_role("link", name="cpu-0").click()
-    page.get_by_role("button", name="Put this node back").click()
-    expect(page.locator("#said")).to_have_text("the node is being put back")
+    phone.get_by_role("button", name="Put this node back").click()
+    expect(phone.locator("#said")).to_have_text("the node is being put back")
     # Then it takes actions again
-    expect(page.get_by_role("button", name="Drain this node")).to_be_visible(timeout=30_000)
-    expect(page.locator(".lead")).not_to_contain_text("drain")
+    expect(phone.get_by_role("button", name="Drain this node")).to_be_visible(timeout=30_000)
+    expect(phone.locator(".lead")).not_to_contain_text("drain")
     trouble.live.until(lambda: trouble.live.rows("SELECT 1 FROM nodes WHERE name = 'cpu-0' AND NOT draining"))
 
 
@@ -322,9 +315,13 @@ def test_a_keyboard_reaches_everything(page: Page, trouble: Trouble) -> None:
     assert any(label.startswith("Timeline of nodes") for label in reached)
 
 
-@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize(
-    "name", ["/", "/actions", "waiter", "lost", "/jobs/unlucky", "/environments", "/nodes/cpu-1", "/services/judge", "/health"]
+    ("name", "width"),
+    [
+        *((name, "phone") for name in ("/", "/actions", "waiter", "lost", "/jobs/unlucky", "/environments")),
+        *((name, "phone") for name in ("/nodes/cpu-1", "/services/judge", "/health")),
+        *((name, "desk") for name in ("/", "/actions", "waiter")),
+    ],
 )
 def test_axe_finds_nothing(browser: Browser, trouble: Trouble, name: str, width: str) -> None:
     # Given

@@ -43,36 +43,24 @@ def test_the_overview_counts_what_is_granted_waits_and_failed(trouble: Trouble) 
     assert found["jobs"][0]["name"] == "unlucky" and found["jobs"][0]["ours"] == 1
 
 
-def test_an_action_says_who_holds_the_cores_it_waits_for(trouble: Trouble) -> None:
-    # When
-    page = text_of(trouble, f"/actions/{trouble.handles['waiter'].id}")
-    # Then
-    assert "It needs 1 core of node cpu-0, where its environment is: 2 of 2 are held." in page
-    assert f'href="/actions/{trouble.handles["holder"].id}"' in page and "2 cores" in page
-    assert "in the queue for the cores of node cpu-0" in page
-
-
-def test_an_action_says_that_an_earlier_command_of_its_session_runs(trouble: Trouble) -> None:
-    # When
-    page = text_of(trouble, f"/actions/{trouble.handles['behind'].id}")
-    # Then
-    assert "1 earlier one of this session has not ended" in page
-    assert f'href="/actions/{trouble.handles["holder"].id}"' in page
-
-
-def test_a_call_says_who_holds_the_places_of_its_quota(trouble: Trouble) -> None:
-    # When
-    page = text_of(trouble, f"/actions/{trouble.handles['third-call'].id}")
-    # Then
-    assert "2 of 2 places of quota search are held." in page
-    assert all(f'href="/actions/{trouble.handles[f"call-{number}"].id}"' in page for number in range(2))
-
-
-def test_a_lost_action_says_whose_fault_that_was(trouble: Trouble) -> None:
-    # When
-    page = text_of(trouble, f"/actions/{trouble.handles['lost'].id}")
-    # Then
-    assert "Fault: <strong>ours</strong>" in page and "node cpu-1 was lost" in page and "For the trainer:" in page
+@pytest.mark.parametrize(
+    ("name", "says", "holders"),
+    [
+        ("waiter", "It needs 1 core of node cpu-0, where its environment is: 2 of 2 are held.", ["holder"]),
+        ("waiter", "in the queue for the cores of node cpu-0", ["holder"]),
+        ("behind", "1 earlier one of this session has not ended", ["holder"]),
+        ("third-call", "2 of 2 places of quota search are held.", ["call-0", "call-1"]),
+        ("lost", "Fault: <strong>ours</strong>", []),
+        ("lost", "node cpu-1 was lost", []),
+        ("lost", "For the trainer:", []),
+    ],
+)
+def test_an_action_says_why_it_waits_for_whom_and_whose_fault_its_end_was(
+    trouble: Trouble, name: str, says: str, holders: list[str]
+) -> None:
+    page = text_of(trouble, f"/actions/{trouble.handles[name].id}")
+    assert says in page
+    assert all(f'href="/actions/{trouble.handles[holder].id}"' in page for holder in holders)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import socket
 import socketserver
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,7 +35,7 @@ from app.local.redis_server import RedisServer
 from app.shown import SHOWN_TTL_S, read_shown
 from app.web.attention import notices
 from app.web.server import make_app
-from scheduler.live.entries import ActionGranted, ActionReceived, ActionResized, EnvironmentChanged, NodeChanged, NodeDraining
+from scheduler.live.entries import ActionGranted, ActionReceived, ActionResized, Entry, EnvironmentChanged, NodeChanged, NodeDraining
 from tangram.connection import open_store
 from tangram.settings import Settings
 from tangram.wire import SCHEDULER_KEY
@@ -55,47 +55,36 @@ SHOWN: dict[str, Any] = {
 }  # fmt: skip
 
 
+DESCRIBED: dict[str, Any] = {"name": "n1", "kinds": ["cpu"], "cores": 2, "cells": 0, "memory_mb": 100}
+
+
+def write(url: str, *entries: Entry) -> None:
+    """Have a scheduler write entries into a journal."""
+    engine = open_engine(url)
+    with SqlJournal(engine) as journal:
+        journal.write(list(entries))
+    engine.dispose()
+
+
 @pytest.fixture
 def journal(tmp_path: Path) -> str:
     """A journal with a node without isolation, on which one action of two cores runs that had one at first."""
     url, now = new_journal(tmp_path / "tangram.sqlite"), time.time()
-    engine = open_engine(url)
-    described = {"name": "n1", "kinds": ["cpu"], "cores": 2, "cells": 0, "memory_mb": 100, "labels": ["isolation:none"]}
     header = {"kind": "cpu.exec", "cost": {"cores": [1, 2]}, "job": "coding", "trajectory": "t", "environment": "e"}
-    with SqlJournal(engine) as writing:
-        writing.write(
-            [
-                NodeChanged(name="n1", state="up", description=described, at=now - 99),
-                ActionReceived(id="a", header=header, message="", submitted_at=now - 60, received_at=now - 60),
-                ActionGranted(id="a", attempt=1, node="n1", units=1, core_ids=(0,), cell_ids=(), granted_at=now - 60),
-                ActionResized(id="a", attempt=1, core_ids=(0, 1), units=2, background=False, at=now - 20),
-            ]
-        )
-    engine.dispose()
+    write(
+        url,
+        NodeChanged(name="n1", state="up", description={**DESCRIBED, "labels": ["isolation:none"]}, at=now - 99),
+        ActionReceived(id="a", header=header, message="", submitted_at=now - 60, received_at=now - 60),
+        ActionGranted(id="a", attempt=1, node="n1", units=1, core_ids=(0,), cell_ids=(), granted_at=now - 60),
+        ActionResized(id="a", attempt=1, core_ids=(0, 1), units=2, background=False, at=now - 20),
+    )
     return url
 
 
 def stand(url: str, id: str, state: Any = "open", **changes: Any) -> None:
     """Have an environment stand on n1, or be in another state."""
-    engine = open_engine(url)
     words: dict[str, Any] = {"node": "n1", "job": "coding", "trajectory": "t", "memory_mb": 1, "pod_cores": 0, "at": time.time(), **changes}
-    with SqlJournal(engine) as writing:
-        writing.write([EnvironmentChanged(id=id, state=state, **words)])
-    engine.dispose()
-
-
-def hold(url: str, id: str) -> None:
-    """Have an action hold both cores of n1."""
-    engine, now = open_engine(url), time.time()
-    header = {"kind": "cpu.exec", "cost": {"cores": [2]}, "job": "other", "trajectory": "t", "environment": "e2"}
-    with SqlJournal(engine) as writing:
-        writing.write(
-            [
-                ActionReceived(id=id, header=header, message="", submitted_at=now, received_at=now),
-                ActionGranted(id=id, attempt=1, node="n1", units=2, core_ids=(0, 1), cell_ids=(), granted_at=now),
-            ]
-        )
-    engine.dispose()
+    write(url, EnvironmentChanged(id=id, state=state, **words))
 
 
 @pytest.fixture
@@ -103,6 +92,16 @@ def redis(tmp_path: Path) -> Iterator[RedisServer]:
     server = RedisServer(tmp_path, log=tmp_path / "redis.log")
     yield server
     server.stop()
+
+
+View = Callable[..., TestClient]
+
+
+@pytest.fixture
+def view(journal: str, redis: RedisServer, tmp_path: Path) -> View:
+    """Return what opens the page of the journal; settings may be other ones."""
+    usual = {"broker_url": redis.url, "result_url": redis.url, "database_url": journal, "state_dir": tmp_path}
+    return lambda **settings: TestClient(make_app(Settings(**{**usual, **settings}), journal))
 
 
 def seen(url: str, shown: dict[str, Any] | None) -> Document:
@@ -133,11 +132,10 @@ def test_a_scheduler_that_has_died_is_named_before_it_is_forgotten(journal: str,
 
 def test_cores_of_one_host_are_not_counted_as_used_for_each_of_its_nodes(journal: str) -> None:
     def used(labels: list[str]) -> object:
-        engine, now = open_engine(journal), time.time()
-        described = {"kinds": ["cpu"], "cores": 2, "domains": [[0, 1]], "cells": 0, "memory_mb": 1, "labels": labels}
-        with SqlJournal(engine) as writing:
-            writing.write([NodeChanged(name=name, state="up", description={"name": name, **described}, at=now) for name in ("n1", "n2")])
-        engine.dispose()
+        described = {**DESCRIBED, "domains": [[0, 1]], "labels": labels}
+        write(
+            journal, *(NodeChanged(name=name, state="up", description={**described, "name": name}, at=time.time()) for name in ("n1", "n2"))
+        )
         return seen(journal, {**SHOWN, "nodes": {name: {"beat_ago_s": 0.2, "busy_cores": 2.0} for name in ("n1", "n2")}})["cores"]["used"]
 
     assert used([]) == 4.0
@@ -146,11 +144,8 @@ def test_cores_of_one_host_are_not_counted_as_used_for_each_of_its_nodes(journal
 
 def test_a_nodes_loss_its_failures_and_its_silence_are_named_each(journal: str) -> None:
     # Given a node that has missed two beats of ten seconds, in figures that are 30 s old, and one that was lost two days ago
-    engine, long_ago = open_engine(journal), time.time() - 172_800
-    with SqlJournal(engine) as writing:
-        described = {"name": "n2", "kinds": ["cpu"], "cores": 2, "cells": 0, "memory_mb": 100}
-        writing.write([NodeChanged(name="n2", state=state, description=described, at=long_ago) for state in ("up", "lost")])
-    engine.dispose()
+    long_ago = time.time() - 172_800
+    write(journal, *(NodeChanged(name="n2", state=state, description={**DESCRIBED, "name": "n2"}, at=long_ago) for state in ("up", "lost")))
     nodes = {"n1": {"beat_ago_s": 21.0, "busy_cores": None}}
     document = seen(journal, {**SHOWN, "beat_s": 10.0, "shown_ago_s": 30.0, "nodes": nodes})
     # When an action failed on each of them by our fault
@@ -168,12 +163,11 @@ def test_a_nodes_loss_its_failures_and_its_silence_are_named_each(journal: str) 
     assert not any("last beat" in notice.text for notice in notices(seen(journal, beating)))
 
 
-def test_a_result_store_that_is_gone_is_not_a_scheduler_that_is_gone(journal: str, redis: RedisServer, tmp_path: Path) -> None:
+def test_a_result_store_that_is_gone_is_not_a_scheduler_that_is_gone(view: View, redis: RedisServer) -> None:
     # Given a page that is served
     with open_store(redis.url, 5.0) as store:
         store.set(SCHEDULER_KEY, json.dumps(SHOWN), ex=SHOWN_TTL_S)
-    settings = Settings(broker_url=redis.url, result_url=redis.url, database_url=journal, state_dir=tmp_path)
-    with TestClient(make_app(settings, journal)) as client:
+    with view() as client:
         before = html.unescape(client.get("/").text)
         assert "No scheduler" not in before and "runs commands without isolation" in before and ">full<" in before
         # When the result store goes, and a look is taken after that
@@ -186,13 +180,10 @@ def test_a_result_store_that_is_gone_is_not_a_scheduler_that_is_gone(journal: st
     assert "Traceback" not in answer.text
 
 
-def test_the_page_sees_again_soon_after_the_result_store_has_hung(
-    journal: str, redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_page_sees_again_soon_after_the_result_store_has_hung(view: View, redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a page whose result store stands still for longer than it is waited for
     monkeypatch.setattr("app.web.looks.MOST_PAUSE_S", 600.0)
-    settings = Settings(broker_url=redis.url, result_url=redis.url, database_url=journal, state_dir=tmp_path, connect_timeout_s=10.0)
-    with TestClient(make_app(settings, journal)) as client:
+    with view(connect_timeout_s=10.0) as client:
         assert client.get("/ready").status_code == 200
         freeze(redis.identity.pid)
         assert wait_until(lambda: client.get("/ready").status_code != 200, 100)
@@ -223,10 +214,9 @@ def searching(takes_s: float) -> Iterator[Searches]:
     event.remove(Engine, "before_cursor_execute", searches)
 
 
-def test_searches_that_take_long_hold_up_no_other_page(journal: str, redis: RedisServer, tmp_path: Path) -> None:
-    settings = Settings(broker_url=redis.url, result_url=redis.url, database_url=journal, state_dir=tmp_path)
+def test_searches_that_take_long_hold_up_no_other_page(view: View) -> None:
     # Given many searches that do not end
-    with searching(200) as searches, TestClient(make_app(settings, journal)) as client, ThreadPoolExecutor(40) as viewers:
+    with searching(200) as searches, view() as client, ThreadPoolExecutor(40) as viewers:
         answers = [viewers.submit(client.get, f"/actions?q=zzzz{number}") for number in range(40)]
         assert wait_until(lambda: searches.count >= 2, 60)
         # When
@@ -238,16 +228,15 @@ def test_searches_that_take_long_hold_up_no_other_page(journal: str, redis: Redi
         assert {answer.result(100).status_code for answer in answers} == {200}
 
 
-def test_a_search_that_took_long_is_not_repeated_at_each_look(journal: str, redis: RedisServer, tmp_path: Path) -> None:
-    settings = Settings(broker_url=redis.url, result_url=redis.url, database_url=journal, state_dir=tmp_path)
-    app = make_app(settings, journal)
-    with searching(3.0) as searches, TestClient(app) as client:
+def test_a_search_that_took_long_is_not_repeated_at_each_look(view: View) -> None:
+    with searching(3.0) as searches, view() as client:
         # Given a search that took three seconds, and so is kept for ten times as long
         client.get("/actions?q=zzzz&state=failed")
         # When it is asked for at two further looks
         for _ in range(2):
             assert client.portal is not None
-            client.portal.call(app.state.looks.after, client.portal.call(app.state.looks.now).version)
+            looks = client.app.state.looks  # type: ignore[attr-defined]
+            client.portal.call(looks.after, client.portal.call(looks.now).version)
             client.get("/actions?q=zzzz&state=failed")
         # Then
         assert searches.count == 1
@@ -278,9 +267,8 @@ def test_a_terminal_tells_a_result_store_that_is_gone_from_a_scheduler_that_is_g
     assert json.loads(said("status", "--json"))["scheduler"] is None
 
 
-def test_a_journal_that_is_gone_is_said_on_a_page(journal: str, redis: RedisServer, tmp_path: Path) -> None:
-    settings = Settings(broker_url=redis.url, result_url=redis.url, database_url=journal, state_dir=tmp_path)
-    with TestClient(make_app(settings, journal)) as client:
+def test_a_journal_that_is_gone_is_said_on_a_page(view: View, journal: str) -> None:
+    with view() as client:
         assert client.get("/").status_code == 200
         # When the database is there, but its tables are not
         engine = open_engine(journal)
@@ -294,31 +282,33 @@ def test_a_journal_that_is_gone_is_said_on_a_page(journal: str, redis: RedisServ
     assert "The deployment cannot be read" in answer.text and "Traceback" not in answer.text
 
 
-def test_lists_say_what_an_action_holds_now(journal: str, redis: RedisServer, tmp_path: Path) -> None:
+def test_lists_say_what_an_action_holds_now(view: View, journal: str) -> None:
     def row_of(client: TestClient, path: str) -> str:
         return client.get(path).text.partition('data-key="a"')[2].partition("</tr>")[0]
 
     # Given a command that has two cores, and had one at first
-    settings = Settings(broker_url=redis.url, result_url=redis.url, database_url=journal, state_dir=tmp_path)
     paths = ("/actions?state=running", "/environments/e", "/nodes/n1", "/jobs/coding")
     stand(journal, "e")
-    with TestClient(make_app(settings, journal)) as client:
+    with view() as client:
         assert [">2</td>" in row_of(client, path) for path in paths] == [True] * 4
     # When it is sent to the background
-    engine = open_engine(journal)
-    with SqlJournal(engine) as writing:
-        writing.write([ActionResized(id="a", attempt=1, core_ids=(), units=2, background=True, at=time.time())])
-    engine.dispose()
+    now = time.time()
+    write(journal, ActionResized(id="a", attempt=1, core_ids=(), units=2, background=True, at=now))
     # Then every list says so, and its page says who has the cores
-    hold(journal, "b")
-    with TestClient(make_app(settings, journal)) as client:
+    header = {"kind": "cpu.exec", "cost": {"cores": [2]}, "job": "other", "trajectory": "t", "environment": "e2"}
+    write(
+        journal,
+        ActionReceived(id="b", header=header, message="", submitted_at=now, received_at=now),
+        ActionGranted(id="b", attempt=1, node="n1", units=2, core_ids=(0, 1), cell_ids=(), granted_at=now),
+    )
+    with view() as client:
         assert [">background</td>" in row_of(client, path) for path in paths] == [True] * 4
         page = client.get("/actions/a").text
         assert "Why it is in the background" in page and "node n1, where its environment is: 2 of 2 are held." in page
         assert 'href="/actions/b"' in page and "Why it is in the background" not in client.get("/actions/b").text
 
 
-def test_an_environment_says_when_its_lease_ends_and_whose_it_is(journal: str, redis: RedisServer, tmp_path: Path) -> None:
+def test_an_environment_says_when_its_lease_ends_and_whose_it_is(view: View, journal: str, redis: RedisServer) -> None:
     # Given a system whose lease is ten minutes, environments with a lease of their own, with the system's, and one that has ended
     with open_store(redis.url, 5.0) as store:
         store.set(SCHEDULER_KEY, json.dumps({**SHOWN, "lease_s": 600.0}), ex=SHOWN_TTL_S)
@@ -328,8 +318,7 @@ def test_an_environment_says_when_its_lease_ends_and_whose_it_is(journal: str, r
     stand(journal, "e", used_at=now - 120)
     stand(journal, "gone", "closed", client="c2", ends_at=now - 9, used_at=now - 120)
     # When
-    settings = Settings(broker_url=redis.url, result_url=redis.url, database_url=journal, state_dir=tmp_path)
-    with TestClient(make_app(settings, journal)) as client:
+    with view() as client:
         pages = {name: html.unescape(client.get(f"/environments/{name}").text) for name in ("own", "common", "e", "gone")}
     # Then each says how long its own lease goes, and only while it stands
     assert re.search(r"; it is closed in (2 h 0|1 h 59) min, used or not<", pages["own"])
@@ -353,17 +342,10 @@ TOKEN = "a-token-for-tests-0123"
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 
 
-def acting(journal: str, tmp_path: Path, broker_url: str, result_url: str, limit_s: float) -> TestClient:
-    """Return a page on which one may act, and whose parts answer within `limit_s` seconds or not at all."""
-    urls = {"broker_url": broker_url, "result_url": result_url}
-    settings = Settings(**urls, state_dir=tmp_path, web_token=SecretStr(TOKEN), connect_timeout_s=limit_s)
-    return TestClient(make_app(settings, journal), raise_server_exceptions=False)
-
-
 @pytest.mark.parametrize("path", ["/nodes/n1/drain", "/actions/a/cancel", "/environments/e/close"])
-def test_what_cannot_be_sent_is_no_success(journal: str, redis: RedisServer, other_redis: RedisServer, tmp_path: Path, path: str) -> None:
+def test_what_cannot_be_sent_is_no_success(view: View, journal: str, other_redis: RedisServer, path: str) -> None:
     stand(journal, "e")
-    with acting(journal, tmp_path, other_redis.url, redis.url, 2.0) as client:
+    with view(broker_url=other_redis.url, web_token=SecretStr(TOKEN), connect_timeout_s=2.0) as client:
         # Given a page that has reached the broker once
         assert client.post(path, headers=HEADERS).status_code == 200
         # When the broker is gone
@@ -390,7 +372,7 @@ class Slow(socketserver.BaseRequestHandler):
                 self.request.sendall(server.recv(65536))
 
 
-def test_a_broker_that_is_too_slow_leaves_no_threads_behind(journal: str, redis: RedisServer, tmp_path: Path) -> None:
+def test_a_broker_that_is_too_slow_leaves_no_threads_behind(view: View, redis: RedisServer) -> None:
     before = set(threading.enumerate())
 
     def of_clients() -> list[str]:
@@ -404,7 +386,8 @@ def test_a_broker_that_is_too_slow_leaves_no_threads_behind(journal: str, redis:
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as slow:
         slow.daemon_threads = True
         threading.Thread(target=slow.serve_forever, daemon=True).start()
-        with acting(journal, tmp_path, f"redis://127.0.0.1:{slow.server_address[1]}/0", redis.url, 0.5) as client:
+        broker = f"redis://127.0.0.1:{slow.server_address[1]}/0"
+        with view(broker_url=broker, web_token=SecretStr(TOKEN), connect_timeout_s=0.5) as client:
             # When
             answer = client.post("/nodes/n1/drain", headers=HEADERS)
             # Then the answer is one line, and what had begun comes to its end
@@ -444,12 +427,10 @@ def test_the_first_page_fits_a_terminal(journal: str, columns: int) -> None:
 @pytest.mark.parametrize(("state", "shown"), [("up", "draining"), ("lost", "lost, draining")])
 def test_a_draining_node_is_named_with_what_is_left_on_it(journal: str, state: Any, shown: str) -> None:
     # Given a node that is draining
-    engine = open_engine(journal)
-    with SqlJournal(engine) as writing:
-        described = {"name": "n1", "kinds": ["cpu"], "cores": 2, "cells": 0, "memory_mb": 100}
-        writing.write([NodeChanged(name="n1", state=state, description=described, at=time.time() - 9999), _drain("n1")])
+    write(
+        journal, NodeChanged(name="n1", state=state, description=DESCRIBED, at=time.time() - 9999), NodeDraining(name="n1", draining=True)
+    )
     document = seen(journal, SHOWN)
-    engine.dispose()
     # When the first page is shown in a terminal, and the status as a table
     console = Console(width=80)
     with console.capture() as capture:
@@ -469,7 +450,3 @@ STATUS: dict[str, Any] = {
     "scheduler": None, "services": [], "set_aside": [], "actions": {}, "oldest_wait_s": 0.0, "infra_failed": {},
     "nodes": [{"name": "n1", "state": "up", "draining": True, "reason": "", "description": {}, "running": 1, "environments": 0}],
 }  # fmt: skip
-
-
-def _drain(name: str) -> NodeDraining:
-    return NodeDraining(name=name, draining=True)
