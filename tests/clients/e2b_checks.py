@@ -152,11 +152,19 @@ def _(here: Here) -> None:
     port = free_port()
     server = here.sandbox.commands.run(f"python3 -u -m http.server --bind 127.0.0.1 {port}", background=True)
     assert next(iter(server))[0].startswith("Serving")
-    asked = {"Host": here.sandbox.get_host(port), "e2b-traffic-access-token": here.sandbox.traffic_access_token}
-    assert "Directory listing" in httpx.get(here.served.url, headers=asked).text
-    assert httpx.get(here.served.url, headers={"Host": asked["Host"]}).status_code == 401
-    assert httpx.get(here.served.url, headers={**asked, "Connection": "Upgrade", "Upgrade": "websocket"}).status_code == 501
+    host, token = here.sandbox.get_host(port), here.sandbox.traffic_access_token
+
+    def asked(**headers: str) -> httpx.Response:
+        return httpx.get(here.served.url, headers={"Host": host, **{name.replace("_", "-"): text for name, text in headers.items()}})
+
+    for name in ("e2b_traffic_access_token", "X_Access_Token"):
+        assert "Directory listing" in asked(**{name: token}).text
+    assert asked().status_code == 401
+    assert asked(X_Access_Token=token, Connection="Upgrade", Upgrade="websocket").status_code == 501
+    # When it is killed, which takes its time, then nobody answers
     assert server.kill()
+    here.served.live.until(lambda: asked(X_Access_Token=token).status_code == 502)
+    assert asked(X_Access_Token=token).json()["port"] == port
 
 
 @check("Sandbox.get_mcp_url")

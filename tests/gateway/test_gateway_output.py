@@ -12,8 +12,8 @@ from tests.gateway.conftest import Served, options_of
 e2b = pytest.importorskip("e2b", reason="the extra `clients` is not installed")
 
 LINE = "0123456789" * 10
-LINES = 200_000
-"""Some 20 MB."""
+LINES = 80_000
+"""Some 8 MB, many times what waits for a reader."""
 
 PRINT = f"yes {LINE} | head -n {LINES}"
 
@@ -23,12 +23,6 @@ def sandbox(served: Served) -> Iterator[e2b.Sandbox]:
     made = e2b.Sandbox.create(**options_of(served, "output"))
     yield made
     made.kill()
-
-
-def test_a_client_that_reads_gets_all_of_much_output(sandbox: e2b.Sandbox) -> None:
-    done = sandbox.commands.run(PRINT, timeout=300)
-    assert done.error in (None, "")
-    assert done.stdout == f"{LINE}\n" * LINES
 
 
 def test_a_client_that_pauses_gets_all_of_it(served: Served) -> None:
