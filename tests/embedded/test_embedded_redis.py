@@ -91,16 +91,6 @@ def answers(client: redis.Redis) -> bool:
         return False
 
 
-def test_the_next_server_has_the_data_of_the_one_before(tmp_path: Path) -> None:
-    for times in range(1, 4):
-        server = RedisServer(tmp_path, log=tmp_path / "redis.log")
-        try:
-            with client_of(server) as client:
-                assert client.incr("starts") == times
-        finally:
-            server.stop()
-
-
 def test_data_that_were_cut_short_are_read_up_to_there(tmp_path: Path) -> None:
     # Given data whose last bytes a crash of the machine has kept from the disk
     server = RedisServer(tmp_path, log=tmp_path / "redis.log")
@@ -162,11 +152,8 @@ def test_the_one_of_the_wheel_is_found_without_path(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_one_on_path_goes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    own = tmp_path / "redis-server"
-    own.write_text("#!/bin/sh\n")
-    own.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert find_redis_server() == own
+    have_redis_server(tmp_path, monkeypatch)
+    assert find_redis_server() == tmp_path / "bin" / "redis-server"
 
 
 def test_without_any_one_clear_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -177,26 +164,24 @@ def test_without_any_one_clear_line_says_what_to_install(monkeypatch: pytest.Mon
     assert "\n" not in str(caught.value)
 
 
+def have_redis_server(folder: Path, monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
+    """Put a script in the place of `redis-server`."""
+    script = folder / "bin" / "redis-server"
+    script.parent.mkdir()
+    script.write_text("\n".join(("#!/bin/sh", *lines)))
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
+
+
 def test_a_server_that_does_not_start_tells_its_last_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    # Given a redis-server that gives up
-    broken = tmp_path / "bin" / "redis-server"
-    broken.parent.mkdir()
-    broken.write_text("#!/bin/sh\necho starting\necho 'Fatal: no memory for today'\nexit 3\n")
-    broken.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{broken.parent}:{os.environ['PATH']}")
-    # When it is started
+    have_redis_server(tmp_path, monkeypatch, "echo starting", "echo 'Fatal: no memory for today'", "exit 3")
     with pytest.raises(RedisUnavailable, match=r"exit code 3: Fatal: no memory for today") as caught:
         RedisServer(tmp_path, log=tmp_path / "redis.log")
-    # Then that is said, in one line
     assert "\n" not in str(caught.value)
 
 
 def test_a_server_that_never_answers_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    mute = tmp_path / "bin" / "redis-server"
-    mute.parent.mkdir()
-    mute.write_text("#!/bin/sh\necho $$\nexec sleep 60\n")
-    mute.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{mute.parent}:{os.environ['PATH']}")
+    have_redis_server(tmp_path, monkeypatch, "echo $$", "exec sleep 60")
     with pytest.raises(RedisUnavailable, match=r"did not answer within 6 s"):
         RedisServer(tmp_path, log=tmp_path / "redis.log", timeout_s=6.0)
     assert not psutil.pid_exists(int((tmp_path / "redis.log").read_text()))

@@ -62,25 +62,6 @@ def test_a_stack_is_redis_a_migrated_database_and_processes(state_dir: Path, pyt
     assert sorted(path.name for path in state_dir.iterdir()) == ["lock", "logs", "redis", "tangram.sqlite"]
 
 
-def test_processes_end_in_reverse_order_and_before_redis(state_dir: Path, python: Python) -> None:
-    # Given two processes that write down when they are asked to end, and whether Redis is still there
-    lines = (
-        "import os, pathlib, signal, sys, redis",
-        "from time import sleep",
-        "folder = pathlib.Path(os.environ['TANGRAM_STATE_DIR'])",
-        "def end(*_):",
-        "    alive = redis.Redis(unix_socket_path=str(folder / 'redis.sock')).ping()",
-        "    with (folder / 'ends').open('a') as file: print(sys.argv[1:] or os.environ['NAME'], alive, file=file)",
-        "    sys.exit(0)",
-        "signal.signal(signal.SIGTERM, end)",
-        "(folder / os.environ['NAME']).touch()",
-        "sleep(60)",
-    )
-    with EmbeddedStack(state_dir, [python("first", *lines, NAME="first"), python("second", *lines, NAME="second")]) as stack:
-        stack.wait_ready(lambda: all((state_dir / name).exists() for name in ("first", "second")), 60)
-    assert (state_dir / "ends").read_text().splitlines() == ["second True", "first True"]
-
-
 def test_a_process_that_will_not_end_is_killed_with_all_its_descendants(state_dir: Path, python: Python, leftovers: Leftovers) -> None:
     # Given a process deaf to SIGTERM, with a child in its group and one in a session of its own
     lines = (
@@ -151,12 +132,14 @@ def test_a_process_that_dies_is_noticed_and_started_again(state_dir: Path, pytho
         assert said == [f"{name} ended with signal SIGKILL and is started again: see {state_dir / 'logs' / name}.log"]
 
 
-def test_processes_end_in_reverse_order_after_restarts_too(state_dir: Path, python: Python) -> None:
+def test_processes_end_in_reverse_order_and_before_redis_after_restarts_too(state_dir: Path, python: Python) -> None:
+    # Given two processes that write down when they are asked to end, and whether Redis is still there
     lines = (
-        "import os, pathlib, signal, sys, time",
+        "import os, pathlib, signal, sys, time, redis",
         "folder = pathlib.Path(os.environ['TANGRAM_STATE_DIR'])",
         "def end(*_):",
-        "    print(os.environ['NAME'], file=(folder / 'ends').open('a'))",
+        "    alive = redis.Redis(unix_socket_path=str(folder / 'redis.sock')).ping()",
+        "    print(os.environ['NAME'], alive, file=(folder / 'ends').open('a'))",
         "    sys.exit(0)",
         "signal.signal(signal.SIGTERM, end)",
         "(folder / os.environ['NAME']).touch()",
@@ -165,11 +148,12 @@ def test_processes_end_in_reverse_order_after_restarts_too(state_dir: Path, pyth
     names = ("first", "second")
     with EmbeddedStack(state_dir, [python(name, *lines, NAME=name) for name in names]) as stack:
         stack.wait_ready(lambda: all((state_dir / name).exists() for name in names), 60)
+        # When the first one is killed and started again
         (state_dir / "first").unlink()
         os.kill(json.loads(stack.stack_file.read_text())["pids"]["first"], signal.SIGKILL)
         with supervised(stack):
             assert wait_until(lambda: (state_dir / "first").exists(), 60)
-    assert (state_dir / "ends").read_text().split() == ["second", "first"]
+    assert (state_dir / "ends").read_text().splitlines() == ["second True", "first True"]
 
 
 def test_a_process_that_always_dies_is_given_up_and_its_last_lines_are_said(
