@@ -9,15 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.core.core import Core
 from scheduler.gpu.ageing import bound_s
 from scheduler.gpu.cells import CellGroup, Instance
 from scheduler.gpu.tuning import TUNING
 from scheduler.model import Evicted, Grant, NodeSpec, ServiceSpec
 from scheduler.model.state import Node
 from scheduler.sim.cell_books import BrokenGrant, CellBooks
-
-from .cells_run import Ask, CellsRun
 
 RM = ServiceSpec(name="rm", memory_mb=30, restore_s=0.5)
 JUDGE = ServiceSpec(name="judge", memory_mb=40, restore_s=0.5)
@@ -107,57 +104,6 @@ def test_an_instance_that_always_computes_lets_another_one_have_its_turn(world: 
     assert "j1" in w.grants
     assert (w.grants["j1"].restore, w.evicted("j1")) == (False, [])
     assert w.now <= bound_s(1, 2.0)
-
-
-SERVICES = (RM, JUDGE, THIRD, LARGE, SILENT, MANY, ServiceSpec(name="wide", cells=(1, 2), memory_mb=20, restore_s=1.0))
-ASKS = st.lists(st.tuples(st.floats(0.0, 1.0), st.sampled_from(SERVICES), st.floats(0.1, 4.0)), min_size=10, max_size=80)
-
-
-@settings(max_examples=60, deadline=None)
-@given(ASKS, st.sampled_from([(1,), (2,), (4,), (2, 1)]))
-def test_memory_is_never_exceeded_one_computes_at_a_time_and_nobody_waits_for_ever(
-    drawn: list[tuple[float, ServiceSpec, float]], nodes: tuple[int, ...]
-) -> None:
-    # Given services of which some fit onto one cell together
-    at, asks = 0.0, []
-    for gap_s, spec, work_s in drawn:
-        at += gap_s
-        cells = spec.cells if max(spec.cells) <= max(nodes) else (1,)
-        asks.append(Ask(at, spec.name, cells, work_s))
-    longest = Longest()
-
-    # When all is run, with books that raise where cells would not allow it
-    run = CellsRun(SERVICES, nodes, longest, cell_memory_mb=80)
-    run.run(asks)
-
-    # Then each ended once, and none was shut out for longer than the bound
-    assert sorted(run.ended, key=int) == [str(number) for number in range(len(asks))]
-    assert longest.longest_s <= bound_s(len(SERVICES), 5.0)
-
-
-class Longest:
-    """Measures how long waiting actions had no instance that they could use, or only ones on cells where others compute."""
-
-    def __init__(self) -> None:
-        self.since: dict[str, float] = {}
-        self.longest_s = 0.0
-
-    def __call__(self, core: Core, before: float, now: float) -> None:
-        groups = list(core.pools.gpu.groups.values())
-        for waiting in core.state.waiting.values():
-            usable = [
-                instance
-                for group in groups
-                for instance in group.instances
-                if instance.service == waiting.action.service
-                and instance.evicting_for is None
-                and (instance.active or not group.blocked(instance))
-            ]
-            if usable:
-                self.since.pop(waiting.id, None)
-            else:
-                self.longest_s = max(self.longest_s, now - self.since.setdefault(waiting.id, before))
-        self.since = {each: since for each, since in self.since.items() if each in core.state.waiting}
 
 
 MEMORY_MB = 4

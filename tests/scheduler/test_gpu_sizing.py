@@ -5,15 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from scheduler.core.core import Core
-from scheduler.gpu.cells import CellGroup
 from scheduler.gpu.demand import Demands
-from scheduler.gpu.sizing import Backlog, best_size
-from scheduler.model import NodeSpec, ServiceSpec, Waiting, events
-from scheduler.policies import make_policy
+from scheduler.gpu.sizing import best_size
+from scheduler.model import ServiceSpec, Waiting, events
 from tangram.action import Action
 
 DURATIONS_S = (1.0, 1.0 / 1.84, 1.0 / 3.2)
@@ -39,23 +34,6 @@ def test_the_more_there_is_to_do_the_fewer_cells_each_has() -> None:
 def test_what_gains_nothing_from_more_cells_has_as_few_as_can_be() -> None:
     assert size_for(0.0, (1.0, 1.0, 1.0)) == 1
     assert size_for(0.0, (1.0, 0.5, 0.5)) == 2
-
-
-def test_long_restores_count_only_where_others_wait() -> None:
-    assert [size_for(0.1, restore_s=restore_s) for restore_s in (0.0, 1.5)] == [4, 4]
-    assert [size_for(0.8, restore_s=restore_s) for restore_s in (0.0, 1.5)] == [4, 1]
-
-
-@given(st.lists(st.floats(0.1, 100.0), min_size=1, max_size=3), st.floats(0.0, 10.0), st.floats(0.0, 50.0))
-def test_it_is_one_of_the_sizes_and_the_least_where_there_is_no_end_of_work(
-    durations_s: list[float], restore_s: float, per_cell: float
-) -> None:
-    # Given sizes of which each makes an action faster, but for all its cells less so than the one before
-    sizes = (1, 2, 4)[: len(durations_s)]
-    slower = [durations_s[0] * 0.6**index for index in range(len(sizes))]
-
-    assert best_size(sizes, durations_s, restore_s, per_cell) in sizes
-    assert best_size(sizes, slower, restore_s, 1e6) == 1
 
 
 def test_the_rate_of_a_steady_stream_is_found_and_fades_when_it_ends() -> None:
@@ -88,33 +66,6 @@ def test_the_load_is_how_many_would_be_running() -> None:
 
     assert demands.loads(119.5)["rm"] == pytest.approx(6.0, rel=0.1)
     assert demands.loads(1000.0)["rm"] < 0.01
-
-
-def cells_of(*specs: NodeSpec) -> list[CellGroup]:
-    core = Core(make_policy("elastic"))
-    for spec in specs:
-        core.handle(events.NodeJoined(node=spec), 0.0)
-    return list(core.pools.gpu.groups.values())
-
-
-def of(name: str, cells: int, *services: str) -> NodeSpec:
-    return NodeSpec(name=name, pools=("gpu",), cells=cells, services=frozenset(services))
-
-
-def test_what_waits_counts_for_the_cells_that_it_could_use() -> None:
-    # Given cells of one service each, and of both
-    all_cells = cells_of(of("n0", 8, "a"), of("n1", 24, "b"), of("n2", 8, "a", "b"))
-    only_a, only_b, both = all_cells
-    backlog = Backlog(all_cells)
-
-    # When sixteen wait for the one, and sixty-four for the other
-    backlog.spread(16, [only_a, both])
-    backlog.spread(64, [only_b, both])
-
-    # Then each is spread over its cells, and counts for the other where they share them
-    assert backlog.per_cell([only_a, both]) == pytest.approx((16 + 64 * 8 / 32) / 16)
-    assert backlog.per_cell([only_b, both]) == pytest.approx((64 + 16 * 8 / 16) / 32)
-    assert backlog.per_cell([]) == 0.0
 
 
 def test_one_that_comes_after_a_crowd_has_the_largest_instance_that_is_idle(world: Any) -> None:

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from scheduler.core.core import Core
 from scheduler.gpu.ageing import bound_s
+from scheduler.gpu.cells import CellGroup, Instance
 from scheduler.gpu.tuning import TUNING
-from scheduler.model import ServiceSpec, events
+from scheduler.model import UNLIMITED, ServiceSpec, Waiting, events
 from tangram.action import Action
 
 from .cells_run import Ask, CellsRun
@@ -23,69 +24,66 @@ SERVICES = (
     ServiceSpec(name="cold", cells=(1, 2), restore_s=2.0),
     ServiceSpec(name="rare", restore_s=0.0),
 )
-CELLS = {"hot": (1,), "warm": (1, 2), "wide": (2,), "cold": (1, 2), "rare": (1,)}
-LONGEST_S = 6.0
-NAMES = ("hot", "hot", "hot", "hot", "warm", "warm", "wide", "cold", "rare")
-
-ASKS = st.lists(
-    st.tuples(st.floats(0.0, 1.0), st.sampled_from(NAMES), st.floats(0.1, LONGEST_S - 2.0)),
-    min_size=20,
-    max_size=120,
+SHARED = (
+    *(ServiceSpec(name=name, memory_mb=memory_mb, restore_s=0.5) for name, memory_mb in (("rm", 30), ("judge", 40), ("large", 60))),
+    ServiceSpec(name="many", memory_mb=30, restore_s=0.5, max_concurrency=2),
+    ServiceSpec(name="silent", restore_s=0.5),
+    ServiceSpec(name="wide", cells=(1, 2), memory_mb=20, restore_s=1.0),
 )
+"""Services of which some fit onto a cell of 80 MB together."""
 
-
-def asks_of(drawn: list[tuple[float, str, float]]) -> list[Ask]:
-    at, asks = 0.0, []
-    for gap_s, service, work_s in drawn:
-        at += gap_s
-        asks.append(Ask(at, service, CELLS[service], work_s))
-    return asks
+LONGEST_S = 6.0
+ASKS = st.lists(st.tuples(st.floats(0.0, 1.0), st.integers(0, 8), st.floats(0.1, LONGEST_S - 2.0)), min_size=20, max_size=100)
 
 
 class Watch:
-    """Measures for each waiting action how long its service has been nowhere, and looks for impatient ones beside idle cells."""
+    """Measures how long waiting actions had no instance that they could use, and looks for impatient ones beside idle cells."""
 
     def __init__(self) -> None:
-        self.absent_since: dict[str, float] = {}
+        self.since: dict[str, float] = {}
         self.longest_s = 0.0
 
     def __call__(self, core: Core, before: float, now: float) -> None:
-        state = core.state
-        groups = core.pools.gpu.groups.values()
-        there = [i for group in groups for i in group.instances if i.evicting_for is None]
+        groups, waiting_ones = core.pools.gpu.groups.values(), core.state.waiting.values()
         starving = False
-        for waiting in state.waiting.values():
-            usable = any(i.service == waiting.action.service and len(i.cell_ids) in waiting.units for i in there)
-            since = self.absent_since.get(waiting.id)
-            if since is not None:
-                self.longest_s = max(self.longest_s, now - since)
-            if usable:
-                self.absent_since.pop(waiting.id, None)
+        for waiting in waiting_ones:
+            if any(self.usable(waiting, group, instance) for group in groups for instance in group.instances):
+                self.since.pop(waiting.id, None)
             else:
-                self.absent_since.setdefault(waiting.id, now)
+                self.longest_s = max(self.longest_s, now - self.since.setdefault(waiting.id, now))
                 starving = starving or now - waiting.received_at >= TUNING.aged_s
-        for action_id in [each for each in self.absent_since if each not in state.waiting]:
-            self.longest_s = max(self.longest_s, now - self.absent_since.pop(action_id))
-        if not starving:
-            for waiting in state.waiting.values():
-                if now - waiting.received_at > TUNING.aged_s:
-                    assert all(group.free < waiting.least for group in groups), f"{waiting.id} waits beside idle cells"
+        for action_id in [each for each in self.since if each not in core.state.waiting]:
+            self.longest_s = max(self.longest_s, now - self.since.pop(action_id))
+        late = [waiting for waiting in waiting_ones if now - waiting.received_at > TUNING.aged_s]
+        for waiting in late if not starving else ():
+            assert all(group.free < waiting.least for group in groups), f"{waiting.id} waits beside idle cells"
+
+    @staticmethod
+    def usable(waiting: Waiting, group: CellGroup, instance: Instance) -> bool:
+        fits = instance.service == waiting.action.service and len(instance.cell_ids) in waiting.units
+        return fits and instance.evicting_for is None and bool(instance.active or not group.blocked(instance))
 
 
-@settings(max_examples=60, deadline=None)
-@given(ASKS, st.sampled_from([(2,), (3,), (2, 2), (1, 3)]))
-def test_no_action_waits_longer_than_the_bound_for_a_service_that_is_nowhere(
-    drawn: list[tuple[float, str, float]], nodes: tuple[int, ...]
+@settings(max_examples=80, deadline=None)
+@given(ASKS, st.sampled_from([(2,), (3,), (4,), (2, 2), (1, 3)]), st.sampled_from([(SERVICES, UNLIMITED), (SHARED, 80)]))
+def test_no_action_waits_longer_than_the_bound_for_an_instance_that_it_can_use(
+    drawn: list[tuple[float, int, float]], nodes: tuple[int, ...], place: tuple[tuple[ServiceSpec, ...], int]
 ) -> None:
     # Given more work than the cells can do, by services some of which are always asked for
+    services, memory_mb = place
+    at, asks, often = 0.0, [], [services[0]] * 4 + list(services)
+    for gap_s, pick, work_s in drawn:
+        at += gap_s
+        spec = often[pick]
+        asks.append(Ask(at, spec.name, spec.cells, work_s))
     watch = Watch()
-    run = CellsRun(SERVICES, nodes, watch)
+    run = CellsRun(services, nodes, watch, cell_memory_mb=memory_mb)
 
-    # When all of it is run
-    run.run(asks_of(drawn))
+    # When all of it is run, with books that raise where cells would not allow it
+    run.run(asks)
 
     # Then each had its turn in time, and each ended once
-    assert watch.longest_s <= bound_s(len(SERVICES), LONGEST_S)
+    assert watch.longest_s <= bound_s(len(services), LONGEST_S)
     assert sorted(run.ended, key=int) == [str(number) for number in range(len(drawn))]
     assert run.running == {}
 

@@ -506,6 +506,7 @@ class CoreMachine(RuleBasedStateMachine):
         out = self.core.handle(event, self.now)
         self.log.append((event, self.now, out))
         for command in out:
+            assert not isinstance(command, commands.Finish) or command.cause != "queue_full", "it was let in before"
             if not isinstance(command, commands.NoteNode):
                 self.ledger.take(command, self.now)
 

@@ -11,10 +11,12 @@ from scheduler.cpu.tuning import TUNING
 from scheduler.model import commands, events
 
 
-def node(w: Any, cores: int = 1, environments: Iterable[str] = "efgh", **jobs: str) -> None:
-    w.node(cores=cores)
+def node(world: Any, cores: int = 1, environments: Iterable[str] = "efgh", without: Iterable[str] = (), **jobs: str) -> Any:
+    """Return a world with a node and environments on it."""
+    w = world(without=without).node(cores=cores)
     for environment in environments:
         w.open(environment, job=jobs.get(environment, "default"))
+    return w
 
 
 def queued(w: Any) -> list[str]:
@@ -26,8 +28,7 @@ def queued(w: Any) -> list[str]:
 
 def test_a_newcomer_takes_the_core_of_what_has_run_for_long(world: Any) -> None:
     # Given a core, on which a command has run for ten seconds
-    w = world()
-    node(w)
+    w = node(world)
     w.exec("long", "e")
     w.tick(10.0)
 
@@ -48,8 +49,7 @@ def test_a_newcomer_takes_the_core_of_what_has_run_for_long(world: Any) -> None:
 
 def test_of_several_the_one_whose_environment_has_had_most_goes(world: Any) -> None:
     # Given two actions that have run for as long, one of them in an environment that has had much before
-    w = world()
-    node(w, cores=2)
+    w = node(world, cores=2)
     w.exec("before", "f")
     w.tick(50.0)
     w.finish("before")
@@ -64,8 +64,7 @@ def test_of_several_the_one_whose_environment_has_had_most_goes(world: Any) -> N
 
 @pytest.mark.parametrize("kind", ["not preemptible", "a task"])
 def test_what_is_not_preemptible_keeps_its_core_and_the_newcomer_starts_in_the_background(world: Any, kind: str) -> None:
-    w = world()
-    node(w)
+    w = node(world)
     if kind == "a task":
         w.submit("firm", "build", cost={"cores": 1})
     else:
@@ -84,8 +83,7 @@ def test_what_is_not_preemptible_keeps_its_core_and_the_newcomer_starts_in_the_b
 
 def test_priority_comes_before_expectation(world: Any) -> None:
     # Given a command of high priority that has run for long
-    w = world()
-    node(w)
+    w = node(world)
     w.exec("long", "e", priority=8)
     w.tick(100.0)
 
@@ -104,8 +102,7 @@ def test_priority_comes_before_expectation(world: Any) -> None:
 def test_a_job_beyond_its_share_loses_its_cores_first(world: Any) -> None:
     # Given a full node of one job's commands, of which next to nothing is expected, and a trajectory of another job that is old
     def run(**options: Any) -> Any:
-        w = world(**options)
-        node(w, cores=4, e="few", f="many")
+        w = node(world, cores=4, e="few", f="many", **options)
         w.exec("old", "e", job="few")
         w.tick(100.0)
         w.finish("old")
@@ -122,8 +119,7 @@ def test_a_job_beyond_its_share_loses_its_cores_first(world: Any) -> None:
 
 def test_a_job_beyond_its_share_takes_no_core_of_one_within_its_own(world: Any) -> None:
     # Given a job within its share whose command has run for long, and one beyond its share
-    w = world()
-    node(w, cores=4, e="few", f="many")
+    w = node(world, cores=4, e="few", f="many")
     w.exec("few", "e", job="few")
     w.tick(100.0)
     for number in range(3):
@@ -136,8 +132,7 @@ def test_a_job_beyond_its_share_takes_no_core_of_one_within_its_own(world: Any) 
 
 def test_extra_units_go_before_cores(world: Any) -> None:
     # Given a command that has grown over the whole node, and has run for long
-    w = world()
-    node(w, cores=4)
+    w = node(world, cores=4)
     w.exec("wide", "e", [1, 2, 4], parallel=0.99, work_s=1000.0)
     assert w.units["wide"] == 4
     w.tick(100.0)
@@ -151,8 +146,7 @@ def test_extra_units_go_before_cores(world: Any) -> None:
 
 def test_a_wide_command_takes_as_many_holders_as_it_needs_or_none(world: Any) -> None:
     # Given a node with two commands that have run for long, and one that keeps its core
-    w = world()
-    node(w, cores=3)
+    w = node(world, cores=3)
     w.exec("firm", "h", preemptible=False)
     w.exec("long0", "e")
     w.exec("long1", "f")
@@ -169,8 +163,7 @@ def test_a_wide_command_takes_as_many_holders_as_it_needs_or_none(world: Any) ->
 
 def test_who_is_expected_to_need_a_little_less_takes_nothing(world: Any) -> None:
     # Given two trajectories of the same age, of which one has run one action all the time
-    w = world()
-    node(w, cores=2)
+    w = node(world, cores=2)
     w.exec("first", "f")
     w.exec("long", "e")
     w.tick(10.0)
@@ -185,8 +178,7 @@ def test_who_is_expected_to_need_a_little_less_takes_nothing(world: Any) -> None
 
 def test_two_that_are_alike_hand_over_seldom(world: Any) -> None:
     # Given two endless commands on one core
-    w = world()
-    node(w)
+    w = node(world)
     w.exec("one", "e")
     w.exec("other", "f")
 
@@ -209,8 +201,7 @@ def test_two_that_are_alike_hand_over_seldom(world: Any) -> None:
 
 
 def test_what_finds_all_cores_taken_starts_in_the_background_up_to_so_many_per_core(world: Any) -> None:
-    w = world()
-    node(w)
+    w = node(world)
     w.exec("firm", "e", preemptible=False)
 
     for number in range(TUNING.background_per_core + 3):
@@ -224,8 +215,7 @@ def test_what_finds_all_cores_taken_starts_in_the_background_up_to_so_many_per_c
 
 def test_who_has_got_on_in_the_background_comes_after_who_has_not(world: Any) -> None:
     # Given two in the background, one of which has got much of what others left idle
-    w = world()
-    node(w)
+    w = node(world)
     w.exec("firm", "e", preemptible=False)
     w.exec("lucky", "f")
     w.exec("other", "g")
@@ -241,8 +231,7 @@ def test_who_has_got_on_in_the_background_comes_after_who_has_not(world: Any) ->
 
 def test_the_core_of_a_newcomer_that_turns_out_to_be_long_is_taken_back_in_time(world: Any) -> None:
     # Given a command of five seconds in the background of a newcomer
-    w = world()
-    node(w)
+    w = node(world)
     w.exec("five", "e")
     w.tick(5.0)
     w.exec("newcomer", "f")
@@ -255,8 +244,7 @@ def test_the_core_of_a_newcomer_that_turns_out_to_be_long_is_taken_back_in_time(
 
 
 def test_a_stop_reaches_the_background(world: Any) -> None:
-    w = world()
-    node(w)
+    w = node(world)
     w.exec("long", "e")
     w.tick(10.0)
     w.exec("newcomer", "f")
@@ -272,8 +260,7 @@ def test_a_stop_reaches_the_background(world: Any) -> None:
 
 def test_the_time_in_the_background_counts_as_queueing(world: Any) -> None:
     # Given a command that has run for ten seconds, and then been in the background for five, where it got two
-    w = world()
-    node(w)
+    w = node(world)
     w.tick(1.0)
     w.exec("long", "e")
     w.tick(10.0)
@@ -290,8 +277,7 @@ def test_the_time_in_the_background_counts_as_queueing(world: Any) -> None:
 
 
 def test_without_preemption_who_comes_waits(world: Any) -> None:
-    w = world(without=["preemption"])
-    node(w)
+    w = node(world, without=["preemption"])
     w.exec("long", "e")
     w.tick(100.0)
 
@@ -306,8 +292,7 @@ def test_without_preemption_who_comes_waits(world: Any) -> None:
 
 def test_a_wide_command_pushes_no_other_job_below_its_share_and_does_not_go_to_and_fro(world: Any) -> None:
     # Given eight cores, six commands of one job and two of another
-    w = world()
-    node(w, 8, "abcdefghij", **dict.fromkeys("abcdef", "theirs"), **dict.fromkeys("ghij", "mine"))
+    w = node(world, 8, "abcdefghij", **dict.fromkeys("abcdef", "theirs"), **dict.fromkeys("ghij", "mine"))
     for environment in "abcdef":
         w.exec(f"theirs-{environment}", environment, job="theirs")
     for environment in "gh":
@@ -326,8 +311,7 @@ def test_a_wide_command_pushes_no_other_job_below_its_share_and_does_not_go_to_a
 
 def test_who_may_not_take_from_another_job_takes_from_its_own(world: Any) -> None:
     # Given two jobs with half of the cores each, the other one's command with more work left than this one's
-    w = world()
-    node(w, 2, "efg", e="theirs", f="mine", g="mine")
+    w = node(world, 2, "efg", e="theirs", f="mine", g="mine")
     w.exec("theirs", "e", job="theirs")
     w.tick(60.0)
     w.exec("mine", "f", job="mine")
@@ -346,8 +330,7 @@ def test_who_may_not_take_from_another_job_takes_from_its_own(world: Any) -> Non
 
 def test_the_turn_of_what_cannot_be_taken_back_lasts_until_it_ends_so_that_priorities_count(world: Any) -> None:
     # Given a backlog of low priority that is older than anybody waits for a turn, none of which can be taken back
-    w = world()
-    node(w, 16, [f"e{n}" for n in range(320)] + ["p"])
+    w = node(world, 16, [f"e{n}" for n in range(320)] + ["p"])
     for number in range(320):
         w.exec(f"old{number}", f"e{number}", priority=0, preemptible=False)
     for _ in range(6):
@@ -367,8 +350,7 @@ def test_the_turn_of_what_cannot_be_taken_back_lasts_until_it_ends_so_that_prior
 
 def test_cores_that_a_wide_action_waits_for_are_used_meanwhile_by_what_can_be_taken_back(world: Any) -> None:
     # Given an action that needs the whole node, and a command that may take any time and cannot be taken back
-    w = world()
-    node(w, 4, "ef")
+    w = node(world, 4, "ef")
     w.exec("lasting", "e", preemptible=False)
     w.run("wide", cores=4, priority=0)
     w.tick(30.0)
@@ -387,8 +369,7 @@ def test_cores_that_a_wide_action_waits_for_are_used_meanwhile_by_what_can_be_ta
 
 
 def test_what_is_not_preemptible_keeps_all_the_cores_that_it_started_on(world: Any) -> None:
-    w = world()
-    node(w, 4)
+    w = node(world, 4)
     w.exec("timing", "e", [1, 2, 4], parallel=0.95, preemptible=False)
     assert w.grants["timing"].units == 4
 
@@ -399,8 +380,7 @@ def test_what_is_not_preemptible_keeps_all_the_cores_that_it_started_on(world: A
 
 
 def test_who_waits_for_cores_only_so_long_does_not_start_without(world: Any) -> None:
-    w = world()
-    node(w)
+    w = node(world)
     w.exec("holds", "e", preemptible=False)
     w.exec("waits", "f", queue_timeout_s=3.0)
 
@@ -414,8 +394,7 @@ def test_who_waits_for_cores_only_so_long_does_not_start_without(world: Any) -> 
 
 def test_what_ends_in_the_background_counts_with_the_work_that_it_did_there(world: Any) -> None:
     # Given a command that ends in the background before it is told what it got there
-    w = world()
-    node(w, 1, "ef")
+    w = node(world, 1, "ef")
     w.exec("holds", "e", priority=9)
     w.exec("quick", "f", action_class="pytest")
     assert w.background == ["quick"]
@@ -427,8 +406,7 @@ def test_what_ends_in_the_background_counts_with_the_work_that_it_did_there(worl
 
 
 def test_no_report_of_a_worker_makes_an_action_do_more_than_its_node_can(world: Any) -> None:
-    w = world()
-    node(w, 1, "ef")
+    w = node(world, 1, "ef")
     w.exec("holds", "e", priority=9)
     w.exec("back", "f")
     w.tick(2.0)

@@ -98,13 +98,17 @@ def test_a_message_of_no_reports_is_dropped(body: object) -> None:
     assert list(live.core.state.nodes) == ["n"]
 
 
-@pytest.mark.parametrize("body", [None, {}, {"cancel": None}, {"cancel": {"ids": 7}}, {"cancel": {"job": ["a"]}}])
+NONSENSE: list[Any] = [None, {}, {"cancel": None}, {"cancel": {"ids": 7}}, {"cancel": {"job": ["a"]}}]
+NONSENSE += [{"drain": body} for body in ({}, {"node": "n"}, {"node": "", "draining": True}, {"node": "n", "draining": "yes"}, "n")]
+
+
+@pytest.mark.parametrize("body", NONSENSE)
 def test_a_control_request_that_makes_no_sense_is_dropped(body: object) -> None:
     live = Live()
     live.submit("a", "b")
     live.asked(body)
     assert live.core.state.running["a"].stopping == ""
-    assert list(live.core.state.waiting) == ["b"]
+    assert (live.waiting, live.core.state.draining) == (["b"], {})
 
 
 def test_what_was_decided_and_cannot_be_carried_out_stops_the_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,22 +115,6 @@ def test_pods_hold_the_cores_that_they_held(begin: Callable[..., Deployed]) -> N
     assert one.cores.free_ids == sorted([*free, *pods["taken"]])
 
 
-def test_a_pod_that_waits_for_cores_waits_for_those_of_the_pods_before_it(begin: Callable[..., Deployed]) -> None:
-    # Given a node whose cores are all in pods, and a trajectory that waits for its own
-    one = begin("static:4")
-    for name in ("e0", "e1", "e2"):
-        one.open(name)
-    pods = one.pods
-
-    # When another scheduler goes on
-    one.start("static:4")
-
-    # Then it waits until one of them is closed
-    assert "open-e2" in one.waiting
-    one.close("e0", finish=True)
-    assert one.pods["e2"] == pods["e0"]
-
-
 def test_a_scheduler_without_pods_has_their_cores_for_all(begin: Callable[..., Deployed]) -> None:
     one = begin("static:4")
     one.open("e0")
@@ -190,25 +174,6 @@ def test_a_command_in_an_environment_that_is_being_closed_is_stopped(begin: Call
     one.beat()
     one.beat()
     assert one.node.memory_free == 1000
-
-
-def test_a_closed_environment_whose_last_command_still_runs_is_no_open_one(begin: Callable[..., Deployed], engine: Engine) -> None:
-    # Given an environment that is closed but for a command that has not ended
-    one = begin("elastic")
-    one.open("e0", memory_mb=600)
-    one.exec("runs", "e0")
-    one.close("e0", finish=True)
-
-    # When another scheduler goes on, it takes no action there
-    one.start("elastic")
-    one.exec("late", "e0")
-    assert one.running == ["runs"]
-
-    # Then that one's end frees the memory
-    one.finish("runs", status="cancelled")
-    one.beat()
-    assert one.node.memory_free == 1000
-    assert states(engine) == {"e0": "closed"}
 
 
 def test_an_environment_that_was_cancelled_while_it_opened_is_closed_when_it_stands(begin: Callable[..., Deployed]) -> None:
@@ -300,33 +265,6 @@ def test_a_drain_that_comes_before_its_node_first_joins_is_kept(begin: Callable[
     assert drains(engine) == {"n": False}
     one.join("new")
     assert drains(engine) == {"n": False, "new": True}
-
-
-@pytest.mark.parametrize("body", [{}, {"node": "n"}, {"node": "", "draining": True}, {"node": "n", "draining": "yes"}, "n"])
-def test_a_drain_that_makes_no_sense_is_dropped(begin: Callable[..., Deployed], engine: Engine, body: object) -> None:
-    one = begin("elastic")
-    one.asked({"drain": body})
-    assert drains(engine) == {"n": False}
-    assert not one.node.draining
-
-
-def test_what_was_let_in_waits_on_though_its_job_has_more_waiting_than_it_may(begin: Callable[..., Deployed], engine: Engine) -> None:
-    # Given a full queue, and one action more that waits again as its node was lost
-    one = begin("fcfs", queue_limit=2)
-    for name in ("e0", "e1", "e2"):
-        one.open(name, finish=False, memory_mb=900)
-    one.told({"type": "left", "name": "n"})
-    assert one.waiting == ["open-e1", "open-e2", "open-e0"]
-
-    # When another scheduler goes on, and a trainer submits another one
-    one.start("fcfs", queue_limit=2)
-    one.open("e3", finish=False, memory_mb=900)
-
-    # Then that alone is rejected
-    assert sorted(one.waiting) == ["open-e0", "open-e1", "open-e2"]
-    with engine.connect() as connection:
-        ended = [tuple(row) for row in connection.exec_driver_sql("select id, status, cause from actions where ended_at is not null")]
-    assert ended == [("open-e3", "rejected", "queue_full")]
 
 
 def test_an_environment_that_no_node_can_hold_ends_with_its_open(begin: Callable[..., Deployed], engine: Engine) -> None:
