@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import threading
 from typing import Any
@@ -43,19 +42,14 @@ def test_messages_are_numbered_for_each_command_and_name_their_sender(peer: Any,
         assert len(senders) == 2
 
 
-def test_coroutines_give_alike(peer: Any, settings: Any) -> None:
+async def test_coroutines_give_alike(peer: Any, settings: Any) -> None:
     peer.behave = lambda seen: peer.HOLD
-
-    async def use() -> str:
-        async with AsyncClient("j", settings) as client:
-            handle = await client.submit(calls.execute(PLACE, "cat", pty=(24, 80)))
-            await handle.send_input(b"a")
-            await handle.close_input()
-            return handle.id
-
-    task_id = asyncio.run(use())
-    peer.until(lambda: len(peer.controls) == 2)
-    assert given(peer.controls) == [(task_id, 1, ["data", "YQ=="]), (task_id, 2, ["end"])]
+    async with AsyncClient("j", settings) as client:
+        handle = await client.submit(calls.execute(PLACE, "cat", pty=(24, 80)))
+        await handle.send_input(b"a")
+        await handle.close_input()
+        peer.until(lambda: len(peer.controls) == 2)
+    assert given(peer.controls) == [(handle.id, 1, ["data", "YQ=="]), (handle.id, 2, ["end"])]
 
 
 def test_options_of_a_command_travel_where_they_are_asked_for() -> None:
@@ -64,22 +58,20 @@ def test_options_of_a_command_travel_where_they_are_asked_for() -> None:
     assert (asked["stream"], asked["stdin"], asked["terminal"]) == (True, True, [24, 80])
 
 
-@pytest.mark.parametrize("pty", [(24,), (24, 80, 1), "ab", (0, 80), (24, 70_000), (24.0, 80), (True, 80), 7])
-def test_a_terminal_of_no_size_is_refused(pty: Any) -> None:
-    with pytest.raises(InvalidAction):
-        calls.execute(PLACE, "cat", pty=pty)
-
-
-@pytest.mark.parametrize("data", [b"", b"x" * (GIVEN_BYTES + 1), "text"])
-def test_input_of_no_or_too_many_bytes_is_refused(data: Any) -> None:
-    with pytest.raises(InvalidAction, match="data"):
-        giving.data(data)
-
-
-@pytest.mark.parametrize("number", [0, 99, True, "INT"])
-def test_signals_that_do_not_exist_are_refused(number: Any) -> None:
-    with pytest.raises(InvalidAction, match="number"):
-        giving.signal_of(number)
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        *(
+            (lambda pty=pty: calls.execute(PLACE, "cat", pty=pty), "pty")
+            for pty in ((24,), (24, 80, 1), "ab", (0, 80), (24, 70_000), (24.0, 80), 7)
+        ),
+        *((lambda data=data: giving.data(data), "data") for data in (b"", b"x" * (GIVEN_BYTES + 1), "text")),
+        *((lambda number=number: giving.signal_of(number), "number") for number in (0, 99, True, "INT")),
+    ],
+)
+def test_terminals_input_and_signals_that_make_no_sense_are_refused(make: Any, field: str) -> None:
+    with pytest.raises(InvalidAction, match=field):
+        make()
 
 
 def test_the_output_of_what_could_not_be_sent_ends_with_that(peer: Any, settings: Any) -> None:

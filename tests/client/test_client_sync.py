@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -20,6 +23,7 @@ from tangram import (
     Client,
     ClientClosed,
     Cost,
+    Environment,
     EnvironmentLost,
     ExecResult,
     InvalidAction,
@@ -27,24 +31,48 @@ from tangram import (
     Settings,
 )
 from tangram.arrays import pack_floats, pack_ints
+from tangram.blobs import Blobs
 from tangram.life_signs import silences
 from tangram.wire import BLOB_THRESHOLD_BYTES, CLIENT_KEY_PREFIX
 
 
-def test_a_command_gives_its_output_and_the_whole_time_it_took(peer: Any, settings: Settings) -> None:
+@pytest.fixture
+def client(peer: Any, settings: Settings) -> Iterator[Client]:
+    """Return a client of the peer."""
+    with Client(settings=settings) as client:
+        yield client
+
+
+@pytest.fixture
+def env(client: Client) -> Environment:
+    """Return an environment of it."""
+    return client.open(trajectory="t")
+
+
+def closed(peer: Any) -> list[str]:
+    """Return the environments whose close has arrived, in order."""
+    return [seen.arguments["environment"] for seen in peer.seen if seen.kind == "cpu.close"]
+
+
+def test_a_command_gives_its_output_and_the_whole_time_it_took(peer: Any, env: Environment) -> None:
     # Given a stack that reports half a second of queueing that was never waited for, and none of execution
     act = {"queue_s": 0.0, "overhead_s": 0.0, "execution_s": 0.0}
     value = {"exit_code": 3, "stdout": "out", "stderr": "err", "truncated": True, "cpu_s": 1.5, "max_rss_mb": 7.0}
     peer.behave = lambda seen: peer.payload(value, dop=4, act=act) if seen.kind == "cpu.exec" else peer.payload()
     # When
-    with Client(job="coding", settings=settings) as client, client.open(trajectory="t1") as env:
-        before = time.monotonic()
-        done = env.exec("make", units=[1, 4], timeout_s=60, parallel_fraction=0.5)
-        waited_s = time.monotonic() - before
+    before = time.monotonic()
+    done = env.exec("make", units=[1, 4], timeout_s=60, parallel_fraction=0.5)
+    waited_s = time.monotonic() - before
     # Then
     assert (done.status, done.exit_code, done.stdout, done.stderr, done.truncated) == ("succeeded", 3, "out", "err", True)
     assert (done.dop, done.cpu_s, done.max_rss_mb) == (4, 1.5, 7.0)
     assert 0 < done.act.overhead_s == done.act.total_s <= waited_s
+    # And one that is killed at its timeout is a result, too
+    value = {"exit_code": None, "stdout": "so far", "stderr": "", "truncated": False}
+    peer.behave = lambda seen: peer.payload(value, status="timed_out", reason="timeout of 1 s")
+    killed = env.exec("sleep 9", timeout_s=1)
+    assert isinstance(killed, ExecResult)
+    assert (killed.status, killed.exit_code, killed.stdout, killed.reason) == ("timed_out", None, "so far", "timeout of 1 s")
 
 
 def test_a_request_to_a_server_is_one_action_and_gives_its_answer(peer: Any, settings: Settings) -> None:
@@ -87,38 +115,32 @@ def test_what_was_asked_arrives_as_a_celery_task_with_its_header(peer: Any, sett
     assert ran.celery["ignore_result"] is False
 
 
-def test_files_go_both_ways_small_and_large(peer: Any, settings: Settings) -> None:
+def test_files_and_output_go_both_ways_small_and_large(peer: Any, env: Environment, redis_urls: Any) -> None:
     # Given a peer that keeps what is written, in its wire form, and gives it back
     files: dict[str, Any] = {}
+    text = "é" * BLOB_THRESHOLD_BYTES
+    with redis_urls.client() as store:
+        reference = Blobs(store).put_text(text)
 
     def keep(seen: Any) -> Any:
         if seen.kind == "cpu.write_file":
             files[seen.arguments["path"]] = seen.arguments["data"]
+        if seen.kind == "cpu.exec":
+            return peer.printed(reference)
         return peer.payload({"data": files[seen.arguments["path"]]} if seen.kind == "cpu.read_file" else None)
 
     peer.behave = keep
-    large = os.urandom(5 * 1024 * 1024)
-    with Client(settings=settings) as client, client.open(trajectory="t") as env:
-        # When
-        env.write_file("small", b"\x00\xff")
-        env.write_file("text", "grüß")
-        env.write_file("large", large, mode=0o755)
-        # Then
-        assert env.read_file("small") == b"\x00\xff"
-        assert env.read_file("text").decode() == "grüß"
-        assert env.read_file("large") == large
-    assert isinstance(files["small"], str)
-    assert files["large"]["bytes"] == len(large)
-
-
-def test_a_large_output_comes_back_from_the_result_store(peer: Any, settings: Settings, redis_urls: Any) -> None:
-    from tangram.blobs import Blobs
-
-    text = "é" * BLOB_THRESHOLD_BYTES
-    reference = Blobs(redis_urls.client()).put_text(text)
-    peer.behave = lambda seen: peer.printed(reference) if seen.kind == "cpu.exec" else peer.payload()
-    with Client(settings=settings) as client, client.open(trajectory="t") as env:
-        assert env.exec("cat big").stdout == text
+    large = os.urandom(1024 * 1024)
+    # When
+    env.write_file("small", b"\x00\xff")
+    env.write_file("text", "grüß")
+    env.write_file("large", large, mode=0o755)
+    # Then
+    assert env.read_file("small") == b"\x00\xff"
+    assert env.read_file("text").decode() == "grüß"
+    assert env.read_file("large") == large
+    assert isinstance(files["small"], str) and files["large"]["bytes"] == len(large)
+    assert env.exec("cat big").stdout == text
 
 
 def test_services_give_scores_logprobs_and_texts(peer: Any, settings: Settings) -> None:
@@ -175,67 +197,50 @@ def test_a_call_carries_its_quota_and_keeps_keys_out_of_flower(peer: Any, settin
     assert "SECRET" not in seen.celery["kwargsrepr"] + seen.celery["argsrepr"]
 
 
-def test_any_celery_task_can_be_an_action(peer: Any, settings: Settings) -> None:
+def test_any_celery_task_can_be_an_action_and_keeps_the_job_that_it_names(peer: Any, settings: Settings) -> None:
     peer.behave = lambda seen: {"sum": sum(seen.arguments["numbers"])}
-    with Client(job="j", settings=settings) as client:
-        handle = client.submit(Action(kind="my.task", arguments={"numbers": [1, 2]}, cost=Cost.of(cores=1)))
-        assert handle.result(30) == {"sum": 3}
-    assert peer.seen[0].header["job"] == "j"
+    with Client(job="mine", settings=settings) as client:
+        for job in ("", "default", "other"):
+            handle = client.submit(Action(kind="my.task", job=job, arguments={"numbers": [1, 2]}, cost=Cost.of(cores=1)))
+            assert handle.result(30) == {"sum": 3}
+    assert [seen.header["job"] for seen in peer.seen] == ["mine", "default", "other"]
 
 
-def test_arguments_that_are_no_json_fail_their_own_action_only(peer: Any, settings: Settings) -> None:
-    peer.behave = lambda seen: "fine"
-    with Client(settings=settings) as client:
-        bad = client.submit(Action(kind="my.task", arguments={"x": object()}))
-        good = client.submit(Action(kind="my.task", arguments={"x": 1}))
-        assert good.result(30) == "fine"
-        with pytest.raises(InvalidAction, match="arguments"):
-            bad.result(30)
+def test_arguments_that_are_no_json_fail_their_own_action_only(peer: Any, client: Client) -> None:
+    bad = client.submit(Action(kind="my.task", arguments={"x": object()}))
+    client.submit(Action(kind="my.task", arguments={"x": 1})).result(30)
+    with pytest.raises(InvalidAction, match="arguments"):
+        bad.result(30)
 
 
-def test_a_command_killed_at_its_timeout_is_a_result_with_partial_output(peer: Any, settings: Settings) -> None:
-    value = {"exit_code": None, "stdout": "so far", "stderr": "", "truncated": False}
-    killed = peer.payload(value, status="timed_out", reason="timeout of 1 s")
-    peer.behave = lambda seen: killed if seen.kind == "cpu.exec" else peer.payload()
-    with Client(settings=settings) as client, client.open(trajectory="t") as env:
-        done = env.exec("sleep 9", timeout_s=1)
-    assert isinstance(done, ExecResult)
-    assert (done.status, done.exit_code, done.stdout, done.reason) == ("timed_out", None, "so far", "timeout of 1 s")
-
-
-def test_running_out_of_patience_leaves_the_action_alone(peer: Any, settings: Settings) -> None:
+def test_running_out_of_patience_leaves_the_action_alone(peer: Any, client: Client) -> None:
     peer.behave = lambda seen: peer.HOLD
-    with Client(settings=settings) as client:
-        handle = client.submit(Action(kind="my.task"))
-        peer.until(lambda: peer.seen)
-        # When the wait is over, then the action goes on
-        with pytest.raises(ResultNotReady, match=handle.id):
-            handle.result(timeout_s=0.05)
-        assert not handle.done()
-        # And its result can still be had
-        peer.store(handle.id, 42)
-        assert handle.result(30) == 42
-        assert handle.done()
+    handle, late = (client.submit(Action(kind="my.task")) for _ in range(2))
+    peer.until(lambda: len(peer.seen) == 2)
+    # When the wait is over, then the action goes on
+    with pytest.raises(ResultNotReady, match=handle.id):
+        handle.result(timeout_s=0.05)
+    assert not handle.done()
+    # And its result can still be had
+    peer.store(handle.id, 42)
+    assert handle.result(30) == 42 and handle.done()
+    # An action that timed out is another thing
+    peer.store(late.id, ActionTimedOut("ran 5 s"))
+    with pytest.raises(ActionTimedOut, match="ran 5 s"):
+        late.result(30)
 
 
-def test_an_action_that_timed_out_is_not_mistaken_for_a_wait_that_did(peer: Any, settings: Settings) -> None:
-    peer.behave = lambda seen: ActionTimedOut("ran 5 s")
-    with Client(settings=settings) as client, pytest.raises(ActionTimedOut, match="ran 5 s"):
-        client.submit(Action(kind="my.task")).result(30)
-
-
-def test_cancelling_a_handle_asks_the_scheduler_and_reports_the_end(peer: Any, settings: Settings) -> None:
+def test_cancelling_a_handle_asks_the_scheduler_and_reports_the_end(peer: Any, client: Client) -> None:
     peer.behave = lambda seen: peer.HOLD
-    with Client(settings=settings) as client:
-        handle = client.submit(Action(kind="my.task"))
-        # When
-        handle.cancel()
-        # Then
-        peer.until(lambda: peer.controls)
-        assert peer.controls == [{"cancel": {"ids": [handle.id]}}]
-        peer.store(handle.id, ActionCancelled("by its trainer"))
-        with pytest.raises(ActionCancelled, match="by its trainer"):
-            handle.result(30)
+    handle = client.submit(Action(kind="my.task"))
+    # When
+    handle.cancel()
+    # Then
+    peer.until(lambda: peer.controls)
+    assert peer.controls == [{"cancel": {"ids": [handle.id]}}]
+    peer.store(handle.id, ActionCancelled("by its trainer"))
+    with pytest.raises(ActionCancelled, match="by its trainer"):
+        handle.result(30)
 
 
 def test_cancelling_a_trajectory_names_its_job_and_forgets_its_environments(peer: Any, settings: Settings) -> None:
@@ -245,23 +250,26 @@ def test_cancelling_a_trajectory_names_its_job_and_forgets_its_environments(peer
         client.cancel(trajectory="t1")
         client.cancel(job="other")
         peer.until(lambda: len(peer.controls) == 2)
+        for words in ({}, {"trajectory": "t", "job": "j"}):
+            with pytest.raises(InvalidAction, match="either a trajectory or a job"):
+                client.cancel(**words)
     assert peer.controls == [{"cancel": {"trajectory": "t1", "job": "j"}}, {"cancel": {"job": "other"}}]
-    assert [seen.arguments["environment"] for seen in peer.seen if seen.kind == "cpu.close"] == [kept.id]
-
-
-@pytest.mark.parametrize("words", [{}, {"trajectory": "t", "job": "j"}])
-def test_cancel_needs_exactly_one_name(peer: Any, settings: Settings, words: dict[str, str]) -> None:
-    with Client(settings=settings) as client, pytest.raises(InvalidAction, match="either a trajectory or a job"):
-        client.cancel(**words)
+    assert closed(peer) == [kept.id]
 
 
 def test_leaving_the_context_by_an_exception_closes_what_was_opened(peer: Any, settings: Settings) -> None:
-    with pytest.raises(ZeroDivisionError), Client(settings=settings) as client:
+    # Given a stack that cannot close environments, which does not hide the first error
+    peer.behave = lambda seen: ActionLost("node n1 is lost") if seen.kind == "cpu.close" else peer.usual(seen)
+    with pytest.raises(ZeroDivisionError), Client(settings=settings) as client, client.open(trajectory="c") as inner:
         first, second = client.open(trajectory="a"), client.open(trajectory="b")
-        first.close()
-        first.close()
+        client.open(trajectory="t", detached=True)
+        for _ in range(2):
+            with suppress(ActionLost):
+                first.close()
         raise ZeroDivisionError
-    assert [s.arguments["environment"] for s in peer.seen if s.kind == "cpu.close"] == [first.id, second.id]
+    # Then each was closed once, but for the detached one
+    assert closed(peer) == [first.id, inner.id, second.id]
+    assert [seen.header.get("detached", False) for seen in peer.seen if seen.kind == "cpu.open"] == [False, False, False, True]
 
 
 def test_an_environment_that_could_not_be_opened_is_not_closed(peer: Any, settings: Settings) -> None:
@@ -271,35 +279,20 @@ def test_an_environment_that_could_not_be_opened_is_not_closed(peer: Any, settin
     assert peer.kinds() == ["cpu.open"]
 
 
-def test_an_error_while_closing_does_not_hide_the_first_error(peer: Any, settings: Settings) -> None:
-    peer.behave = lambda seen: ActionLost("node n1 is lost") if seen.kind == "cpu.close" else peer.usual(seen)
-    with pytest.raises(ZeroDivisionError), Client(settings=settings) as client, client.open(trajectory="t"):
-        raise ZeroDivisionError
-
-
-def test_the_loss_of_an_environment_is_an_error_of_its_own(peer: Any, settings: Settings) -> None:
+def test_the_loss_of_an_environment_is_an_error_of_its_own(peer: Any, env: Environment) -> None:
     # Given an environment that is lost
     lost = EnvironmentLost("environment e is lost: node n1 was lost: 3 beats missed", "n1")
-    peer.behave = lambda seen: lost if seen.kind != "cpu.open" else peer.usual(seen)
-    with Client(settings=settings) as client:
-        env = client.open(trajectory="t")
-        # When it is used
-        with pytest.raises(EnvironmentLost, match="3 beats missed") as caught:
-            env.exec("echo")
-        # Then handlers of lost actions catch the error, which names the node
-        assert isinstance(caught.value, ActionLost) and caught.value.node == "n1"
-        # And a plain Celery user gets the same
-        handle = env.submit("echo")
-        with pytest.raises(EnvironmentLost, match="3 beats missed") as plain:
-            AsyncResult(handle.id, app=peer.app).get(timeout=30)
-        assert plain.value.node == "n1"
-
-
-def test_an_action_keeps_the_job_that_it_names(peer: Any, settings: Settings) -> None:
-    with Client(job="mine", settings=settings) as client:
-        for job in ("", "default", "other"):
-            client.submit(Action(kind="my.task", job=job)).result(30)
-    assert [seen.header["job"] for seen in peer.seen] == ["mine", "default", "other"]
+    peer.behave = lambda seen: lost
+    # When it is used
+    handle = env.submit("echo")
+    with pytest.raises(EnvironmentLost, match="3 beats missed") as caught:
+        handle.result(30)
+    # Then handlers of lost actions catch the error, which names the node
+    assert isinstance(caught.value, ActionLost) and caught.value.node == "n1"
+    # And a plain Celery user gets the same
+    with pytest.raises(EnvironmentLost, match="3 beats missed") as plain:
+        AsyncResult(handle.id, app=peer.app).get(timeout=30)
+    assert plain.value.node == "n1"
 
 
 def test_a_client_gives_signs_of_life_and_signs_what_it_sends(peer: Any, settings: Settings, redis_urls: Any) -> None:
@@ -323,13 +316,6 @@ def test_a_client_gives_signs_of_life_and_signs_what_it_sends(peer: Any, setting
         assert wait_until(lambda: silent_s() < 10.0, 60)
 
 
-def test_a_detached_environment_outlives_its_client(peer: Any, settings: Settings) -> None:
-    with Client(settings=settings) as client:
-        detached, kept = client.open(trajectory="t", detached=True), client.open(trajectory="t")
-        assert [seen.header.get("detached", False) for seen in peer.seen] == [True, False]
-    assert [seen.arguments["environment"] for seen in peer.seen if seen.kind == "cpu.close"] == [kept.id] != [detached.id]
-
-
 def test_a_closed_client_says_so(peer: Any, settings: Settings) -> None:
     client = Client(settings=settings)
     peer.behave = lambda seen: peer.HOLD
@@ -345,7 +331,7 @@ def test_a_closed_client_says_so(peer: Any, settings: Settings) -> None:
     waiting.cancel()
 
 
-def test_what_was_submitted_before_closing_is_sent(peer: Any, settings: Settings) -> None:
+def test_what_was_submitted_before_closing_is_sent_in_order(peer: Any, settings: Settings) -> None:
     with Client(settings=settings) as client:
         handles = [client.submit(Action(kind="my.task", arguments={"n": n})) for n in range(300)]
     peer.until(lambda: len(peer.seen) == 300)
@@ -371,19 +357,13 @@ def test_closing_leaves_no_thread_and_no_connection(peer: Any, settings: Setting
     assert connections() <= before
 
 
-def test_many_threads_share_one_client(peer: Any, settings: Settings) -> None:
-    outputs: list[list[str]] = [[] for _ in range(8)]
-    with Client(settings=settings) as client, client.open(trajectory="t") as env:
+def test_many_threads_share_one_client(env: Environment) -> None:
+    def work(index: int) -> list[str]:
+        return [env.exec(f"{index}.{n}").stdout for n in range(10)]
 
-        def work(index: int) -> None:
-            outputs[index] = [env.exec(f"echo {index}.{n}").stdout for n in range(20)]
-
-        threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(200)
-    assert outputs == [[f"echo {index}.{n}" for n in range(20)] for index in range(8)]
+    with ThreadPoolExecutor(8) as threads:
+        outputs = list(threads.map(work, range(8), timeout=200))
+    assert outputs == [[f"{index}.{n}" for n in range(10)] for index in range(8)]
 
 
 def test_a_forked_child_is_told_to_open_its_own_client(peer: Any, settings: Settings) -> None:
