@@ -9,15 +9,12 @@ import socket
 import sqlite3
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
-import psutil
 import pytest
 
-from app.local.embedded import RESTARTS_S
 from app.local.processes import wait_until
 from tangram import Action, ActionLost, Client, EnvironmentLost, Handle, Settings
 from tests.cli.support import leftovers, started
@@ -45,7 +42,6 @@ class Up:
     def __init__(self, folder: Path, process: subprocess.Popen[str]) -> None:
         self.folder, self.process = folder, process
         self.state = folder / "state"
-        self.kills: list[tuple[str, float]] = []
 
     def pid(self, name: str) -> int:
         return int(json.loads((self.state / "stack.json").read_text())["pids"][name])
@@ -53,12 +49,7 @@ class Up:
     def kill(self, name: str) -> int:
         pid = self.pid(name)
         os.kill(pid, signal.SIGKILL)
-        self.kills.append((name, time.monotonic()))
         return pid
-
-    def killed_lately(self, name: str) -> int:
-        """Return how often a process was killed in the last minute, and a little longer: it was started again a moment later."""
-        return sum(killed == name and time.monotonic() - at < RESTARTS_S + 10 for killed, at in self.kills)
 
     def until_restarted(self, name: str, before: int) -> None:
         assert wait_until(lambda: self.pid(name) != before, RESULT_S)
@@ -85,20 +76,8 @@ class Up:
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    """Run `tangram up` for the tests that leave it in order."""
-    with up_in(tmp_path_factory.mktemp("restarts")) as running:
-        yield running
-
-
-@pytest.fixture
-def own_up(tmp_path: Path) -> Iterator[Up]:
-    """Run a `tangram up` that a test may break."""
-    with up_in(tmp_path) as running:
-        yield running
-
-
-@contextmanager
-def up_in(folder: Path) -> Iterator[Up]:
+    """Run `tangram up`; the last test ends it."""
+    folder = tmp_path_factory.mktemp("restarts")
     (folder / "services.toml").write_text(SERVICES)
     with started(folder, "up", "--cores", "4", **SLOW_BEATS) as process:
         running = Up(folder, process)
@@ -200,59 +179,15 @@ def test_a_killed_worker_loses_what_it_ran_and_works_again(up: Up) -> None:
             assert other.exec("echo fine").stdout == "fine\n"
 
 
-def test_what_may_be_repeated_runs_again_when_its_worker_was_killed(up: Up) -> None:
-    scoring = Action(kind="gpu.score", service="judge", job="restarts", idempotent=True)
-    scoring = scoring.with_arguments(service="judge", items=[{"prompt": "a", "response": "b"}], work_s=3.0)
-    with up.client() as client:
-        handles = [client.submit(scoring) for _ in range(3)]
-        up.until_running(handles[0])
-        before = up.kill("gpu-0")
-        up.until_restarted("gpu-0", before)
-        assert "gpu-0 ended with signal SIGKILL" in up.said()
-        assert [len(handle.result(RESULT_S)) for handle in handles] == [1, 1, 1]
-        assert up.in_journal("attempts", handles[0]) == 2
-
-
-def has_ended(pid: int) -> bool:
-    """Say whether a process has ended, whether or not its parent has taken note of that."""
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
-def break_the_gpu_worker(up: Up) -> None:
-    """Have the GPU worker end, and end again whenever it is started."""
+def test_a_process_that_always_ends_is_given_up_with_a_clear_line_and_nothing_is_left(up: Up) -> None:
+    # Given a GPU worker that ends, and ends again whenever it is started
     (up.folder / "services.toml").write_text("this is no TOML")
     up.kill("gpu-0")
-
-
-def test_a_process_that_always_ends_is_given_up_with_a_clear_line(own_up: Up) -> None:
-    break_the_gpu_worker(own_up)
-    out, err = own_up.process.communicate(timeout=200)
+    out, err = up.process.communicate(timeout=200)
     lines = err.splitlines()
-    restarts = [line for line in lines if "started again" in line]
-    assert len(restarts) == 5
+    assert len([line for line in lines if "started again" in line]) == 5
     assert any("services.toml" in line for line in lines if line.startswith("gpu-0: "))
-    log = own_up.state / "logs" / "gpu-0.log"
+    log = up.state / "logs" / "gpu-0.log"
     assert lines[-1] == f"tangram: gpu-0 ended with exit code 2 after 5 restarts within 60 s and is given up: see {log}"
-    assert (own_up.process.returncode, out) == (2, "")
-    assert not leftovers(own_up.folder)
-
-
-def test_a_signal_in_the_pause_before_a_restart_ends_the_stack_and_what_ends_with_it_is_not_started_again(up: Up) -> None:
-    # Given a process whose next restart is more than a second away: the pauses double with each restart of the last minute
-    earlier = up.killed_lately("gpu-0")
-    break_the_gpu_worker(up)
-    for _ in range(4 - earlier):
-        before = up.pid("gpu-0")
-        assert "started again" in up.said()
-        up.until_restarted("gpu-0", before)
-    last = up.pid("gpu-0")
-    assert wait_until(lambda: has_ended(last), 60)
-    # When another process gets the signal, too, before the stack does
-    os.kill(up.pid("api-0"), signal.SIGTERM)
-    up.process.send_signal(signal.SIGTERM)
-    # Then all ends
-    assert (up.process.communicate(timeout=200), up.process.returncode) == (("", ""), 0)
+    assert (up.process.returncode, out) == (2, "")
     assert not leftovers(up.folder)

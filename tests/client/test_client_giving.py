@@ -62,7 +62,7 @@ def test_options_of_a_command_travel_where_they_are_asked_for() -> None:
     ("make", "field"),
     [
         *(
-            (lambda pty=pty: calls.execute(PLACE, "cat", pty=pty), "pty")
+            (lambda pty=pty: calls.execute(PLACE, "cat", pty=pty), "pty|rows|columns")
             for pty in ((24,), (24, 80, 1), "ab", (0, 80), (24, 70_000), (24.0, 80), 7)
         ),
         *((lambda data=data: giving.data(data), "data") for data in (b"", b"x" * (GIVEN_BYTES + 1), "text")),

@@ -175,6 +175,19 @@ def test_a_process_that_always_dies_is_given_up_and_its_last_lines_are_said(
     assert leftovers() == []
 
 
+def test_a_stack_that_is_to_end_in_the_pause_before_a_restart_starts_nothing_again(
+    state_dir: Path, python: Python, leftovers: Leftovers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paused = threading.Event()
+    monkeypatch.setattr(Restarts, "decide", lambda *_: paused.set() or "wait")
+    with EmbeddedStack(state_dir, [python("dying", "print('loading')")]) as stack:
+        with supervised(stack) as said:
+            assert paused.wait(60)
+        assert (said, stack.dead()) == ([], ["dying"])
+    assert (state_dir / "logs" / "dying.log").read_text() == "loading\n"
+    assert leftovers() == []
+
+
 def test_pauses_grow_until_a_process_has_lived_for_a_minute() -> None:
     restarts, now = Restarts(), 1000.0
     for pause_s in (0.2, 0.4, 0.8, 1.6, 3.2):
