@@ -99,6 +99,7 @@ def refused(done: subprocess.CompletedProcess[str], *expected: str) -> None:
         (["top", "--interval", "inf"], "--interval"),
         (["worker", "cpu"], "no stack is running"),
         (["scheduler"], "TANGRAM_DATABASE_URL"),
+        (["metrics"], "set TANGRAM_METRICS_PORT to the port to listen at"),
     ],
 )
 def test_wrong_words_are_refused_in_one_line(trace: Path, tmp_path: Path, words: list[str], expected: str) -> None:

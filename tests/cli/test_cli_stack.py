@@ -14,13 +14,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from app.local.processes import wait_until
 from tests.cli.forked import forked
 from tests.cli.support import environment, leftovers, started, tangram
 from tests.cli.template import PROGRAM, Forked
-from tests.ports import free_port
+from tests.ports import free_port, free_ports
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -45,12 +46,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def up(real_component: None, folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Run `tangram up` for the tests of this file."""
-    with started(folder, "up", "--cores", "2") as process:
+    """Run `tangram up`, with metrics, for the tests of this file."""
+    with started(folder, "up", "--cores", "2", TANGRAM_METRICS_PORT=str(free_ports(6))) as process:
         assert process.stderr is not None
         line = process.stderr.readline()
         assert line.startswith("the stack is up"), line + process.stderr.read()
+        said = process.stderr.readline()
+        assert said.startswith("metrics: scheduler 127.0.0.1:"), said
         yield process
+
+
+def test_each_process_serves_its_metrics_at_a_port_that_prometheus_is_told(up: subprocess.Popen[str], folder: Path) -> None:
+    state = folder / "state"
+    targets = {one["labels"]["process_name"]: one["targets"][0] for one in json.loads((state / "metrics.json").read_text())}
+    assert {"scheduler", "cpu-0", "gpu-0", "api-0"} <= set(targets)
+    assert json.loads((state / "stack.json").read_text())["metrics"] == targets
+    first = int(targets["scheduler"].rpartition(":")[2])
+    assert list(targets.values()) == [f"127.0.0.1:{first + number}" for number in range(len(targets))]
+
+    def answers(address: str) -> bool:
+        with suppress(httpx.HTTPError):
+            return "tangram_build_info" in httpx.get(f"http://{address}/metrics", timeout=10).text
+        return False
+
+    for address in targets.values():
+        assert wait_until(lambda address=address: answers(address), 60), address  # type: ignore[misc]
 
 
 @pytest.fixture
@@ -258,7 +278,7 @@ def test_an_interrupted_stack_leaves_nothing(up: subprocess.Popen[str], folder: 
     assert time.monotonic() - began < 150
     assert (up.returncode, out, err) == (0, "", "")
     assert wait_until(lambda: not leftovers(folder), 60), leftovers(folder)
-    assert not (folder / "state" / "stack.json").exists()
+    assert not (folder / "state" / "stack.json").exists() and not (folder / "state" / "metrics.json").exists()
 
 
 @pytest.mark.real

@@ -11,7 +11,7 @@ from tangram import Client
 from tangram.errors import ActionError, TangramError
 from tests.live.support import Live
 
-BURN = "python3 -c 'import time; end = time.process_time() + {seconds}\nwhile time.process_time() < end: pass'"
+BURN = "python3 -c 'import time; time.sleep({sleep_s}); end = time.process_time() + 0.1\nwhile time.process_time() < end: pass'"
 SERVICES = """
 [services.judge]
 engine = "stub"
@@ -65,7 +65,7 @@ def _trajectories(live: Live, job: str, api: OutsideApi, stop: threading.Event) 
 def _one(client: Client, trajectory: str, api: OutsideApi) -> None:
     env = client.open(trajectory=trajectory, memory_mb=64)
     try:
-        burning = [env.submit(BURN.format(seconds=seconds), units=[1, 2], session=f"s{n}") for n, seconds in enumerate((3.0, 0.3, 0.1))]
+        burning = [env.submit(BURN.format(sleep_s=sleep_s), units=[1, 2], session=f"s{n}") for n, sleep_s in enumerate((3.0, 0.3, 0.1))]
         with contextlib.suppress(ActionError):
             env.read_file("nowhere")
         client.score("judge", [{"prompt": "p", "response": trajectory}])

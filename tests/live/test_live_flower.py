@@ -13,22 +13,15 @@ from typing import Any
 import httpx
 import pytest
 
-from app.local.stack import StackPlan
 from tangram.action import Action
 from tangram.errors import ActionError
 from tangram.shown import LONGEST, shown, with_grant
-from tests.live.support import Live, running
+from tests.live.live_tasks import add
+from tests.live.support import Live
 from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = "do-not-show-9d1f"
-
-
-@pytest.fixture(scope="module")
-def live(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    plan = StackPlan(cores=2, memory_mb=4096, api_nodes=0, include=("tests.live.live_tasks",))
-    with running(tmp_path_factory.mktemp("flower"), plan) as started:
-        yield started
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +81,7 @@ def test_flower_shows_no_secrets(live: Live, tasks: Callable[[], dict[str, Any]]
         reading.send_input(SECRET.encode())
         reading.close_input()
         assert reading.result(60).stdout == SECRET
-        timed_out = env.submit("cat key; sleep 100", timeout_s=5)
+        timed_out = env.submit("cat key; sleep 100", timeout_s=2)
         assert timed_out.result(60).stdout == SECRET
         with pytest.raises(ActionError):
             env.read_file("nowhere")
@@ -99,8 +92,6 @@ def test_flower_shows_no_secrets(live: Live, tasks: Callable[[], dict[str, Any]]
 
 
 def test_the_arguments_of_a_users_own_task_are_shown_with_its_grant(live: Live, tasks: Callable[[], dict[str, Any]]) -> None:
-    from tests.live.live_tasks import add
-
     with live.client("ai-coding") as client:
         handle = client.submit(Action(kind=add.name, arguments={"x": 1, "y": 2}))
         assert handle.result(60) == 3
