@@ -17,6 +17,7 @@ waits on the FIFO `go` and evaluates `text`. Why it looks as it does:
 7. The worker opens `go` and `done` for a run only, so an idle session costs it one descriptor. A shell that opened `go`
    just before the worker closed it reads nothing, and opens it again. The assignment there ends a shell in which a
    command has made the variable read-only; it would never read the name of a run.
+8. A shell that cannot report, since a command took its descriptors (`ulimit -n 3`), ends with the code of that command.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ _BASH = " ".join(
     (
         "if test -f {state}; then . {state}; fi; builtin unset __tangram_run;",
         "until ! :; do :;",
-        """until builtin printf '%s %s\\n' "${{__tangram_run-ready}}" "$?" >|{done};""",
+        "until __tangram_code=$?;",
+        """builtin printf '%s %s\\n' "${{__tangram_run-ready}}" "$__tangram_code" >|{done} || builtin exit "$__tangram_code";""",
         "case ${{__tangram_run+set}} in set) {{ builtin export -p; builtin declare -f; }} >|{state};; esac;",
         "until builtin read -r __tangram_run <{go}; do builtin test -p {go} && __tangram_run= || builtin exit; done;",
         "builtin read -r -d '' __tangram_text <{text} || builtin exit;",
@@ -49,7 +51,8 @@ _POSIX = " ".join(
     (
         "if test -f {state}; then . {state}; fi; unset __tangram_run;",
         "until ! :; do :;",
-        """until printf '%s %s\\n' "${{__tangram_run-ready}}" "$?" >|{done};""",
+        "until __tangram_code=$?;",
+        """printf '%s %s\\n' "${{__tangram_run-ready}}" "$__tangram_code" >|{done} || exit "$__tangram_code";""",
         "case ${{__tangram_run+set}} in set) export -p >|{state};; esac;",
         "until read -r __tangram_run <{go}; do command test -p {go} && __tangram_run= || exit; done;",
         "false;",
