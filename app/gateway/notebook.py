@@ -3,21 +3,26 @@
 Arguments: a file with the cells, JSON list of texts; a file to which the result of each cell is added as a line of JSON; the seconds that
 a cell may take, 0 for no limit; how many characters are kept of each thing that a cell gives. Where IPython can be imported, cells run in
 it. Otherwise they are plain Python: no magics, and of a last expression its `repr`.
+
+What cells print is read from descriptors 1 and 2, so what their child processes print is there too.
 """
 
 from __future__ import annotations
 
 import ast
 import contextlib
-import io
 import json
+import os
+import queue
+import secrets
 import signal
 import sys
+import threading
 import traceback
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, TextIO, Tuple
 
 Error = Optional[Dict[str, Any]]
-Run = Callable[[str], Tuple[str, str, List[Dict[str, Any]], Error]]
+Run = Callable[[str], Tuple[List[Dict[str, Any]], Error]]
 
 ALL_CELLS = 16
 """How many times as much is kept of all cells together: their results are read in one piece."""
@@ -48,11 +53,8 @@ def plain_runner() -> Run:
     """Return what runs a cell in plain Python."""
     names: dict[str, Any] = {"__name__": "__main__"}
 
-    def run(cell: str) -> tuple[str, str, list[dict[str, Any]], Error]:
-        out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            shown, error = run_plain(cell, names)
-        return out.getvalue(), err.getvalue(), shown, error
+    def run(cell: str) -> tuple[list[dict[str, Any]], Error]:
+        return run_plain(cell, names)
 
     return run
 
@@ -64,29 +66,68 @@ def ipython_runner(interactive_shell: Any, capture_output: Any) -> Run:
     values: list[object] = []
     shell.display_trap.hook = lambda value: None if value is None else values.append(value)
 
-    def run(cell: str) -> tuple[str, str, list[dict[str, Any]], Error]:
+    def run(cell: str) -> tuple[list[dict[str, Any]], Error]:
         values.clear()
-        with capture_output() as captured:
+        with capture_output(stdout=False, stderr=False) as captured:
             result = shell.run_cell(cell)
             shown = [shell.display_formatter.format(value)[0] for value in values]
         shown = [dict(output.data) for output in captured.outputs] + shown
         error = result.error_before_exec or result.error_in_exec
         if error is None:
-            return captured.stdout, captured.stderr, shown, None
+            return shown, None
         lines = shell.InteractiveTB.structured_traceback(type(error), error, error.__traceback__)
-        return captured.stdout, captured.stderr, shown, {"ename": type(error).__name__, "evalue": str(error), "traceback": lines}
+        return shown, {"ename": type(error).__name__, "evalue": str(error), "traceback": lines}
 
     return run
 
 
 def make_runner() -> Run:
-    """Return what runs a cell and gives its standard output, its standard error, what it shows, and its error."""
+    """Return what runs a cell and gives what it shows, and its error."""
     try:
         from IPython.core.interactiveshell import InteractiveShell
         from IPython.utils.capture import capture_output
     except ImportError:
         return plain_runner()
     return ipython_runner(InteractiveShell, capture_output)
+
+
+class Printed:
+    """What the processes of a notebook print to a descriptor. A thread reads it, and drops what is too much."""
+
+    def __init__(self, descriptor: int, most: int) -> None:
+        """Have the descriptor lead here; somewhat more than `most` characters of each cell are kept."""
+        self._descriptor, self._before, self._bytes = descriptor, os.dup(descriptor), 4 * (most + 1)
+        self._source, self._sink = os.pipe()
+        self._mark, self._texts = secrets.token_bytes(16), queue.SimpleQueue()  # type: ignore[var-annotated]
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def begin(self) -> TextIO:
+        """Return the stream of the next cell, whatever the last one did to its own."""
+        os.dup2(self._sink, self._descriptor)
+        return open(self._descriptor, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)
+
+    def end(self, stream: TextIO) -> str:
+        """Return what was printed since the last call."""
+        with contextlib.suppress(OSError, ValueError):  # the cell may have closed it
+            stream.flush()
+        os.set_blocking(self._sink, True)
+        os.write(self._sink, self._mark)
+        return bytes(self._texts.get()).decode("utf-8", "replace")
+
+    def close(self) -> None:
+        """Have the descriptor lead where it led before."""
+        os.dup2(self._before, self._descriptor)
+
+    def _read(self) -> None:
+        kept = rest = b""
+        while True:
+            rest += os.read(self._source, 1 << 16)
+            while self._mark in rest:
+                last, _, rest = rest.partition(self._mark)
+                self._texts.put((kept + last)[: self._bytes])
+                kept = b""
+            cut = max(0, len(rest) - len(self._mark))  # the mark may come in two parts
+            kept, rest = (kept + rest[:cut])[: self._bytes], rest[cut:]
 
 
 class Kept:
@@ -137,16 +178,23 @@ def main(cells_file: str, results_file: str, cell_timeout_s: float, most: int) -
         raise CellTimeout(f"the cell ran for more than {cell_timeout_s:g} s")
 
     signal.signal(signal.SIGALRM, out_of_time)
-    run, kept = make_runner(), Kept(most)
-    with open(results_file, "a", encoding="utf-8", errors="replace") as results:  # half of a surrogate pair has no form in UTF-8
-        for cell in cells:
-            signal.setitimer(signal.ITIMER_REAL, cell_timeout_s)
-            stdout, stderr, shown, error = run(cell)
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            results.write(json.dumps(kept.result(stdout, stderr, shown, error), default=repr, ensure_ascii=False) + "\n")
-            results.flush()
-            if error and error["ename"] == "CellTimeout":
-                sys.exit(124)
+    out, err, run, kept = Printed(1, most), Printed(2, most), make_runner(), Kept(most)
+    try:
+        with open(results_file, "a", encoding="utf-8", errors="replace") as results:  # half of a surrogate pair has no form in UTF-8
+            for cell in cells:
+                sys.stdout, sys.stderr = streams = out.begin(), err.begin()
+                signal.setitimer(signal.ITIMER_REAL, cell_timeout_s)
+                shown, error = run(cell)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                result = kept.result(out.end(streams[0]), err.end(streams[1]), shown, error)
+                results.write(json.dumps(result, default=repr, ensure_ascii=False) + "\n")
+                results.flush()
+                if error and error["ename"] == "CellTimeout":
+                    sys.exit(124)
+    finally:
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+        out.close()
+        err.close()
 
 
 if __name__ == "__main__":

@@ -39,6 +39,21 @@ def test_cells_share_names_and_show_their_last_expression(tmp_path: Path, flags:
     assert not any(cell["error"] for cell in cells)
 
 
+def test_what_the_child_processes_of_a_cell_print_is_in_its_output(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    cells = [
+        "import os, subprocess, sys; print('a'); _ = subprocess.run(['echo', 'b']); _ = os.system('echo c; echo d >&2'); print('e')",
+        "os.close(1); sys.stderr.close()",
+        "_ = os.system('echo f')",
+        "_ = os.system('head -c 100000000 /dev/zero')",
+        "print('g')",
+    ]
+    code, done = results(tmp_path, flags, cells)
+    assert code == 0
+    assert [(cell["stdout"], cell["stderr"]) for cell in done[:3]] == [("a\nb\nc\ne\n", "d\n"), ("", ""), ("f\n", "")]
+    assert (done[3]["stdout"], done[3]["dropped"], done[4]["stdout"]) == ("\0" * 1000, True, "g\n")
+    assert not any(cell["error"] for cell in done)
+
+
 def test_an_error_is_a_result_of_its_cell_alone(tmp_path: Path, flags: tuple[str, ...]) -> None:
     code, cells = results(tmp_path, flags, ["print('so far'); 1 / 0", "1 +", "print('goes on')"])
     assert code == 0
