@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from sqlalchemy.exc import OperationalError
 from app.journal.database import open_engine, writing
 from app.journal.migrating import upgrade
 from app.journal.models import Base
+from app.journal.writing import SqlJournal
 from scheduler.live.entries import (
     ActionEnded,
     ActionGranted,
@@ -86,6 +87,13 @@ def engine(shared_engine: Engine) -> Engine:
     """Return either database, its tables empty."""
     empty(shared_engine)
     return shared_engine
+
+
+@pytest.fixture
+def write(engine: Engine) -> Iterator[Callable[..., None]]:
+    """Return what journals entries as one batch."""
+    with SqlJournal(engine) as journal:
+        yield lambda *entries: journal.write(entries)
 
 
 @pytest.fixture

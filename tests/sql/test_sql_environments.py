@@ -8,7 +8,6 @@ from typing import Any
 from sqlalchemy import Engine
 
 from app.journal.environments import IDLE_JOB_S, SILENCE_S, EnvironmentStatus, environments
-from app.journal.writing import SqlJournal
 
 NOW = 10_000.0
 
@@ -22,18 +21,15 @@ def found(engine: Engine, silences: Mapping[str, float | None] | None = None, jo
     return {one.id: one for one in environments(engine, NOW, silent_s, job=job, lease_s=3600.0)}
 
 
-def test_environments_are_listed_with_owner_age_lease_and_what_runs_in_them(engine: Engine, make: Any) -> None:
+def test_environments_are_listed_with_owner_age_lease_and_what_runs_in_them(engine: Engine, make: Any, write: Any) -> None:
     # Given an environment with a lease of its own, one with the system's that is in use, one that is opening, and one that has ended
-    with SqlJournal(engine) as journal:
-        journal.write(
-            [
-                make.environment("open", NOW - 100, id="own", owner="host:7", client="c", ends_at=NOW + 50, used_at=NOW - 100),
-                make.environment("open", NOW - 90, id="used", used_at=NOW - 80),
-                make.environment("opening", NOW - 10, id="opening", node=None, job="other"),
-                make.environment("closed", NOW - 5, id="ended"),
-            ]
-        )
-        journal.write([make.received("a", NOW - 60, environment="used"), make.granted("a", NOW - 59)])
+    write(
+        make.environment("open", NOW - 100, id="own", owner="host:7", client="c", ends_at=NOW + 50, used_at=NOW - 100),
+        make.environment("open", NOW - 90, id="used", used_at=NOW - 80),
+        make.environment("opening", NOW - 10, id="opening", node=None, job="other"),
+        make.environment("closed", NOW - 5, id="ended"),
+    )
+    write(make.received("a", NOW - 60, environment="used"), make.granted("a", NOW - 59))
     # When they are listed
     listed = found(engine, {"c": 1.0})
     # Then the oldest comes first, with what is known of it
@@ -45,14 +41,13 @@ def test_environments_are_listed_with_owner_age_lease_and_what_runs_in_them(engi
     assert list(found(engine, job="other")) == ["opening"]
 
 
-def test_an_orphan_is_one_whose_client_is_silent_or_whose_job_has_had_no_action_for_long(engine: Engine, make: Any) -> None:
+def test_an_orphan_is_one_whose_client_is_silent_or_whose_job_has_had_no_action_for_long(engine: Engine, make: Any, write: Any) -> None:
     # Given environments of clients, and detached ones of a busy job, of one that was active lately and of one that was not
-    with SqlJournal(engine) as journal:
-        journal.write([make.environment("open", 1.0, id=client, client=client) for client in ("lively", "silent", "forgotten")])
-        journal.write([make.environment("open", 1.0, id=job, job=job) for job in ("busy", "recent", "idle")])
-        for job, ended_at in (("busy", 10.0), ("recent", NOW - IDLE_JOB_S + 1), ("idle", NOW - IDLE_JOB_S - 1)):
-            journal.write([make.received(f"{job}-1", 5.0, job=job), make.ended(f"{job}-1", ended_at)])
-        journal.write([make.received("busy-2", 20.0, job="busy")])
+    write(*[make.environment("open", 1.0, id=client, client=client) for client in ("lively", "silent", "forgotten")])
+    write(*[make.environment("open", 1.0, id=job, job=job) for job in ("busy", "recent", "idle")])
+    for job, ended_at in (("busy", 10.0), ("recent", NOW - IDLE_JOB_S + 1), ("idle", NOW - IDLE_JOB_S - 1)):
+        write(make.received(f"{job}-1", 5.0, job=job), make.ended(f"{job}-1", ended_at))
+    write(make.received("busy-2", 20.0, job="busy"))
     # When they are listed
     listed = found(engine, {"lively": SILENCE_S - 1, "silent": SILENCE_S + 1, "forgotten": None})
     # Then each orphan says why it is one

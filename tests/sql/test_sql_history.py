@@ -9,20 +9,18 @@ from sqlalchemy import Engine
 from app.journal.database import snapshot
 from app.journal.figures import Selection
 from app.journal.history import NodeSize, PastPod, declarations, history
-from app.journal.writing import SqlJournal
 
 
-def test_the_past_of_a_job_is_its_actions_its_grants_its_pods_and_the_nodes_that_they_name(engine: Engine, make: Any) -> None:
+def test_the_past_of_a_job_is_its_actions_its_grants_its_pods_and_the_nodes_that_they_name(engine: Engine, make: Any, write: Any) -> None:
     # Given an environment with two cores for itself, an action that lost its node and was granted again, one that waits, and another job
-    with SqlJournal(engine) as journal:
-        journal.write([make.node("up", 1.0), make.node("up", 1.0, name="n2", cores=4, cells=2), make.node("up", 1.0, name="idle")])
-        opening = [make.received("o", 90.0, kind="cpu.open"), make.granted("o", 91.0), make.environment("open", 92.0, pod_cores=2)]
-        journal.write([*opening, make.ended("o", 92.0)])
-        journal.write([make.received("b", 100.0), make.granted("b", 101.0), make.requeued("b", 102.0)])
-        again = make.granted("b", 103.0, attempt=2, node="n2", core_ids=(0,), units=1)
-        journal.write([again, make.resized("b", 104.0, attempt=2, core_ids=(0, 1)), make.ended("b", 106.0, unit_s=5.0)])
-        journal.write([make.received("a", 99.0), make.received("x", 98.0, job="other"), make.granted("x", 99.0)])
-        journal.write([make.environment("closed", 110.0, pod_cores=2)])
+    write(make.node("up", 1.0), make.node("up", 1.0, name="n2", cores=4, cells=2), make.node("up", 1.0, name="idle"))
+    opening = [make.received("o", 90.0, kind="cpu.open"), make.granted("o", 91.0), make.environment("open", 92.0, pod_cores=2)]
+    write(*opening, make.ended("o", 92.0))
+    write(make.received("b", 100.0), make.granted("b", 101.0), make.requeued("b", 102.0))
+    again = make.granted("b", 103.0, attempt=2, node="n2", core_ids=(0,), units=1)
+    write(again, make.resized("b", 104.0, attempt=2, core_ids=(0, 1)), make.ended("b", 106.0, unit_s=5.0))
+    write(make.received("a", 99.0), make.received("x", 98.0, job="other"), make.granted("x", 99.0))
+    write(make.environment("closed", 110.0, pod_cores=2))
 
     with snapshot(engine) as connection:
         found = history(connection, Selection(jobs=("coding",)))
@@ -44,12 +42,11 @@ def test_the_past_of_a_job_is_its_actions_its_grants_its_pods_and_the_nodes_that
     assert {one.id for one in of_time.actions} == {"b"}
 
 
-def test_declarations_have_the_headers_and_the_services_that_they_name(engine: Engine, make: Any) -> None:
-    with SqlJournal(engine) as journal:
-        services = {"judge": {"cells": [1]}, "unused": {"cells": [1]}}
-        journal.write([make.node("up", 1.0, cells=2, services=services)])
-        journal.write([make.received("g", kind="gpu.score", service="judge", environment=None, cost={"cells": [1]}), make.ended("g")])
-        journal.write([make.received("c", 101.0, cost={"cores": [1, 4]}), make.received("x", job="other")])
+def test_declarations_have_the_headers_and_the_services_that_they_name(engine: Engine, make: Any, write: Any) -> None:
+    services = {"judge": {"cells": [1]}, "unused": {"cells": [1]}}
+    write(make.node("up", 1.0, cells=2, services=services))
+    write(make.received("g", kind="gpu.score", service="judge", environment=None, cost={"cells": [1]}), make.ended("g"))
+    write(make.received("c", 101.0, cost={"cores": [1, 4]}), make.received("x", job="other"))
 
     found = declarations(engine, Selection(jobs=("coding",)))
 

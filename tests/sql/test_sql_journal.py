@@ -35,12 +35,11 @@ def test_what_ended_actions_took_of_quotas_lately_is_found_again(engine: Engine,
     assert [(one.granted_at, one.header["cost"]) for one in found] == [(at, cost) for _, at, cost in reversed(lately)]
 
 
-def test_a_received_action_waits(engine: Engine, make: Any, tables: Any) -> None:
+def test_a_received_action_waits(engine: Engine, make: Any, tables: Any, write: Any) -> None:
     # Given an action with a class, a service and a quota
     entry = make.received(action_class="pytest", service="rm-a", cost={"quota:search": [1]}, priority=7)
     # When it is journaled
-    with SqlJournal(engine) as journal:
-        journal.write([entry])
+    write(entry)
     # Then its row says so
     row = tables.row(engine, "actions")
     said = {
@@ -63,16 +62,14 @@ def test_a_received_action_waits(engine: Engine, make: Any, tables: Any) -> None
     assert tables.row(engine, "jobs") == {"name": "coding", "first_seen_at": 100.0}
 
 
-def test_an_action_without_a_class_is_in_that_of_its_kind(engine: Engine, make: Any, tables: Any) -> None:
-    with SqlJournal(engine) as journal:
-        journal.write([make.received()])
+def test_an_action_without_a_class_is_in_that_of_its_kind(engine: Engine, make: Any, tables: Any, write: Any) -> None:
+    write(make.received())
     assert tables.row(engine, "actions")["action_class"] == "cpu.exec"
 
 
-def test_a_whole_life_ends_with_times_and_without_the_message(engine: Engine, make: Any, tables: Any) -> None:
-    with SqlJournal(engine) as journal:
-        for entry in (make.received(), make.granted(), make.ended()):
-            journal.write([entry])
+def test_a_whole_life_ends_with_times_and_without_the_message(engine: Engine, make: Any, tables: Any, write: Any) -> None:
+    for entry in (make.received(), make.granted(), make.ended()):
+        write(entry)
     row = tables.row(engine, "actions")
     assert row["message"] is None
     assert (row["status"], row["node"], row["units"], row["attempts"]) == ("succeeded", "n1", 2, 1)
@@ -101,41 +98,37 @@ def test_the_message_of_an_end_without_a_worker_is_kept_until_the_result_is_stor
     assert [row["message"] for row in tables.rows(engine, "actions")] == [None, '["args"]']
 
 
-def test_a_requeued_action_waits_again_and_its_next_try_is_a_second_grant(engine: Engine, make: Any, tables: Any) -> None:
-    with SqlJournal(engine) as journal:
-        journal.write([make.received(), make.granted(), make.requeued()])
-        row = tables.row(engine, "actions")
-        assert (row["status"], row["reason"], row["node"], row["attempts"]) == ("waiting", "node n1 was lost", None, 1)
-        journal.write([make.granted(at=104.0, attempt=2, node="n2")])
+def test_a_requeued_action_waits_again_and_its_next_try_is_a_second_grant(engine: Engine, make: Any, tables: Any, write: Any) -> None:
+    write(make.received(), make.granted(), make.requeued())
+    row = tables.row(engine, "actions")
+    assert (row["status"], row["reason"], row["node"], row["attempts"]) == ("waiting", "node n1 was lost", None, 1)
+    write(make.granted(at=104.0, attempt=2, node="n2"))
     row = tables.row(engine, "actions")
     assert (row["status"], row["reason"], row["node"], row["attempts"]) == ("running", "", "n2", 2)
     assert [grant["released_at"] for grant in tables.rows(engine, "grants")] == [102.0, None]
 
 
-def test_a_redelivered_message_changes_nothing(engine: Engine, make: Any, tables: Any) -> None:
-    with SqlJournal(engine) as journal:
-        journal.write([make.received(), make.granted(), make.ended()])
-        before = tables.everything(engine)
-        journal.write([make.received(at=200.0)])
+def test_a_redelivered_message_changes_nothing(engine: Engine, make: Any, tables: Any, write: Any) -> None:
+    write(make.received(), make.granted(), make.ended())
+    before = tables.everything(engine)
+    write(make.received(at=200.0))
     assert tables.everything(engine) == before
 
 
 @pytest.mark.parametrize("commits", [1, 2])
-def test_the_first_end_stands(engine: Engine, make: Any, tables: Any, commits: int) -> None:
+def test_the_first_end_stands(engine: Engine, make: Any, tables: Any, commits: int, write: Any) -> None:
     entries = [make.received(), make.granted(), make.ended(status="cancelled", reason="by the trainer"), make.ended(at=110.0)]
-    with SqlJournal(engine) as journal:
-        for part in [entries] if commits == 1 else [entries[:3], entries[3:]]:
-            journal.write(part)
+    for part in [entries] if commits == 1 else [entries[:3], entries[3:]]:
+        write(*part)
     row = tables.row(engine, "actions")
     assert (row["status"], row["reason"], row["ended_at"]) == ("cancelled", "by the trainer", 103.0)
 
 
-def test_unfinished_actions_come_back_in_order_of_reception_with_what_they_hold(engine: Engine, make: Any) -> None:
+def test_unfinished_actions_come_back_in_order_of_reception_with_what_they_hold(engine: Engine, make: Any, write: Any) -> None:
     # Given, received at the same instant, actions that wait, run, and wait for their second try, and one that ended
     entries = [make.received(id) for id in ("z", "running", "again", "done")]
     entries += [make.granted("running"), make.granted("again"), make.requeued("again"), make.granted("done"), make.ended("done")]
-    with SqlJournal(engine) as journal:
-        journal.write(entries)
+    write(*entries)
     # When another scheduler loads what is unfinished
     with SqlJournal(engine) as journal:
         found = journal.unfinished().actions
@@ -221,24 +214,21 @@ def test_what_is_still_to_be_told_of_a_lost_environment_names_its_node(engine: E
         assert [(end.id, end.environment_lost_on) for end in journal.unfinished().unpublished] == [("a1", "n1"), ("a2", "")]
 
 
-def test_an_environment_keeps_the_times_of_its_life(engine: Engine, make: Any, tables: Any) -> None:
-    with SqlJournal(engine) as journal:
-        for state, at in (("waiting", 1.0), ("opening", 2.0), ("open", 3.0), ("closing", 4.0), ("closed", 5.0)):
-            journal.write([make.environment(state, at)])
+def test_an_environment_keeps_the_times_of_its_life(engine: Engine, make: Any, tables: Any, write: Any) -> None:
+    for state, at in (("waiting", 1.0), ("opening", 2.0), ("open", 3.0), ("closing", 4.0), ("closed", 5.0)):
+        write(make.environment(state, at))
     row = tables.row(engine, "environments")
     assert (row["state"], row["created_at"], row["opened_at"], row["changed_at"], row["ended_at"]) == ("closed", 1.0, 3.0, 5.0, 5.0)
 
 
-def test_services_are_known_from_the_nodes_that_offer_them(engine: Engine, make: Any, tables: Any) -> None:
-    with SqlJournal(engine) as journal:
-        journal.write([make.node("up", 1.0, services={"rm-a": {"cells": 1}}), make.node("lost", 2.0)])
+def test_services_are_known_from_the_nodes_that_offer_them(engine: Engine, make: Any, tables: Any, write: Any) -> None:
+    write(make.node("up", 1.0, services={"rm-a": {"cells": 1}}), make.node("lost", 2.0))
     assert tables.row(engine, "services") == {"name": "rm-a", "node": "n1", "description": {"cells": 1}, "changed_at": 1.0}
     assert tables.row(engine, "nodes")["joined_at"] == 1.0
 
 
-def test_a_reason_with_any_characters_can_be_kept(engine: Engine, make: Any, tables: Any) -> None:
-    with SqlJournal(engine) as journal:
-        journal.write([make.received(), make.ended(status="failed", reason="a\0b \ud800 é")])
+def test_a_reason_with_any_characters_can_be_kept(engine: Engine, make: Any, tables: Any, write: Any) -> None:
+    write(make.received(), make.ended(status="failed", reason="a\0b \ud800 é"))
     assert tables.row(engine, "actions")["reason"] == "a\N{REPLACEMENT CHARACTER}b ? é"
 
 

@@ -29,7 +29,6 @@ from app.journal.migrating import downgrade, upgrade
 from app.journal.models import Action, ActionHour, Base, Environment, EnvironmentHour, Node, ServiceInstance
 from app.journal.retention import Retention
 from app.journal.status import status
-from app.journal.writing import SqlJournal
 from scheduler.model.lifecycle import ACTION, ENVIRONMENT, NODE, SERVICE
 from tangram.ends import CAUSES, FAULTS
 
@@ -188,11 +187,10 @@ def test_a_journal_in_use_is_migrated_with_what_is_in_it(database: str, tmp_path
     engine.dispose()
 
 
-def test_closes_of_before_are_nobodys_fault(engine: Engine, make: Any) -> None:
+def test_closes_of_before_are_nobodys_fault(engine: Engine, make: Any, write: Any) -> None:
     # Given closes and other actions that were lost, under the revision before; some of them are figures of an hour
-    with SqlJournal(engine) as journal:
-        for id, kind, at in (("c", "cpu.close", 9e6), ("e", "cpu.exec", 9e6), ("old-c", "cpu.close", 1e6), ("old-e", "cpu.exec", 1e6)):
-            journal.write([make.received(id, at, kind=kind), make.ended(id, at, status="lost", cause="node_lost", by_worker=False)])
+    for id, kind, at in (("c", "cpu.close", 9e6), ("e", "cpu.exec", 9e6), ("old-c", "cpu.close", 1e6), ("old-e", "cpu.exec", 1e6)):
+        write(make.received(id, at, kind=kind), make.ended(id, at, status="lost", cause="node_lost", by_worker=False))
     Retention(engine, keep_days=30, history=0).prune(1e7)
     url = engine.url.render_as_string(hide_password=False)
     assert status(engine, 1e7).infra_failed == {"node_lost": 4}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from app.journal.models import Action, table
 from app.journal.overview import overview, read_present
 from app.journal.recent import Recent
 from app.journal.status import status
-from app.journal.waits import explain
+from app.journal.waits import Fact, explain
 from app.journal.writing import SqlJournal
 from scheduler.live.entries import NodeDraining
 
@@ -52,6 +53,13 @@ def filled(engine: Engine, make: Any) -> None:
         )
 
 
+def why(engine: Engine, shown: Any, *ids: str) -> dict[str, Sequence[Fact]]:
+    """Return why actions wait, all of them unless some are named."""
+    with snapshot(engine) as connection:
+        rows = {row.id: row for row in connection.execute(select(table(Action)))}
+        return {id: explain(connection, rows[id], shown, NOW) for id in ids or rows}
+
+
 def test_the_overview_puts_the_present_and_the_last_hour_together(engine: Engine, make: Any) -> None:
     # Given
     filled(engine, make)
@@ -71,29 +79,26 @@ def test_the_overview_puts_the_present_and_the_last_hour_together(engine: Engine
     assert (node["cores_granted"], node["ours"], node["isolation"], node["memory_held_mb"]) == (2, 1, "none", 512)
 
 
-def test_cores_of_pods_are_granted_whether_an_action_runs_on_them_or_not(engine: Engine, make: Any) -> None:
+def test_cores_of_pods_are_granted_whether_an_action_runs_on_them_or_not(engine: Engine, make: Any, write: Any) -> None:
     # Given a node of eight cores with a pod in use, one that is idle, one that is being opened, and a task outside of all
-    with SqlJournal(engine) as journal:
-        journal.write(
-            [
-                make.node("up", NOW - 500, cores=8, kinds=["cpu"]),
-                make.environment("open", NOW - 400, id="used", pod_cores=2),
-                make.environment("open", NOW - 400, id="idle", pod_cores=2),
-                make.environment("closed", NOW - 300, id="gone", pod_cores=2),
-                make.environment("opening", NOW - 5, id="opened", pod_cores=2),
-                make.received("exec", NOW - 50, environment="used"),
-                make.granted("exec", NOW - 49, core_ids=(0, 1)),
-                make.received("open", NOW - 5, kind="cpu.open", environment="opened", cost={}),
-                make.granted("open", NOW - 5, core_ids=(4, 5)),
-                make.received("task", NOW - 5, kind="build", environment=None),
-                make.granted("task", NOW - 5, core_ids=(6,)),
-                make.received("waits", NOW - 1, kind="build", environment=None, cost={"cores": [1]}),
-            ]
-        )
+    write(
+        make.node("up", NOW - 500, cores=8, kinds=["cpu"]),
+        make.environment("open", NOW - 400, id="used", pod_cores=2),
+        make.environment("open", NOW - 400, id="idle", pod_cores=2),
+        make.environment("closed", NOW - 300, id="gone", pod_cores=2),
+        make.environment("opening", NOW - 5, id="opened", pod_cores=2),
+        make.received("exec", NOW - 50, environment="used"),
+        make.granted("exec", NOW - 49, core_ids=(0, 1)),
+        make.received("open", NOW - 5, kind="cpu.open", environment="opened", cost={}),
+        make.granted("open", NOW - 5, core_ids=(4, 5)),
+        make.received("task", NOW - 5, kind="build", environment=None),
+        make.granted("task", NOW - 5, core_ids=(6,)),
+        make.received("waits", NOW - 1, kind="build", environment=None, cost={"cores": [1]}),
+    )
     # When
     with snapshot(engine) as connection:
         found = overview(read_present(connection, NOW), Recent(), SHOWN)
-        waits = explain(connection, connection.execute(select(table(Action)).where(Action.id == "waits")).one(), {}, NOW)
+    waits = why(engine, {}, "waits")["waits"]
     # Then
     assert found["cores"] == {"total": 8, "granted": 7, "idle": 1, "used": 1.5}
     assert (found["nodes"][0]["cores_granted"], found["environments"]) == (7, {"open": 2, "opening": 1})
@@ -115,7 +120,7 @@ def test_what_ended_an_hour_ago_counts_no_longer(engine: Engine, make: Any) -> N
     assert before == 2 and list(recent) == []
 
 
-def test_a_minute_that_was_not_over_at_the_last_look_is_read_again(engine: Engine, make: Any) -> None:
+def test_a_minute_that_was_not_over_at_the_last_look_is_read_again(engine: Engine, make: Any, write: Any) -> None:
     # Given a look in the first seconds of a minute
     filled(engine, make)
     recent, minute = Recent(), NOW // 60 * 60
@@ -123,21 +128,19 @@ def test_a_minute_that_was_not_over_at_the_last_look_is_read_again(engine: Engin
         recent.read(connection, minute + 5)
     # When actions fail in this minute and in the one before it, and the next look is ten minutes later
     lost: dict[str, Any] = {"status": "lost", "by_worker": False, "cause": "node_lost"}
-    with SqlJournal(engine) as journal:
-        journal.write([make.ended("first", minute + 20, **lost), make.ended("second", minute - 1, **lost)])
+    write(make.ended("first", minute + 20, **lost), make.ended("second", minute - 1, **lost))
     with snapshot(engine) as connection:
         recent.read(connection, minute + 600)
     # Then they count
     assert sum(ended.actions for ended in recent if ended.ours) == 3
 
 
-def test_the_close_of_a_lost_environment_is_no_failure(engine: Engine, make: Any) -> None:
+def test_the_close_of_a_lost_environment_is_no_failure(engine: Engine, make: Any, write: Any) -> None:
     # Given a job whose environment was lost, and closed after that
     filled(engine, make)
     lost: dict[str, Any] = {"status": "lost", "by_worker": False, "cause": "environment_lost", "kind": "cpu.close"}
-    with SqlJournal(engine) as journal:
-        journal.write([make.received("close", NOW - 10, kind="cpu.close", job="closing", cost={})])
-        journal.write([make.ended("close", NOW - 9, **lost)])
+    write(make.received("close", NOW - 10, kind="cpu.close", job="closing", cost={}))
+    write(make.ended("close", NOW - 9, **lost))
     recent = Recent()
     # When
     with snapshot(engine) as connection:
@@ -156,11 +159,8 @@ def test_why_names_the_holders_the_place_in_the_queue_and_the_share(engine: Engi
     # Given
     filled(engine, make)
     # When
-    with snapshot(engine) as connection:
-        row = connection.execute(select(table(Action)).where(Action.id == "second")).one()
-        facts = explain(connection, row, SHOWN, NOW)
-        of_running = explain(connection, connection.execute(select(table(Action)).where(Action.id == "runs")).one(), SHOWN, NOW)
-        without = explain(connection, row, None, NOW)
+    facts, of_running = why(engine, SHOWN, "second", "runs").values()
+    without = why(engine, None, "second")["second"]
     # Then
     texts = [fact.text for fact in facts]
     assert texts[0] == "It needs 1 core of node n1, where its environment is: 2 of 2 are held."
@@ -172,12 +172,11 @@ def test_why_names_the_holders_the_place_in_the_queue_and_the_share(engine: Engi
     assert without[0].text.startswith("No scheduler shows itself")
 
 
-def test_an_action_without_an_environment_has_one_place_in_the_queue_for_any_node(engine: Engine, make: Any) -> None:
+def test_an_action_without_an_environment_has_one_place_in_the_queue_for_any_node(engine: Engine, make: Any, write: Any) -> None:
     # Given five nodes, and twenty tasks that wait for cores of any of them
     names = [f"t{number:02}" for number in range(20)]
-    with SqlJournal(engine) as journal:
-        journal.write([make.node("up", NOW - 500, name=f"n{number}", cores=2, kinds=["cpu"]) for number in range(5)])
-        journal.write([make.received(name, NOW - 50, kind="build", environment=None, cost={"cores": [1]}) for name in names])
+    write(*[make.node("up", NOW - 500, name=f"n{number}", cores=2, kinds=["cpu"]) for number in range(5)])
+    write(*[make.received(name, NOW - 50, kind="build", environment=None, cost={"cores": [1]}) for name in names])
     shown = {"queues": [{"kind": "cores", "name": "", "waiting": 30, "first": names}]}
     # When
     asked: list[str] = []
@@ -193,40 +192,30 @@ def test_an_action_without_an_environment_has_one_place_in_the_queue_for_any_nod
     assert len(asked) == 8, asked
 
 
-def test_what_needs_no_cores_is_not_said_to_wait_for_any(engine: Engine, make: Any) -> None:
+def test_what_needs_no_cores_is_not_said_to_wait_for_any(engine: Engine, make: Any, write: Any) -> None:
     # Given an environment on a node whose cores are held, one that has cores of its own, and files to be read in each
     filled(engine, make)
-    with SqlJournal(engine) as journal:
-        journal.write(
-            [
-                make.environment("open", NOW - 400, id="pod", pod_cores=1),
-                *(make.received(id, NOW - 5, kind="cpu.read_file", cost={}, environment=id) for id in ("e1", "pod")),
-            ]
-        )
+    write(
+        make.environment("open", NOW - 400, id="pod", pod_cores=1),
+        *(make.received(id, NOW - 5, kind="cpu.read_file", cost={}, environment=id) for id in ("e1", "pod")),
+    )
     # When
-    with snapshot(engine) as connection:
-        rows = {row.id: row for row in connection.execute(select(table(Action)))}
-        facts = [fact.text for id in ("e1", "pod") for fact in explain(connection, rows[id], {**SHOWN, "jobs": {}}, NOW)]
+    found = why(engine, {**SHOWN, "jobs": {}}, "e1", "pod")
     # Then
-    assert facts == []
+    assert not any(found.values())
 
 
-def test_an_open_says_which_environments_hold_the_memory(engine: Engine, make: Any) -> None:
+def test_an_open_says_which_environments_hold_the_memory(engine: Engine, make: Any, write: Any) -> None:
     # Given a node whose memory is taken
-    with SqlJournal(engine) as journal:
-        journal.write(
-            [
-                make.node("up", NOW - 500, cores=2, kinds=["cpu"], memory_mb=1000),
-                make.environment("open", NOW - 400, memory_mb=800),
-                make.received("open", NOW - 5, kind="cpu.open", cost={"memory_mb": [300]}, environment="e2"),
-                make.environment("waiting", NOW - 5, id="e2", node=None, memory_mb=300),
-                make.received("exec", NOW - 4, cost={"cores": [1]}, environment="e2"),
-            ]
-        )
+    write(
+        make.node("up", NOW - 500, cores=2, kinds=["cpu"], memory_mb=1000),
+        make.environment("open", NOW - 400, memory_mb=800),
+        make.received("open", NOW - 5, kind="cpu.open", cost={"memory_mb": [300]}, environment="e2"),
+        make.environment("waiting", NOW - 5, id="e2", node=None, memory_mb=300),
+        make.received("exec", NOW - 4, cost={"cores": [1]}, environment="e2"),
+    )
     # When
-    with snapshot(engine) as connection:
-        rows = {row.id: row for row in connection.execute(select(table(Action)))}
-        opening, within = explain(connection, rows["open"], {}, NOW), explain(connection, rows["exec"], {}, NOW)
+    opening, within = why(engine, {}, "open", "exec").values()
     # Then
     assert opening[0].text == "It needs 300 MB; node n1 has 200 of 1000 MB free."
     assert [(holder.sort, holder.id) for holder in opening[0].holders] == [("environment", "e1")]
@@ -235,29 +224,24 @@ def test_an_open_says_which_environments_hold_the_memory(engine: Engine, make: A
     assert within[1] == opening[0]
 
 
-def test_why_names_a_draining_node_where_that_keeps_an_action_waiting(engine: Engine, make: Any) -> None:
+def test_why_names_a_draining_node_where_that_keeps_an_action_waiting(engine: Engine, make: Any, write: Any) -> None:
     # Given a node of everything that is draining, and one that is not but has no GPUs
     services = {"rm": {"cells": [1]}}
-    with SqlJournal(engine) as journal:
-        journal.write(
-            [
-                make.node("up", NOW - 500, name="n1", cores=2, kinds=["cpu", "gpu", "api"], services=services, labels=["big"]),
-                make.node("up", NOW - 500, name="n2", cores=2, kinds=["cpu"]),
-                NodeDraining(name="n1", draining=True),
-                make.environment("open", NOW - 400, node="n1"),
-                make.received("open", NOW - 9, kind="cpu.open", environment="e2"),
-                make.received("large", NOW - 8, kind="build", environment=None, cost={"cores": [2]}),
-                make.received("big", NOW - 8, kind="build", environment=None, cost={"cores": [2]}, requires=["big"]),
-                make.received("nothing", NOW - 8, kind="build", environment=None, cost={}),
-                make.received("score", NOW - 7, kind="gpu.score", environment=None, service="rm", cost={}),
-                make.received("call", NOW - 6, kind="api.call", environment=None, cost={"quota:search": [1]}),
-                make.received("within", NOW - 5, cost={"cores": [1]}, environment="e1"),
-            ]
-        )
+    write(
+        make.node("up", NOW - 500, name="n1", cores=2, kinds=["cpu", "gpu", "api"], services=services, labels=["big"]),
+        make.node("up", NOW - 500, name="n2", cores=2, kinds=["cpu"]),
+        NodeDraining(name="n1", draining=True),
+        make.environment("open", NOW - 400, node="n1"),
+        make.received("open", NOW - 9, kind="cpu.open", environment="e2"),
+        make.received("large", NOW - 8, kind="build", environment=None, cost={"cores": [2]}),
+        make.received("big", NOW - 8, kind="build", environment=None, cost={"cores": [2]}, requires=["big"]),
+        make.received("nothing", NOW - 8, kind="build", environment=None, cost={}),
+        make.received("score", NOW - 7, kind="gpu.score", environment=None, service="rm", cost={}),
+        make.received("call", NOW - 6, kind="api.call", environment=None, cost={"quota:search": [1]}),
+        make.received("within", NOW - 5, cost={"cores": [1]}, environment="e1"),
+    )
     # When
-    with snapshot(engine) as connection:
-        rows = {row.id: row for row in connection.execute(select(table(Action)))}
-        facts = {name: [fact.text for fact in explain(connection, row, {}, NOW)] for name, row in rows.items()}
+    facts = {name: [fact.text for fact in found] for name, found in why(engine, {}).items()}
     # Then it is named where it is why, and what else there is to wait for is told of the others alone
     draining = "Node n1 is draining: what could run elsewhere does not begin there."
     assert all(draining in facts[name] for name in ("open", "large", "big", "nothing", "score", "call"))
@@ -267,12 +251,11 @@ def test_why_names_a_draining_node_where_that_keeps_an_action_waiting(engine: En
     assert facts["within"] == ["It needs 1 core of node n1, where its environment is: 0 of 2 are held."]
 
 
-def test_lists_are_paged_and_filtered(engine: Engine, make: Any) -> None:
+def test_lists_are_paged_and_filtered(engine: Engine, make: Any, write: Any) -> None:
     # Given sixty that wait and sixty that ended
-    with SqlJournal(engine) as journal:
-        journal.write([make.received(f"w{number:02}", NOW - 100 + number) for number in range(60)])
-        journal.write([make.received(f"e{number:02}", NOW - 200 + number) for number in range(60)])
-        journal.write([make.ended(f"e{number:02}", NOW - 90 + number) for number in range(60)])
+    write(*[make.received(f"w{number:02}", NOW - 100 + number) for number in range(60)])
+    write(*[make.received(f"e{number:02}", NOW - 200 + number) for number in range(60)])
+    write(*[make.ended(f"e{number:02}", NOW - 90 + number) for number in range(60)])
     # When
     with snapshot(engine) as connection:
         pages = [list_actions(connection, ActionFilter(), page, NOW) for page in range(3)]
@@ -312,7 +295,7 @@ def test_details_tell_the_way_of_an_action_and_who_failed_a_job(engine: Engine, 
     assert unknown is None
 
 
-def test_the_timeline_closes_what_has_given_its_cores_back(engine: Engine, make: Any) -> None:
+def test_the_timeline_closes_what_has_given_its_cores_back(engine: Engine, make: Any, write: Any) -> None:
     # Given
     filled(engine, make)
     lanes = Lanes(NOW)
@@ -320,8 +303,7 @@ def test_the_timeline_closes_what_has_given_its_cores_back(engine: Engine, make:
         lanes.read(connection, read_present(connection, NOW))
     first = lanes.since(0)
     # When it goes to the background
-    with SqlJournal(engine) as journal:
-        journal.write([make.resized("runs", NOW + 1, core_ids=(), units=2)])
+    write(make.resized("runs", NOW + 1, core_ids=(), units=2))
     with snapshot(engine) as connection:
         lanes.read(connection, read_present(connection, NOW + 2))
     changed = lanes.since(first["version"])
@@ -330,15 +312,14 @@ def test_the_timeline_closes_what_has_given_its_cores_back(engine: Engine, make:
     assert [(bar[0], bar[4]) for bar in changed["bars"]] == [("runs", 2000)]
 
 
-def test_the_timeline_reads_what_ended_before_a_look_that_failed(engine: Engine, make: Any) -> None:
+def test_the_timeline_reads_what_ended_before_a_look_that_failed(engine: Engine, make: Any, write: Any) -> None:
     # Given
     filled(engine, make)
     lanes = Lanes(NOW)
     with snapshot(engine) as connection:
         lanes.read(connection, read_present(connection, NOW))
     # When an action ends, the next look fails, and the one after that does not
-    with SqlJournal(engine) as journal:
-        journal.write([make.ended("runs", NOW + 5)])
+    write(make.ended("runs", NOW + 5))
     with snapshot(engine) as connection:
         present = read_present(connection, NOW + 20)
     with pytest.raises(ResourceClosedError):

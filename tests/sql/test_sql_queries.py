@@ -45,12 +45,11 @@ def test_act_figures_are_those_of_numpy(shared_engine: Engine, make: Any, tables
     assert (total.act.count, total.mean_queue_s, total.mean_overhead_s) == (len(executions), 1.0, 0.25)
 
 
-def test_groups_are_by_kind_and_by_job(engine: Engine, make: Any) -> None:
+def test_groups_are_by_kind_and_by_job(engine: Engine, make: Any, write: Any) -> None:
     # Given actions of two kinds and two jobs, one that failed, one cancelled and one that waits
-    with SqlJournal(engine) as journal:
-        journal.write([make.received("a"), make.ended("a")])
-        journal.write([make.received("b", job="search", kind="api.call"), make.ended("b", execution_s=4.0, status="failed")])
-        journal.write([make.received("c"), make.ended("c", execution_s=99.0, status="cancelled"), make.received("d")])
+    write(make.received("a"), make.ended("a"))
+    write(make.received("b", job="search", kind="api.call"), make.ended("b", execution_s=4.0, status="failed"))
+    write(make.received("c"), make.ended("c", execution_s=99.0, status="cancelled"), make.received("d"))
     report = act_report(engine)
     # Then all are counted, and times are those of the actions that were carried out
     assert report.total.by_status == {"cancelled": 1, "failed": 1, "succeeded": 1, "waiting": 1}
@@ -62,22 +61,19 @@ def test_groups_are_by_kind_and_by_job(engine: Engine, make: Any) -> None:
     }
 
 
-def test_core_seconds_reserved_and_used(engine: Engine, make: Any) -> None:
+def test_core_seconds_reserved_and_used(engine: Engine, make: Any, write: Any) -> None:
     # Given an action that held 2 cores for 1 s, lost its node, then 4 cores for 3 s, and one that held a cell for 5 s
-    with SqlJournal(engine) as journal:
-        journal.write([make.received(), make.granted(at=101.0), make.requeued(at=102.0)])
-        journal.write([make.granted(at=110.0, attempt=2, units=4, core_ids=(0, 1, 2, 3)), make.ended(at=113.0, cpu_s=1.5, unit_s=14.0)])
-        journal.write([make.received("g", kind="gpu.score", service="rm"), make.granted("g", at=1.0, units=1, core_ids=(), cell_ids=(0,))])
-        journal.write([make.ended("g", at=6.0, cpu_s=0.25, unit_s=5.0)])
-        # And one that still holds its cores, and an environment that held 3 cores for 7 s
-        journal.write(
-            [
-                make.received("r"),
-                make.granted("r"),
-                make.environment("open", 1.0, pod_cores=3),
-                make.environment("closed", 8.0, pod_cores=3),
-            ]
-        )
+    write(make.received(), make.granted(at=101.0), make.requeued(at=102.0))
+    write(make.granted(at=110.0, attempt=2, units=4, core_ids=(0, 1, 2, 3)), make.ended(at=113.0, cpu_s=1.5, unit_s=14.0))
+    write(make.received("g", kind="gpu.score", service="rm"), make.granted("g", at=1.0, units=1, core_ids=(), cell_ids=(0,)))
+    write(make.ended("g", at=6.0, cpu_s=0.25, unit_s=5.0))
+    # And one that still holds its cores, and an environment that held 3 cores for 7 s
+    write(
+        make.received("r"),
+        make.granted("r"),
+        make.environment("open", 1.0, pod_cores=3),
+        make.environment("closed", 8.0, pod_cores=3),
+    )
     report = act_report(engine)
     assert (report.total.core_s_reserved, report.total.cell_s_reserved, report.total.core_s_used) == (14.0, 5.0, 1.75)
     assert report.by_kind["cpu.exec"].core_s_reserved == 14.0
@@ -98,14 +94,13 @@ def test_core_seconds_reserved_and_used(engine: Engine, make: Any) -> None:
         (Selection(jobs=("coding",), since=150.0), 0),
     ],
 )
-def test_a_selection_says_which_actions_count(engine: Engine, make: Any, selection: Selection, count: int) -> None:
-    with SqlJournal(engine) as journal:
-        journal.write([make.received("a"), make.ended("a"), make.received("b", kind="cpu.open", trajectory="t2"), make.ended("b")])
-        journal.write([make.received("c", 200.0, job="other"), make.ended("c")])
+def test_a_selection_says_which_actions_count(engine: Engine, make: Any, selection: Selection, count: int, write: Any) -> None:
+    write(make.received("a"), make.ended("a"), make.received("b", kind="cpu.open", trajectory="t2"), make.ended("b"))
+    write(make.received("c", 200.0, job="other"), make.ended("c"))
     assert act_report(engine, selection).total.act.count == count
 
 
-def test_observations_are_the_last_successes_oldest_first(engine: Engine, make: Any) -> None:
+def test_observations_are_the_last_successes_oldest_first(engine: Engine, make: Any, write: Any) -> None:
     # Given actions of several kinds that ended one after another, one of them without success
     declared = [
         {"action_class": "pytest", "cost": {"cores": [1, 2, 4]}, "parallel_fraction": 0.9},
@@ -113,12 +108,11 @@ def test_observations_are_the_last_successes_oldest_first(engine: Engine, make: 
         {"kind": "gpu.score", "service": "rm", "environment": None, "cost": {"cells": [1, 2]}, "efficiency": {"1": 1.0, "2": 0.75}},
         {"job": "other", "cost": {}},
     ]
-    with SqlJournal(engine) as journal:
-        for number, header in enumerate(declared):
-            id, at = f"a{number}", 100.0 + 10 * number
-            status = "timed_out" if number == 1 else "succeeded"
-            journal.write([make.received(id, at, **header), make.granted(id, at)])
-            journal.write([make.ended(id, at + 4, status=status, dop=2, unit_s=6.0 if number == 0 else 0.0, cpu_s=float(number))])
+    for number, header in enumerate(declared):
+        id, at = f"a{number}", 100.0 + 10 * number
+        status = "timed_out" if number == 1 else "succeeded"
+        write(make.received(id, at, **header), make.granted(id, at))
+        write(make.ended(id, at + 4, status=status, dop=2, unit_s=6.0 if number == 0 else 0.0, cpu_s=float(number)))
     # When all that is wanted of them is asked for
     found = observations(engine)
     # Then each says what it declared, what it held on average and what it used
@@ -151,20 +145,18 @@ def test_observations_are_the_last_successes_oldest_first(engine: Engine, make: 
     assert observations(engine, limit=0) == []
 
 
-def test_what_an_action_held_in_its_last_try_is_taken_where_an_earlier_one_was_lost(engine: Engine, make: Any) -> None:
-    with SqlJournal(engine) as journal:
-        journal.write([make.received(), make.granted(), make.requeued(), make.granted(at=110.0, attempt=2)])
-        journal.write([make.ended(at=112.0, dop=1, unit_s=99.0)])
+def test_what_an_action_held_in_its_last_try_is_taken_where_an_earlier_one_was_lost(engine: Engine, make: Any, write: Any) -> None:
+    write(make.received(), make.granted(), make.requeued(), make.granted(at=110.0, attempt=2))
+    write(make.ended(at=112.0, dop=1, unit_s=99.0))
     assert [one.held_units for one in observations(engine)] == [1.0]
 
 
-def test_status_says_what_waits_and_where_things_run(engine: Engine, make: Any) -> None:
+def test_status_says_what_waits_and_where_things_run(engine: Engine, make: Any, write: Any) -> None:
     # Given two nodes of which one is lost, environments, and actions in several states
-    with SqlJournal(engine) as journal:
-        journal.write([make.node("up", 1.0), make.node("up", 1.0, name="a-lost-one"), make.node("lost", 2.0, name="a-lost-one")])
-        journal.write([make.environment("open", 1.0), make.environment("opening", 1.0, id="e2"), make.environment("closed", 1.0, id="e3")])
-        journal.write([make.received("r"), make.granted("r"), make.received("w", 100.0), make.received("v", 130.0, job="other")])
-        journal.write([make.received("d", 10.0), make.ended("d")])
+    write(make.node("up", 1.0), make.node("up", 1.0, name="a-lost-one"), make.node("lost", 2.0, name="a-lost-one"))
+    write(make.environment("open", 1.0), make.environment("opening", 1.0, id="e2"), make.environment("closed", 1.0, id="e3"))
+    write(make.received("r"), make.granted("r"), make.received("w", 100.0), make.received("v", 130.0, job="other"))
+    write(make.received("d", 10.0), make.ended("d"))
     # When one asks at 150
     found = status(engine, 150.0)
     # Then nodes that are up come first, with what they hold
@@ -179,21 +171,18 @@ def test_status_says_what_waits_and_where_things_run(engine: Engine, make: Any) 
     assert found.oldest_wait_s == 50.5
 
 
-def test_status_says_where_services_are_and_what_they_hold(engine: Engine, make: Any) -> None:
+def test_status_says_where_services_are_and_what_they_hold(engine: Engine, make: Any, write: Any) -> None:
     # Given a node that declares two services, one of them at work there, and a lost node on which a third was resident
     declared = {"judge": {"memory_mb": 500}, "idle": {"memory_mb": 1}}
-    with SqlJournal(engine) as journal:
-        journal.write([make.node("up", 1.0, services=declared), make.node("up", 1.0, name="n2", services={"old": {}})])
-        journal.write(
-            [
-                make.instance("starting", 2.0),
-                make.instance("resident", 3.0, memory_mb=900.0, host_mb=450.0, starts=2, evictions=1, wrong_answers=3),
-            ]
-        )
-        journal.write([make.instance("host", 3.0, service="old", node="n2", cell_ids=(0,), host_mb=7.0)])
-        journal.write([make.node("lost", 4.0, name="n2")])
-        header = {"kind": "gpu.score", "service": "judge", "environment": None}
-        journal.write([make.received("a", **header), make.granted("a", core_ids=(), cell_ids=(0, 1))])
+    write(make.node("up", 1.0, services=declared), make.node("up", 1.0, name="n2", services={"old": {}}))
+    write(
+        make.instance("starting", 2.0),
+        make.instance("resident", 3.0, memory_mb=900.0, host_mb=450.0, starts=2, evictions=1, wrong_answers=3),
+    )
+    write(make.instance("host", 3.0, service="old", node="n2", cell_ids=(0,), host_mb=7.0))
+    write(make.node("lost", 4.0, name="n2"))
+    header = {"kind": "gpu.score", "service": "judge", "environment": None}
+    write(make.received("a", **header), make.granted("a", core_ids=(), cell_ids=(0, 1)))
     # When one asks
     found = {service.name: service for service in status(engine, 5.0).services}
     # Then each is there with what it holds, and of the lost node that it is lost
@@ -212,13 +201,12 @@ def test_status_says_where_services_are_and_what_they_hold(engine: Engine, make:
     assert (found["old"].declared, old.state, old.reason, old.host_mb) == ({}, "lost", "node n2 is lost; it was host", 0.0)
 
 
-def test_what_is_forgotten_of_a_node_is_absent_until_it_is_told_again(engine: Engine, make: Any, tables: Any) -> None:
+def test_what_is_forgotten_of_a_node_is_absent_until_it_is_told_again(engine: Engine, make: Any, tables: Any, write: Any) -> None:
     # Given instances on two nodes
-    with SqlJournal(engine) as journal:
-        journal.write([make.instance("resident", 1.0, memory_mb=5.0), make.instance("host", 1.0, cell_ids=(2,))])
-        journal.write([make.instance("resident", 1.0, node="n2")])
-        # When the worker of one of them joins anew, with one of its instances
-        journal.write([InstancesForgotten(node="n1", at=2.0, reason="joined anew"), make.instance("host", 2.0, cell_ids=(2,))])
+    write(make.instance("resident", 1.0, memory_mb=5.0), make.instance("host", 1.0, cell_ids=(2,)))
+    write(make.instance("resident", 1.0, node="n2"))
+    # When the worker of one of them joins anew, with one of its instances
+    write(InstancesForgotten(node="n1", at=2.0, reason="joined anew"), make.instance("host", 2.0, cell_ids=(2,)))
     # Then only what it told of is there
     rows = {
         (row["node"], row["cells"]): (row["state"], row["reason"], row["memory_mb"]) for row in tables.rows(engine, "service_instances")
@@ -226,13 +214,12 @@ def test_what_is_forgotten_of_a_node_is_absent_until_it_is_told_again(engine: En
     assert rows == {("n1", "0,1"): ("absent", "joined anew", 0.0), ("n1", "2"): ("host", "", 0.0), ("n2", "0,1"): ("resident", "", 0.0)}
 
 
-def test_instances_of_nodes_that_left_for_good_are_deleted_when_another_joins(engine: Engine, make: Any, tables: Any) -> None:
+def test_instances_of_nodes_that_left_for_good_are_deleted_when_another_joins(engine: Engine, make: Any, tables: Any, write: Any) -> None:
     # Given instances on nodes that left long ago, that was lost today, and that is up
-    with SqlJournal(engine) as journal:
-        for name, state, at in (("old", "left", 10.0), ("recent", "lost", 50_000.0), ("up", "up", 10.0)):
-            journal.write([make.node("up", 1.0, name=name), make.instance("resident", 1.0, node=name), make.node(state, at, name=name)])
-        # When a worker joins more than a day after the first has left
-        journal.write([InstancesForgotten(node="n1", at=100_000.0, reason="joined anew")])
+    for name, state, at in (("old", "left", 10.0), ("recent", "lost", 50_000.0), ("up", "up", 10.0)):
+        write(make.node("up", 1.0, name=name), make.instance("resident", 1.0, node=name), make.node(state, at, name=name))
+    # When a worker joins more than a day after the first has left
+    write(InstancesForgotten(node="n1", at=100_000.0, reason="joined anew"))
     # Then only what is not long gone is still known
     assert {row["node"] for row in tables.rows(engine, "service_instances")} == {"recent", "up"}
 
@@ -242,13 +229,12 @@ def test_status_of_an_empty_deployment(engine: Engine) -> None:
     assert (found.nodes, found.services, found.environments, found.actions, found.oldest_wait_s) == ((), (), {}, {}, 0.0)
 
 
-def test_a_run_finds_its_actions_again(engine: Engine, make: Any) -> None:
+def test_a_run_finds_its_actions_again(engine: Engine, make: Any, write: Any) -> None:
     # Given a run of the job `coding`, and actions of it, before it, and of another job
     first = start_run(engine, policy="fcfs", trace="x.jsonl", jobs=["other"], options={}, started_at=10.0)
     run_id = start_run(engine, policy="elastic", trace="x.jsonl", jobs=["coding"], options={"nodes": 2}, started_at=50.0)
-    with SqlJournal(engine) as journal:
-        for id, at, job in (("in", 60.0, "coding"), ("before", 40.0, "coding"), ("foreign", 60.0, "other")):
-            journal.write([make.received(id, at, job=job), make.ended(id)])
+    for id, at, job in (("in", 60.0, "coding"), ("before", 40.0, "coding"), ("foreign", 60.0, "other")):
+        write(make.received(id, at, job=job), make.ended(id))
     # When it is finished and loaded
     assert load_run(engine, run_id).ended_at is None
     finish_run(engine, run_id, summary={"mean_act": 1.0}, ended_at=90.0)
@@ -259,15 +245,14 @@ def test_a_run_finds_its_actions_again(engine: Engine, make: Any) -> None:
     assert load_run(engine, first).policy == "fcfs"
 
 
-def test_a_run_that_was_broken_off_ends_with_the_next_one_of_its_job(engine: Engine, make: Any) -> None:
+def test_a_run_that_was_broken_off_ends_with_the_next_one_of_its_job(engine: Engine, make: Any, write: Any) -> None:
     # Given a run of two jobs without an end, one of another job after it, and one that shares a job
     words = {"policy": "elastic", "trace": "x.jsonl", "options": {}}
     broken = start_run(engine, jobs=["coding", "math"], started_at=50.0, **words)
     start_run(engine, jobs=["other"], started_at=60.0, **words)
     later = start_run(engine, jobs=["coding"], started_at=90.0, **words)
-    with SqlJournal(engine) as journal:
-        for id, at in (("a", 55.0), ("b", 70.0), ("later", 95.0)):
-            journal.write([make.received(id, at, job="coding"), make.ended(id)])
+    for id, at in (("a", 55.0), ("b", 70.0), ("later", 95.0)):
+        write(make.received(id, at, job="coding"), make.ended(id))
     # When
     counts = [act_report(engine, Selection.of_run(load_run(engine, run))).total.act.count for run in (broken, later)]
     # Then

@@ -32,28 +32,27 @@ def pruned(engine: Engine, history: int = 0, now: float = NOW) -> int:
 
 
 @pytest.fixture
-def live(make: Any) -> Callable[..., None]:
+def live(make: Any, write: Any) -> Callable[..., None]:
     """Return what journals the whole life of an action that ends at a time."""
 
-    def write(journal: SqlJournal, id: str, ended_at: float, *, cores: int = 2, job: str = "coding", **end: Any) -> None:
+    def lives(id: str, ended_at: float, *, cores: int = 2, job: str = "coding", **end: Any) -> None:
         received = make.received(id, ended_at - 3.25, job=job)
-        journal.write([received, make.granted(id, ended_at - 2.0, units=cores), make.ended(id, ended_at, **{"unit_s": 4.0, **end})])
+        write(received, make.granted(id, ended_at - 2.0, units=cores), make.ended(id, ended_at, **{"unit_s": 4.0, **end}))
 
-    return write
+    return lives
 
 
-def test_what_ended_long_ago_goes_with_its_grants_and_the_rest_stays(engine: Engine, make: Any, tables: Any, live: Any) -> None:
-    with SqlJournal(engine) as journal:
-        # Given old and recent actions and environments, and some of long ago that have not ended
-        live(journal, "old", OLD)
-        live(journal, "recent", RECENT)
-        journal.write([make.received("waits", OLD), make.received("runs", OLD), make.granted("runs", OLD)])
-        for id, states, at in (("e-old", ("open", "closed"), OLD), ("e-recent", ("open", "closed"), RECENT), ("e-open", ("open",), OLD)):
-            journal.write([make.environment(state, at, id=id) for state in states])
-        # And nodes and failures of both times
-        journal.write([make.node("lost", OLD, name="gone"), make.instance("host", OLD, node="gone"), make.node("up", OLD, name="up")])
-        for message, at in (("m-old", OLD), ("m-recent", RECENT)):
-            journal.write([MessageFailed(message=message, kind="action", action=None, epoch=1, traceback="", at=at)])
+def test_what_ended_long_ago_goes_with_its_grants_and_the_rest_stays(engine: Engine, make: Any, tables: Any, live: Any, write: Any) -> None:
+    # Given old and recent actions and environments, and some of long ago that have not ended
+    live("old", OLD)
+    live("recent", RECENT)
+    write(make.received("waits", OLD), make.received("runs", OLD), make.granted("runs", OLD))
+    for id, states, at in (("e-old", ("open", "closed"), OLD), ("e-recent", ("open", "closed"), RECENT), ("e-open", ("open",), OLD)):
+        write(*[make.environment(state, at, id=id) for state in states])
+    # And nodes and failures of both times
+    write(make.node("lost", OLD, name="gone"), make.instance("host", OLD, node="gone"), make.node("up", OLD, name="up"))
+    for message, at in (("m-old", OLD), ("m-recent", RECENT)):
+        write(MessageFailed(message=message, kind="action", action=None, epoch=1, traceback="", at=at))
     # When what is older than 30 days is removed
     assert pruned(engine) == 2
     # Then that is what ended before
@@ -71,19 +70,16 @@ def test_what_ended_long_ago_goes_with_its_grants_and_the_rest_stays(engine: Eng
     }
 
 
-def test_totals_count_what_was_rolled_up(engine: Engine, make: Any, live: Any) -> None:
+def test_totals_count_what_was_rolled_up(engine: Engine, make: Any, live: Any, write: Any) -> None:
     # Given actions of several jobs, kinds and ends over two hours and lately, and pods
     rng = np.random.default_rng(1)
     executions = [float(seconds) for seconds in rng.lognormal(0.0, 1.5, 120)]
-    with SqlJournal(engine) as journal:
-        for number, execution_s in enumerate(executions):
-            end = "failed" if number % 7 == 0 else "cancelled" if number % 11 == 0 else "succeeded"
-            at = (OLD if number % 3 else RECENT) + 60.0 * number
-            cause = {"failed": ("sandbox_failed", "disk_limit")[number % 2], "cancelled": "cancelled"}.get(
-                end, "exit" if number % 5 else ""
-            )
-            live(journal, f"a{number}", at, job=("x", "y")[number % 2], execution_s=execution_s, status=end, cause=cause)
-        journal.write([make.environment("open", OLD, pod_cores=3), make.environment("closed", OLD + 10.0, pod_cores=3)])
+    for number, execution_s in enumerate(executions):
+        end = "failed" if number % 7 == 0 else "cancelled" if number % 11 == 0 else "succeeded"
+        at = (OLD if number % 3 else RECENT) + 60.0 * number
+        cause = {"failed": ("sandbox_failed", "disk_limit")[number % 2], "cancelled": "cancelled"}.get(end, "exit" if number % 5 else "")
+        live(f"a{number}", at, job=("x", "y")[number % 2], execution_s=execution_s, status=end, cause=cause)
+    write(make.environment("open", OLD, pod_cores=3), make.environment("closed", OLD + 10.0, pod_cores=3))
     reports = [lambda: act_report(engine), lambda: act_report(engine, Selection(jobs=("y",), kind="cpu.exec"))]
     before, found = [report() for report in reports], status(engine, NOW)
     # When the older ones are removed
@@ -107,8 +103,7 @@ def test_totals_count_what_was_rolled_up(engine: Engine, make: Any, live: Any) -
 
 def test_hours_count_where_all_of_them_was_selected(engine: Engine, live: Any) -> None:
     hour = (OLD // 3600) * 3600
-    with SqlJournal(engine) as journal:
-        live(journal, "a", hour + 60.0)
+    live("a", hour + 60.0)
     assert pruned(engine) == 1
     for selection, count in (
         (Selection(since=hour), 1),
@@ -124,9 +119,8 @@ def test_hours_count_where_all_of_them_was_selected(engine: Engine, live: Any) -
 def test_what_goes_later_is_added_to_its_hour(engine: Engine, live: Any, tables: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given five actions of one hour, and batches of two
     monkeypatch.setattr(retention, "BATCH", 2)
-    with SqlJournal(engine) as journal:
-        for number in range(5):
-            live(journal, f"a{number}", OLD + 60.0 + number, execution_s=1.0)
+    for number in range(5):
+        live(f"a{number}", OLD + 60.0 + number, execution_s=1.0)
     # When they are removed in two goes
     assert pruned(engine, now=OLD + 60.0 + 30 * DAY_S + 2.5) == 3
     assert pruned(engine) == 2
@@ -140,8 +134,7 @@ def test_what_goes_later_is_added_to_its_hour(engine: Engine, live: Any, tables:
 def test_a_batch_that_breaks_off_neither_loses_nor_doubles(engine: Engine, live: Any, tables: Any, doomed: str) -> None:
     from sqlalchemy import event
 
-    with SqlJournal(engine) as journal:
-        live(journal, "a", OLD)
+    live("a", OLD)
     before = tables.everything(engine)
 
     def break_off(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
@@ -164,9 +157,8 @@ def test_a_batch_that_breaks_off_neither_loses_nor_doubles(engine: Engine, live:
 
 def test_what_durations_are_learned_from_stays(engine: Engine, live: Any) -> None:
     # Given successes and failures, all of them old
-    with SqlJournal(engine) as journal:
-        for number in range(10):
-            live(journal, f"a{number}", OLD + number, execution_s=float(number), status="failed" if number % 2 else "succeeded")
+    for number in range(10):
+        live(f"a{number}", OLD + number, execution_s=float(number), status="failed" if number % 2 else "succeeded")
     learned = observations(engine, limit=3)
     # When a scheduler that learns from three looks for what is too old
     assert pruned(engine, history=3) == 4
@@ -181,11 +173,11 @@ def test_what_recovery_reads_stays(engine: Engine, make: Any, live: Any) -> None
     # Given ends of the last hour, one of them not told yet, and one that drew on a quota
     now = time.time()
     with SqlJournal(engine) as journal:
-        live(journal, "lately", now - 60.0)
+        live("lately", now - 60.0)
         journal.write([make.received("untold", now - 60.0), make.ended("untold", now - 50.0, status="lost", by_worker=False)])
         quota = {"cost": {"quota:search": [1]}}
         journal.write([make.received("spent", now - 60.0, **quota), make.granted("spent", now - 60.0), make.ended("spent", now - 59.0)])
-        live(journal, "old", now - 2 * DAY_S)
+        live("old", now - 2 * DAY_S)
         before = journal.unfinished()
         assert (len(before.ended), len(before.unpublished), len(before.spent)) == (3, 1, 1)
         # When as little is kept as can be
@@ -199,9 +191,8 @@ def test_the_actions_of_a_recorded_run_stay(engine: Engine, live: Any, tables: A
     run_id = start_run(engine, policy="elastic", trace="x", jobs=["x"], options={}, started_at=OLD)
     finish_run(engine, run_id, summary={}, ended_at=OLD + 100.0)
     start_run(engine, policy="elastic", trace="broken off", jobs=["y"], options={}, started_at=OLD - 100.0)
-    with SqlJournal(engine) as journal:
-        for id, at, job in (("in", OLD + 50.0, "x"), ("before", OLD - 50.0, "x"), ("other", OLD + 50.0, "y")):
-            live(journal, id, at, job=job)
+    for id, at, job in (("in", OLD + 50.0, "x"), ("before", OLD - 50.0, "x"), ("other", OLD + 50.0, "y")):
+        live(id, at, job=job)
     learned = observations(engine, of_run=load_run(engine, run_id))
     # When what is too old is removed
     assert pruned(engine) == 2
@@ -212,8 +203,7 @@ def test_the_actions_of_a_recorded_run_stay(engine: Engine, live: Any, tables: A
 
 
 def test_only_the_scheduler_that_leads_removes(engine: Engine, live: Any, tables: Any) -> None:
-    with SqlJournal(engine) as journal:
-        live(journal, "old", OLD)
+    live("old", OLD)
     lease, other = Lease(engine, "scheduler", "a", 10.0), Lease(engine, "scheduler", "b", 10.0)
     lease.acquire(1.0)
     other.acquire(100.0)
@@ -227,16 +217,15 @@ def test_it_happens_by_itself_while_the_journal_is_written(
     engine: Engine, live: Any, make: Any, tables: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention, "FIRST_LOOK_S", 0.0)
-    with SqlJournal(engine) as journal:
-        for number in range(450):
-            live(journal, f"old{number}", OLD + number)
-        # Given a thread that removes
-        with Pruning(Retention(engine, keep_days=30, history=0), clock=lambda: NOW):
-            # When the journal is written meanwhile
-            for number in range(50):
-                live(journal, f"a{number}", RECENT + number)
-            # Then all that is too old goes
-            assert wait_until(lambda: len(tables.rows(engine, "actions")) == 50, 60)
+    for number in range(450):
+        live(f"old{number}", OLD + number)
+    # Given a thread that removes
+    with Pruning(Retention(engine, keep_days=30, history=0), clock=lambda: NOW):
+        # When the journal is written meanwhile
+        for number in range(50):
+            live(f"a{number}", RECENT + number)
+        # Then all that is too old goes
+        assert wait_until(lambda: len(tables.rows(engine, "actions")) == 50, 60)
     assert status(engine, NOW).actions == {"succeeded": 500}
 
 
