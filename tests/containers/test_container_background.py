@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.sandboxes.support import quota_of
 from tests.workers_cpu.support import RUN, in_background, is_low, is_of_cpu, running, sleepers, until, weight_of
 from workers.cpu import weight
-from workers.cpu.abstract import ExecRequest, Holding
+from workers.cpu.abstract import Holding
 from workers.cpu.docker.environment import ContainerEnvironment
 
 HERE = sorted(os.sched_getaffinity(0))
@@ -43,21 +42,6 @@ def container_is_in_background(env: ContainerEnvironment) -> bool:
 def counts_for(folder: str) -> float:
     """Return for how many cores a control group counts."""
     return next(int(file.read_text()) / each.core for each in weight.WEIGHTS if (file := Path(folder, each.name)).exists())
-
-
-def test_what_a_command_left_has_the_cores_of_a_command_of_another_session(env: ContainerEnvironment) -> None:
-    # Given what a command left running, parked
-    env.start(ExecRequest(action_id="a", command=f"sleep 305.625{RUN} >/dev/null 2>&1 &", session="server")).wait()
-    pid = sleeper(f"305.625{RUN}")
-    assert quota_of(pid) > 0
-    # When a command of another session runs; then it is held by nothing but its core, and the container weighs no more
-    with running(env, f"sleep 305.6875{RUN}", FIRST, "test"):
-        sleeper(f"305.6875{RUN}")
-        assert quota_of(pid) < 0
-        assert os.sched_getaffinity(pid) == {HERE[0]}
-        assert counts_for(container_folder(env)) == 1
-    # And once that is over it is parked again
-    assert quota_of(pid) > 0
 
 
 def test_a_container_counts_for_the_cores_of_its_commands(env: ContainerEnvironment) -> None:

@@ -235,13 +235,6 @@ def test_a_stop_that_breaks_is_one_line_and_can_be_tried_again(monkeypatch: pyte
     assert engine.state == "absent"
 
 
-def test_every_state_can_be_left_and_reached() -> None:
-    following = {state: SERVICE.after(state) for state in SERVICE.states}
-
-    assert set(chain.from_iterable(following.values())) == set(following)
-    assert all(following.values())
-
-
 @given(st.lists(st.sampled_from(["start", "evict", "restore", "stop"]), max_size=12))
 def test_changes_follow_the_table_and_memory_is_held_when_resident_only(changes: list[str]) -> None:
     engine = StubEngine("stub", "score", 100.0)

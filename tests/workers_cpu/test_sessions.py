@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
-import signal
 import threading
 from contextlib import closing
 from pathlib import Path
@@ -13,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from tests.freezing import held
-from workers.cpu.process import tree
 from workers.cpu.process.backend import ProcessBackend
 from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.sandbox import ProcessSandbox
@@ -54,17 +51,6 @@ def test_a_killed_supervisor_leaves_nothing_and_is_replaced(host_env: ProcessEnv
     assert "supervisor" in outcome.reason
     assert not processes_with(f"312.125{RUN}")
     assert printed(host_env, "echo alive") == "alive\n"
-
-
-def test_what_a_killed_supervisor_left_goes_with_the_environment(host_env: ProcessEnvironment) -> None:
-    # Given a background process of a session whose supervisor was killed while no command ran
-    supervisor = int(printed(host_env, f"setsid sleep 312.15625{RUN} >/dev/null 2>&1 & echo $PPID"))
-    assert until(lambda: bool(processes_with(f"312.15625{RUN}")))
-    os.kill(supervisor, signal.SIGKILL)
-    assert until(lambda: tree.read_process(supervisor) is None)
-    # When the environment is closed; then the process has ended
-    host_env.close()
-    assert not processes_with(f"312.15625{RUN}")
 
 
 @pytest.mark.parametrize(
