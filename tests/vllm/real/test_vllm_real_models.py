@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from app.services_file import ServiceConfig
-from tests.engines.reference import real_python
+from tests.engines.reference import expected_logprobs, real_python
 from workers.gpu.device_memory import CpuMemory
 from workers.gpu.devices import Device
 from workers.gpu.engines.vllm.engine import VllmEngine
@@ -53,14 +53,14 @@ def test_an_adapter_changes_the_log_probs_as_merging_it_into_the_weights_does(st
     from transformers import AutoModelForCausalLM
 
     # Given a LoRA adapter of rank 4 for the queries of all layers, scaled by 8 / 4
-    model = AutoModelForCausalLM.from_pretrained(models / "teacher-0", dtype=torch.float32).eval()
-    plain = logprobs(model)
+    model = AutoModelForCausalLM.from_pretrained(models / "teacher-0", dtype=torch.float32)
     draws, tensors = torch.Generator().manual_seed(0), {}
     for index, layer in enumerate(model.model.layers):
         down, up = torch.randn(4, 64, generator=draws) * 0.3, torch.randn(64, 4, generator=draws) * 0.3
         named = f"base_model.model.model.layers.{index}.self_attn.q_proj"
         tensors |= {f"{named}.lora_A.weight": down, f"{named}.lora_B.weight": up}
         layer.self_attn.q_proj.weight.data += 8 / 4 * up @ down
+    model.save_pretrained(tmp_path / "merged")
     folder = tmp_path / "adapter"
     folder.mkdir()
     save_file(tensors, folder / "adapter_model.safetensors")
@@ -70,19 +70,10 @@ def test_an_adapter_changes_the_log_probs_as_merging_it_into_the_weights_does(st
     engine = start(task="logprobs", model=models / "teacher-0", adapter=folder)
 
     found = engine.logprobs(SEQUENCES)
-    for values, merged in zip(found, logprobs(model), strict=True):
+    for values, merged in zip(found, expected_logprobs(tmp_path / "merged", SEQUENCES), strict=True):
         assert values == pytest.approx(merged, abs=1e-4)
-    assert max(abs(one - other) for one, other in zip(found[-1], plain[-1], strict=True)) > 0.01
-
-
-def logprobs(model: Any) -> list[list[float]]:
-    """Compute log-probs with transformers, a sequence at a time."""
-    out = []
-    with torch.inference_mode():
-        for ids in SEQUENCES:
-            known = torch.log_softmax(model(torch.tensor([ids])).logits[0].double(), dim=-1)
-            out.append([float(known[place, token]) for place, token in enumerate(ids[1:])])
-    return out
+    (plain,) = expected_logprobs(models / "teacher-0", SEQUENCES[-1:])
+    assert max(abs(one - other) for one, other in zip(found[-1], plain, strict=True)) > 0.01
 
 
 def test_a_reward_model_of_vllm_scores_by_its_last_token_under_templates_of_the_service(start: Start, models: Path, tmp_path: Path) -> None:
