@@ -263,45 +263,23 @@ def test_fetched_images_are_dropped_for_room_the_longest_unused_first(fetching: 
         assert mark(box, two) == "two"
 
 
-def test_an_image_in_use_is_never_dropped(fetching: Fetching, registry: Registry) -> None:
-    # Given room for one image, and an environment of one that was fetched
-    for name in ("one", "two"):
-        registry.add(f"a/{name}", mark=name, ballast=8 * MIB)
-    one, two = f"{registry.address}/a/one:latest", f"{registry.address}/a/two:latest"
-    with fetching(cache_mb=13) as box:
-        assert mark(box, one) == "one"
-        # When another is used
-        visit(box, two)
-        # Then that goes, and the first stays
-        assert until(lambda: not has(two))
-        assert has(one)
-
-
-def test_an_image_that_was_here_before_is_never_dropped(fetching: Fetching, registry: Registry) -> None:
+def test_images_that_are_in_use_or_are_others_too_are_never_dropped(fetching: Fetching, registry: Registry) -> None:
     # Given no room at all, and an image that somebody else has fetched
-    for name in ("mine", "theirs"):
-        registry.add(f"a/{name}", ballast=2 * MIB)
-    mine, theirs = f"{registry.address}/a/mine:latest", f"{registry.address}/a/theirs:latest"
+    for name in ("mine", "theirs", "used", "made"):
+        registry.add(f"a/{name}", mark=name, ballast=2 * MIB)
+    mine, theirs, used, made = (f"{registry.address}/a/{name}:latest" for name in ("mine", "theirs", "used", "made"))
     docker("pull", "-q", theirs)
     with fetching(cache_mb=1) as box:
-        # When it is used, and one that the worker fetches
-        visit(box, theirs)
-        visit(box, mine)
-        # Then only the latter goes
-        assert until(lambda: not has(mine))
-        assert has(theirs)
-
-
-def test_an_image_that_somebody_elses_container_needs_is_not_dropped(fetching: Fetching, registry: Registry) -> None:
-    # Given no room at all, and a fetched image of which somebody makes a container that does not run
-    registry.add("a/b", ballast=2 * MIB)
-    reference = f"{registry.address}/a/b:latest"
-    with fetching(cache_mb=1) as box:
-        env = box.open(EnvironmentSpec(id="e1", image=reference))
-        made = docker("create", reference, "true")
+        # And one of which an environment runs, and one of which somebody has made a container that does not run
+        assert mark(box, used) == "used"
+        env = box.open(EnvironmentSpec(id="e2", image=made))
+        container = docker("create", made, "true")
         try:
-            # When the worker does not use it any more; then it stays
             env.close()
-            assert has(reference)
+            # When the first is used, and one that nobody else needs; then only the latter goes
+            for reference in (theirs, mine):
+                visit(box, reference)
+            assert until(lambda: not has(mine))
+            assert all(map(has, (theirs, used, made)))
         finally:
-            docker("rm", made)
+            docker("rm", container)

@@ -14,7 +14,11 @@ from app.scheduler_process import QUOTA_LEAD_S
 from bench.quotas import outside
 from workers.api.requests import LONGEST_LEAD_S, Outgoing, Requests
 
-LOOPBACK = Hosts.named(["127.0.0.1"])
+
+def outgoing(url: str, not_before: float = 0.0) -> Outgoing:
+    """Return a request that may go to this machine."""
+    hosts = Hosts.named(["127.0.0.1"])
+    return Outgoing(method="GET", url=url, headers={}, content=None, timeout_s=60.0, limit=100, not_before=not_before, hosts=hosts)
 
 
 def test_making_a_connection_is_no_part_of_sending(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,12 +33,9 @@ def test_making_a_connection_is_no_part_of_sending(monkeypatch: pytest.MonkeyPat
     sent: list[float] = []
     with outside() as url:
         requests = Requests()
-        outgoing = Outgoing(
-            method="GET", url=f"{url}/limited?account=far", headers={}, content=None, timeout_s=60.0, limit=100, hosts=LOOPBACK
-        )
         # When the first request is sent
         before = time.time()
-        requests.send(outgoing, lambda: sent.append(time.time())).result(60)
+        requests.send(outgoing(f"{url}/limited?account=far"), lambda: sent.append(time.time())).result(60)
         requests.close()
     # Then it went out once that was over
     assert sent[0] - before >= 0.25
@@ -47,18 +48,8 @@ def test_a_request_waits_for_its_time_and_tells_when_it_goes() -> None:
         # Given a request that may go in a fifth of a second, and one that may go at once
         for name, not_before in (("later", time.time() + 0.2), ("now", 0.0)):
             before, count = time.time(), len(sent)
-            outgoing = Outgoing(
-                method="GET",
-                url=f"{url}/limited?account={name}",
-                headers={},
-                content=None,
-                timeout_s=60.0,
-                limit=100,
-                not_before=not_before,
-                hosts=LOOPBACK,
-            )
             # When it is sent
-            answer = requests.send(outgoing, lambda: sent.append(time.time())).result(60)
+            answer = requests.send(outgoing(f"{url}/limited?account={name}", not_before), lambda: sent.append(time.time())).result(60)
             # Then it goes at its time, and that is what is reported, once
             assert answer.status_code == 200
             assert len(sent) == count + 1
@@ -69,9 +60,8 @@ def test_a_request_waits_for_its_time_and_tells_when_it_goes() -> None:
 def test_a_request_without_a_connection_is_never_sent() -> None:
     sent: list[float] = []
     requests = Requests()
-    outgoing = Outgoing(method="GET", url="http://127.0.0.1:9/", headers={}, content=None, timeout_s=60.0, limit=100, hosts=LOOPBACK)
     with pytest.raises(httpx.ConnectError):
-        requests.send(outgoing, lambda: sent.append(time.time())).result(60)
+        requests.send(outgoing("http://127.0.0.1:9/"), lambda: sent.append(time.time())).result(60)
     requests.close()
     assert sent == []
 
@@ -79,9 +69,7 @@ def test_a_request_without_a_connection_is_never_sent() -> None:
 def test_no_secret_of_a_request_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with outside() as url, caplog.at_level("DEBUG"):
         requests = Requests()
-        with_key = f"{url}/limited?account=log&key=geheim"
-        outgoing = Outgoing(method="GET", url=with_key, headers={}, content=None, timeout_s=60.0, limit=100, hosts=LOOPBACK)
-        assert requests.send(outgoing).result(60).status_code == 200
+        assert requests.send(outgoing(f"{url}/limited?account=log&key=geheim")).result(60).status_code == 200
         requests.close()
     assert "geheim" not in caplog.text
 

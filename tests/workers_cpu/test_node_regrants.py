@@ -7,33 +7,28 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from redis import Redis
 
 from app.action_task import ActionTask, Call
-from tangram.wire import CLAIM_KEY_PREFIX, GRANT_HEADER, WireGrant, WireNode
+from app.broker.memory_store import MemoryBroker, MemoryStore
+from tangram.wire import CLAIM_KEY_PREFIX, GRANT_HEADER, WireGrant
+from tests.live import test_live_claims
 from workers.cpu.abstract import Holding, Usage
 from workers.node import Node, holding_of
 
-DESCRIPTION: WireNode = {
-    "name": "n", "kinds": ["cpu"], "labels": [], "cores": 4, "memory_mb": 1, "cells": 0, "cell_memory_mb": 0, "services": {},
-    "running": [], "environments": [],
-}  # fmt: skip
-GRANT: WireGrant = {
-    "node": "n", "attempt": 1, "epoch": 1, "units": 1, "most_units": 4, "core_ids": [2], "background": False, "cell_ids": [], "evict": [],
-    "restore": False, "submitted_at": 1.0, "received_at": 1.0, "granted_at": 1.0,
-}  # fmt: skip
+GRANT: WireGrant = {**test_live_claims.GRANT, "epoch": 1, "most_units": 4}
 BACK = Holding(background=True)
 
 
-def make_node(store: Redis) -> Node:
-    """Return a node that has not joined: what it would report stays with it."""
-    return Node(Celery(set_as_current=False), store, DESCRIPTION, beat_s=1.0, usage_s=1.0, timeout_s=60.0)
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore(MemoryBroker())
 
 
 @pytest.fixture
-def node(redis_urls: Any) -> Node:
-    """Return a node."""
-    return make_node(redis_urls.client())
+def node(store: MemoryStore) -> Node:
+    """Return a node that has not joined: what it would report stays with it."""
+    description = test_live_claims.DESCRIPTION
+    return Node(Celery(set_as_current=False), store, description, beat_s=1.0, usage_s=1.0, timeout_s=60.0)  # type: ignore[arg-type]
 
 
 def held(grant: WireGrant) -> tuple[list[int], int, bool]:
@@ -230,9 +225,8 @@ def test_what_a_report_of_use_says(node: Node) -> None:
     assert node.used() == []
 
 
-def test_the_end_says_what_was_waited(redis_urls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_says_what_was_waited(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a call that has waited; when it is over; then its report says so
-    node = make_node(redis_urls.client())
     said: list[dict[str, Any]] = []
     call = claim(node, core_ids=[], background=True)
     call.waited_s, call.execution_s = 2.5, 0.5
@@ -241,11 +235,12 @@ def test_the_end_says_what_was_waited(redis_urls: Any, monkeypatch: pytest.Monke
     assert (said[0]["type"], said[0]["waited_s"], said[0]["execution_s"]) == ("finished", 2.5, 0.5)
 
 
-def test_what_was_stopped_because_it_went_elsewhere_leaves_no_result_though_its_node_was_never_silent(node: Node, redis_urls: Any) -> None:
+def test_what_was_stopped_because_it_went_elsewhere_leaves_no_result_though_its_node_was_never_silent(
+    node: Node, store: MemoryStore
+) -> None:
     # Given two calls, of which one was given up here, and runs elsewhere
     moved, cancelled = claim(node, "moved"), claim(node, "cancelled")
-    with redis_urls.client() as store:
-        store.set(f"{CLAIM_KEY_PREFIX}moved:1", "disowned", xx=True)
+    store.set(f"{CLAIM_KEY_PREFIX}moved:1", "disowned", xx=True)
     # When both are stopped
     node.stop("moved", 0, "it should not run here any more")
     node.stop("cancelled", 1, "by its trainer")
