@@ -6,11 +6,12 @@ import json
 import os
 import select
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -152,37 +153,22 @@ def listed(ran: Callable[..., subprocess.CompletedProcess[str]]) -> list[dict[st
     return list(json.loads(ran("envs", "--job", "mine", "--json").stdout)["environments"])
 
 
-def test_environments_are_listed_with_their_owner(
-    up: subprocess.Popen[str], ran: Callable[..., subprocess.CompletedProcess[str]], folder: Path
-) -> None:
-    # Given a client that holds an environment
-    code = (
-        "import sys\nfrom tangram import Client\n"
-        'with Client(job="mine") as c, c.open(trajectory="t", lease_s=600) as e: print(e.id, flush=True); sys.stdin.read()'
-    )
-    with holding(folder, code) as (held, (environment_id,)):
-        assert held.stdin is not None
-        # When environments are listed, then it says whose it is, once the journal has it as open
-        assert wait_until(lambda: [(one["state"], one["running"]) for one in listed(ran)] == [("open", [])], 60)
-        (one,) = listed(ran)
-        assert (one["id"], one["trajectory"], one["state"], one["running"], one["orphan"]) == (environment_id, "t", "open", [], "")
-        assert one["owner"].endswith(f":{held.pid}") and 0 < one["lease_left_s"] <= 600
-        assert json.loads(ran("envs", "--job", "mine", "--orphans", "--json").stdout) == {"environments": []}
-        held.stdin.close()
-    assert wait_until(lambda: listed(ran) == [], 60)
-
-
-def test_a_node_is_drained_and_put_back(
+def test_environments_are_listed_with_their_owner_and_their_node_is_drained_and_put_back(
     up: subprocess.Popen[str], ran: Callable[..., subprocess.CompletedProcess[str]], folder: Path
 ) -> None:
     # Given a client with an environment in which a command runs
     code = (
-        'import sys\nfrom tangram import Client\nwith Client(job="mine") as c, c.open(trajectory="t") as e:\n'
+        'import sys\nfrom tangram import Client\nwith Client(job="mine") as c, c.open(trajectory="t", lease_s=600) as e:\n'
         '    h = e.submit("sleep 250"); print(e.id, h.id, flush=True); sys.stdin.read(); h.cancel()'
     )
     with holding(folder, code) as (held, (environment_id, action_id)):
         assert held.stdin is not None
         assert wait_until(lambda: [(one["state"], one["running"]) for one in listed(ran)] == [("open", [action_id])], 60)
+        # Then it is listed with its owner
+        (one,) = listed(ran)
+        assert (one["id"], one["trajectory"], one["orphan"]) == (environment_id, "t", "")
+        assert one["owner"].endswith(f":{held.pid}") and 0 < one["lease_left_s"] <= 600
+        assert json.loads(ran("envs", "--job", "mine", "--orphans", "--json").stdout) == {"environments": []}
         # When its node is drained, what is left is listed, and after the time given the command has failed
         drained = tangram(folder, "drain", "cpu-0", "--wait", "0.2", "--json")
         assert drained.returncode == 1, drained.stderr
@@ -282,23 +268,31 @@ def test_an_interrupted_stack_leaves_nothing(up: subprocess.Popen[str], folder: 
 
 
 @pytest.mark.real
-def test_an_interrupted_replay_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("ends", "code", "said"), [("replay", 130, "tangram: interrupted"), ("scheduler", 2, "scheduler ended")])
+def test_a_live_replay_ends_with_one_line_when_it_is_interrupted_or_its_scheduler_dies(
+    tmp_path: Path, ends: str, code: int, said: str
+) -> None:
     (tmp_path / "long.jsonl").write_text(TRACE.replace('"command": "true"', '"command": "sleep 300"'))
-    with started(tmp_path, "replay", "long.jsonl", "--live") as process:
-        journal = tmp_path / "state" / "tangram.sqlite"
+    with started(tmp_path, "replay", "long.jsonl", "--live", "--cores", "1") as process:
+        # Given a replay that waits for a long command
+        journal, stack = tmp_path / "state" / "tangram.sqlite", tmp_path / "state" / "stack.json"
         assert wait_until(lambda: journal.exists() and bool(running(journal)), 120), process.stderr
-        process.send_signal(signal.SIGINT)
+        # When it is interrupted, or its scheduler is killed
+        if ends == "replay":
+            process.send_signal(signal.SIGINT)
+        else:
+            os.kill(json.loads(stack.read_text())["pids"]["scheduler"], signal.SIGKILL)
         out, err = process.communicate(timeout=200)
-    assert (process.returncode, out) == (130, "")
-    assert err.splitlines()[-1] == "tangram: interrupted"
-    assert "Traceback" not in err
+    # Then it says so and leaves nothing
+    assert (process.returncode, out) == (code, "")
+    assert said in err.splitlines()[-1] and "Traceback" not in err
     assert wait_until(lambda: not leftovers(tmp_path), 60), leftovers(tmp_path)
+    assert not stack.exists()
 
 
 def running(journal: Path) -> list[object]:
-    import sqlite3
-
-    with sqlite3.connect(f"file:{journal}?mode=ro", uri=True) as connection:
+    """Return a row if a command runs."""
+    with closing(sqlite3.connect(f"file:{journal}?mode=ro", uri=True)) as connection:
         try:
             return connection.execute("select 1 from actions where kind = 'cpu.exec' and status = 'running'").fetchall()
         except sqlite3.Error:
