@@ -106,8 +106,9 @@ def test_figures_are_whole_on_a_narrow_terminal_and_what_waits_is_not_bad(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     stats = {
-        "by_status": {"succeeded": 31_413, "failed": 271, "waiting": 2}, "by_fault": {"program": 271}, "act": {"mean": 0.125, "p95": 12.345},
-        "mean_queue_s": 1234.56, "mean_overhead_s": 0.001, "mean_execution_s": 99.5, "core_s_used": 5678.5, "core_s_reserved": 2.0,
+        "by_status": {"succeeded": 31_413, "failed": 271, "waiting": 2}, "by_fault": {"program": 271},
+        "act": {"mean": 0.125, "p95": 12.345}, "mean_queue_s": 1234.56, "mean_overhead_s": 0.001,
+        "mean_execution_s": 99.5, "core_s_used": 5678.5, "core_s_reserved": 2.0,
     }  # fmt: skip
     node = {**NODE, "description": {"kinds": ["cpu"], "cores": 110, "cells": 223}, "running": 337, "environments": 441}
     # When
