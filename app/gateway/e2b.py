@@ -57,6 +57,7 @@ GONE = "The sandbox was not found"
 
 STATUS_OF = {
     "invalid_argument": 400,
+    "out_of_range": 400,
     "unauthenticated": 401,
     "permission_denied": 403,
     "not_found": 404,

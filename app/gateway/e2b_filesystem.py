@@ -7,25 +7,32 @@ session that is free. Relative paths begin at the work folder, `~` is `$HOME`.
 
 from __future__ import annotations
 
+import asyncio
+import json
 import posixpath
 import shlex
 import stat
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
-from fastapi import Request
+from fastapi import Request, Response
 from pydantic import BaseModel, Field
 
 from app.gateway import calls
 from app.gateway.e2b import RpcError, Sandbox, SandboxOf, data_errors
 from app.gateway.e2b_connect import limit_of, parsed
 from app.gateway.shape import shape_router
+from tangram.action import Action
 from tangram.calls import execute
-from tangram.results import ExecResult
+from tangram.results import Chunk, ExecResult
 
 LIMIT_S = 60.0
 """Longest time of one call, seconds, unless its client names a shorter one."""
+
+LISTING_BYTES = 8 * 1024 * 1024
+"""What is read of a folder: some 100,000 entries."""
 
 _INVALID, _MISSING, _EXISTS = 40, 44, 49
 _CODES = {_INVALID: "invalid_argument", _MISSING: "not_found", _EXISTS: "already_exists"}
@@ -135,10 +142,12 @@ async def stat_path(request: Request, sandbox: SandboxOf) -> dict[str, Any]:
 
 
 @router.post("/ListDir")
-async def list_folder(request: Request, sandbox: SandboxOf) -> dict[str, Any]:
+async def list_folder(request: Request, sandbox: SandboxOf) -> Response:
     """Say what is in a folder, by path."""
     message = parsed(ListMessage, await request.body())
-    return {"entries": (await _run(request, sandbox, _LIST, message.path, str(min(message.depth or 1, _DEEPEST)))).entries()}
+    listed = await _run(request, sandbox, _LIST, message.path, str(min(message.depth or 1, _DEEPEST)))
+    # Of a large folder this takes seconds, which other calls would wait for.
+    return Response(await asyncio.to_thread(lambda: json.dumps({"entries": listed.entries()})), media_type="application/json")
 
 
 @router.post("/MakeDir")
@@ -173,22 +182,34 @@ async def _run(request: Request, sandbox: Sandbox, script: str, *words: str) -> 
     """Run a script in the sandbox. Raises `RpcError` with the code that it says."""
     limit_s = min(limit_of(request) or LIMIT_S, LIMIT_S)
     async with sandbox.processes.unlisted_session() as session:
-        action = execute(
-            sandbox.record.place,
-            shlex.join(["sh", "-c", script, "sh", *words]),
-            session=session,
-            timeout_s=limit_s,
-            action_class="e2b-filesystem",
-        )
+        command = shlex.join(["sh", "-c", script, "sh", *words])
+        action = execute(sandbox.record.place, command, session=session, timeout_s=limit_s, action_class="e2b-filesystem")
         result: ExecResult = await calls.run(sandbox.caller, action)
+        text = result.stdout
+        if result.exit_code == 0 and result.truncated:
+            text = await _streamed(sandbox, replace(action, arguments={**action.arguments, "stream": True}))
     if result.exit_code is None:
         raise RpcError("deadline_exceeded", f"the call was ended after {limit_s:g} s")
     if result.exit_code != 0:
         problem = (result.stderr.strip().splitlines() or [f"exit status {result.exit_code}"])[-1]
         raise RpcError(_code(result.exit_code, problem), problem)
-    if result.truncated:
-        raise RpcError("resource_exhausted", "the folder has more entries than the output limit of the nodes lets through")
-    return _Outcome(result.stdout)
+    return _Outcome(text)
+
+
+async def _streamed(sandbox: Sandbox, action: Action) -> str:
+    """Return all that an action prints, which the output limit of its node cuts in its result."""
+    handle = calls.submit(sandbox.caller, action)
+    chunks = cast(AsyncGenerator[Chunk, None], sandbox.caller.session.streams.read_async(handle.id))
+    printed = bytearray()
+    try:
+        while (chunk := await calls.next_chunk(chunks)) is not None:
+            printed += chunk.data if chunk.stream == "stdout" else b""
+            if chunk.dropped or len(printed) > LISTING_BYTES:
+                raise RpcError("out_of_range", f"the folder has more entries than the {LISTING_BYTES >> 20} MiB hold that are listed")
+    finally:
+        handle.cancel()
+        await chunks.aclose()
+    return printed.decode("utf-8", "backslashreplace")
 
 
 def _code(exit_code: int, problem: str) -> str:

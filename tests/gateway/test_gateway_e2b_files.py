@@ -67,6 +67,17 @@ def test_what_no_file_system_does_is_the_callers_affair(
     assert answer.json()["code"] == code, answer.text
 
 
+def test_a_folder_of_twenty_thousand_files_is_listed_and_a_larger_one_is_refused(e2b_sandbox: e2b.Sandbox) -> None:
+    # Given a folder whose entries are more than the output limit of a command lets through
+    e2b_sandbox.commands.run("mkdir many more; cd many; seq -f 'file_number_%05g.txt' 20000 | xargs touch")
+    assert len(e2b_sandbox.files.list("many")) == 20_000
+    # When one has more than is ever read; then that is the caller's error, and none that it would try again
+    e2b_sandbox.commands.run("cd more; seq -f '%0200g' 35000 | xargs touch")
+    with pytest.raises(e2b.SandboxException, match="more entries") as refused:
+        e2b_sandbox.files.list("more")
+    assert not isinstance(refused.value, e2b.RateLimitException)
+
+
 def test_a_folder_is_listed_as_deep_as_can_be_said(e2b_sandbox: e2b.Sandbox) -> None:
     e2b_sandbox.files.make_dir("deep/er")
     assert [entry.name for entry in e2b_sandbox.files.list("deep", depth=2**32 - 1)] == ["er"]
