@@ -97,9 +97,8 @@ def _(here: Here) -> None:
 
 @check("Git.status", "Git.branches", "Git.remote_get", "Git.get_config")
 def _(here: Here) -> None:
-    git, path = here.sandbox.git, "git-asked"
-    if not here.sandbox.files.exists(path):
-        here.says(f"cd {repository(here, path)} && echo 2 > other && git branch other")
+    git, path = here.sandbox.git, repository(here, "git-asked")
+    here.says(f"cd {path} && echo 2 > other && git branch other")
     status, branches = git.status(path), git.branches(path)
     assert (status.current_branch, [one.name for one in status.file_status]) == ("main", ["other"])
     assert (sorted(branches.branches), branches.current_branch) == (["main", "other"], "main")
@@ -116,6 +115,8 @@ def _(here: Here) -> None:
     sandbox = here.new(template="team/built:1")
     info = sandbox.get_info()
     assert (info.template_id, info.cpu_count, info.memory_mb) == ("team/built:1", 2, 256)
+    rows = f"SELECT action_class FROM actions WHERE kind = 'cpu.open' AND environment = '{sandbox.sandbox_id}'"
+    here.served.live.until(lambda: here.served.live.rows(rows) == [("python:3.12",)])
     assert sandbox.commands.run("echo $TANGRAM_DOP_MAX").stdout == "2\n" and sandbox.kill()
     stepped = e2b.Template().from_image("python:3.12").run_cmd("true")
     refused(lambda: e2b.Template.build(stepped, "stepped", **here.control), "build an image that has them", e2b.BuildException)
@@ -173,10 +174,6 @@ for _name, (_arguments, _image) in _IMAGES.items():
         template = getattr(e2b.Template(), name)(*arguments)
         assert _image_of(template).startswith(image)
         e2b.Template.build(template, f"{name}:1", **here.control)
-        sandbox = here.new(template=f"{name}:1")
-        rows = f"SELECT action_class FROM actions WHERE kind = 'cpu.open' AND environment = '{sandbox.sandbox_id}'"
-        here.served.live.until(lambda: [row[0].startswith(image) for row in here.served.live.rows(rows)] == [True])
-        assert sandbox.kill()
 
     CHECKS[f"Template.{_name}"] = _made
 

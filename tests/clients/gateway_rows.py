@@ -73,9 +73,8 @@ ROCK_TESTS: dict[str, tuple[str, ...]] = {
     "arun": node(_ROCK, "test_commands_run_in_a_session_and_beside"),
     "execute": node(_ROCK, "test_commands_run_in_a_session_and_beside"),
     "read_file, write_file, upload": node(_ROCK, "test_files_go_in_and_come_out"),
-    "close_session, stop, delete, close": node(_ROCK, "test_a_sandbox_that_was_stopped_is_gone")
-    + node("gateway/test_gateway_not_served", "test_rock_closes_and_deletes"),
-    "restart, archive, commit": node("gateway/test_gateway_not_served", "test_what_rock_has_and_we_have_not_is_not_found"),
+    "close_session, stop, delete, close": node(_ROCK, "test_a_sandbox_that_was_stopped_is_gone"),
+    "restart, archive, commit": node(_ROCK, "test_what_rock_has_and_we_have_not_is_not_found"),
 }
 
 FUSION = (

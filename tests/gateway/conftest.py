@@ -46,11 +46,11 @@ class Served:
         """Return the result store."""
         return redis.Redis.from_url(redis_url(self.live.stack.result_url))
 
-    def infra_failed(self, cause: str) -> dict[str, int]:
-        """Return how many failures of the system a cause has in the gateway's metrics, by shape."""
-        start = f'tangram_gateway_infra_failed_total{{cause="{cause}",shape="'
+    def infra_failed(self, cause: str | None = None) -> dict[str, int]:
+        """Return how many failures of the system a cause has in the gateway's metrics by shape, or all by cause and shape."""
+        start = "tangram_gateway_infra_failed_total{" + (f'cause="{cause}",shape="' if cause else "")
         lines = [line.removeprefix(start) for line in httpx.get(f"{self.url}/metrics").text.splitlines() if line.startswith(start)]
-        return {line.partition('"')[0]: int(float(line.split()[-1])) for line in lines}
+        return {line.rpartition("}")[0].rstrip('"'): int(float(line.split()[-1])) for line in lines}
 
     def failures(self) -> Counter[str]:
         """Return how many actions of the stack have failed by the system's fault so far, by cause."""
@@ -169,3 +169,9 @@ def e2b_sandbox(e2b_options: dict[str, str]) -> Iterator[Any]:
     sandbox = e2b.Sandbox.create(timeout=3600, envs={"GREETING": "hello"}, metadata={"task": "shared"}, **e2b_options)
     yield sandbox
     sandbox.kill()
+
+
+@pytest.fixture
+def e2b_headers(e2b_sandbox: Any) -> dict[str, str]:
+    """Return what the client sends with every call to the sandbox."""
+    return {"E2b-Sandbox-Id": e2b_sandbox.sandbox_id, "X-Access-Token": e2b_sandbox._envd_access_token}

@@ -16,7 +16,7 @@ from tests.gateway.conftest import Served
 pytest.importorskip("swerex", reason="the extra `clients` is not installed")
 
 from swerex.deployment.remote import RemoteDeployment
-from swerex.runtime.abstract import BashAction, Command, CreateBashSessionRequest
+from swerex.runtime.abstract import BashAction, BashInterruptAction, Command, CreateBashSessionRequest
 from swerex.runtime.remote import RemoteRuntime
 
 T = TypeVar("T")
@@ -41,6 +41,16 @@ class Rex:
 
     def run(self, command: str, **options: Any) -> str:
         return do(self.runtime.run_in_session(BashAction(command=command, **options))).output
+
+    def interrupted(self, command: str, **options: Any) -> tuple[Any, Any]:
+        """Run a command in the shell, interrupt it once it has made the file `begun`; return how the interrupt and the command ended."""
+
+        async def both() -> tuple[Any, Any]:
+            running = asyncio.create_task(self.runtime.run_in_session(BashAction(command=command, check="silent")))
+            await self.runtime.execute(Command(command="until test -e begun; do sleep 0.05; done; rm begun", shell=True, timeout=60))
+            return await self.runtime.run_in_session(BashInterruptAction(**options)), await running
+
+        return asyncio.run(both())
 
     def execute(self, command: str | list[str], **options: Any) -> Any:
         return do(self.runtime.execute(Command(command=command, **options)))

@@ -13,12 +13,6 @@ from tests.gateway.conftest import Served
 e2b = pytest.importorskip("e2b", reason="the extra `clients` is not installed")
 
 
-@pytest.fixture
-def e2b_headers(e2b_sandbox: e2b.Sandbox) -> dict[str, str]:
-    """Return what the client sends with every call to the sandbox."""
-    return {"E2b-Sandbox-Id": e2b_sandbox.sandbox_id, "X-Access-Token": e2b_sandbox._envd_access_token}
-
-
 def test_a_number_in_digits_of_another_script_is_none(served: Served, e2b_headers: dict[str, str]) -> None:
     # When a header that is a number has a digit that is not of ASCII, where the client asks for signs of life
     message = b'{"process": {"cmd": "/bin/bash", "args": ["-c", "echo ran"]}}'
@@ -126,10 +120,11 @@ def test_a_command_is_reached_by_its_number_inside_of_the_sandbox(e2b_sandbox: e
     assert refused.value.exit_code == 1 and "No such process" in refused.value.stderr
 
 
-def test_a_stream_shows_signs_of_life_while_a_command_is_silent(served: Served, e2b_sandbox: e2b.Sandbox) -> None:
+def test_a_stream_shows_signs_of_life_while_a_command_is_silent(
+    served: Served, e2b_sandbox: e2b.Sandbox, e2b_headers: dict[str, str]
+) -> None:
     headers = {
-        "E2b-Sandbox-Id": e2b_sandbox.sandbox_id,
-        "X-Access-Token": e2b_sandbox._envd_access_token,
+        **e2b_headers,
         "Authorization": f"Basic {base64.b64encode(b'root:').decode()}",
         "Content-Type": "application/connect+json",
         "Keepalive-Ping-Interval": "1",
@@ -150,11 +145,7 @@ def test_a_stream_shows_signs_of_life_while_a_command_is_silent(served: Served, 
 
 
 @pytest.mark.parametrize("body", [b"", b"\0\0\0\0\2{", b"\0\0\0\0\2{}", b"\1\0\0\0\2{}", b"\0\0\0\0\2[]"])
-def test_what_is_no_message_is_refused(served: Served, e2b_sandbox: e2b.Sandbox, body: bytes) -> None:
-    headers = {
-        "E2b-Sandbox-Id": e2b_sandbox.sandbox_id,
-        "X-Access-Token": e2b_sandbox._envd_access_token,
-        "Content-Type": "application/connect+json",
-    }
+def test_what_is_no_message_is_refused(served: Served, e2b_headers: dict[str, str], body: bytes) -> None:
+    headers = {**e2b_headers, "Content-Type": "application/connect+json"}
     answer = httpx.post(f"{served.url}/process.Process/Start", headers=headers, content=body)
     assert answer.json()["code"] in ("invalid_argument", "unimplemented") and answer.status_code in (400, 501)

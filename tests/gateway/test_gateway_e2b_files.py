@@ -38,11 +38,10 @@ def test_a_file_that_is_not_there_is_not_found(e2b_sandbox: e2b.Sandbox) -> None
     assert not e2b_sandbox.files.exists("nowhere")
 
 
-def test_a_form_may_have_thousands_of_files(served: Served, e2b_sandbox: e2b.Sandbox) -> None:
+def test_a_form_may_have_thousands_of_files(served: Served, e2b_headers: dict[str, str]) -> None:
     # Given a form that is refused for what it says, so that nothing is written
-    headers = {"E2b-Sandbox-Id": e2b_sandbox.sandbox_id, "X-Access-Token": e2b_sandbox._envd_access_token}
     files = [("file", (f"many/{number}", b"x")) for number in range(5000)]
-    answer = httpx.post(f"{served.url}/files", params={"path": "one"}, files=files, headers=headers, timeout=60)
+    answer = httpx.post(f"{served.url}/files", params={"path": "one"}, files=files, headers=e2b_headers, timeout=60)
     # Then it is not its length that it is refused for
     assert answer.status_code == 400 and "one alone where the query names a path" in answer.text
 
@@ -59,11 +58,10 @@ def test_a_form_may_have_thousands_of_files(served: Served, e2b_sandbox: e2b.San
     ],
 )
 def test_what_no_file_system_does_is_the_callers_affair(
-    served: Served, e2b_sandbox: e2b.Sandbox, method: str, message: dict[str, Any], code: str
+    served: Served, e2b_sandbox: e2b.Sandbox, e2b_headers: dict[str, str], method: str, message: dict[str, Any], code: str
 ) -> None:
-    headers = {"E2b-Sandbox-Id": e2b_sandbox.sandbox_id, "X-Access-Token": e2b_sandbox._envd_access_token}
     e2b_sandbox.files.make_dir("here")
-    answer = httpx.post(f"{served.url}/filesystem.Filesystem/{method}", json=message, headers=headers, timeout=60)
+    answer = httpx.post(f"{served.url}/filesystem.Filesystem/{method}", json=message, headers=e2b_headers, timeout=60)
     assert answer.json()["code"] == code, answer.text
 
 
@@ -97,15 +95,9 @@ def test_names_and_links_may_have_any_character(e2b_sandbox: e2b.Sandbox) -> Non
     e2b_sandbox.files.remove("odd")
 
 
-def test_an_upload_that_is_cut_is_no_failure_of_the_system(served: Served, e2b_sandbox: e2b.Sandbox) -> None:
-    headers = {"E2b-Sandbox-Id": e2b_sandbox.sandbox_id, "X-Access-Token": e2b_sandbox._envd_access_token}
-    head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-
-    def failures() -> list[str]:
-        lines = httpx.get(f"{served.url}/metrics", timeout=60).text.splitlines()
-        return [line for line in lines if line.startswith("tangram_gateway_infra_failed_total{") and 'shape="e2b"' in line]
-
-    earlier = failures()
+def test_an_upload_that_is_cut_is_no_failure_of_the_system(served: Served, e2b_sandbox: e2b.Sandbox, e2b_headers: dict[str, str]) -> None:
+    head = "".join(f"{name}: {value}\r\n" for name, value in e2b_headers.items())
+    earlier = served.infra_failed()
     address = urllib.parse.urlsplit(served.url)
     with socket.create_connection((address.hostname, address.port)) as connection:
         connection.sendall(f"POST /files?path=cut HTTP/1.1\r\nHost: x\r\n{head}".encode())
@@ -113,7 +105,7 @@ def test_an_upload_that_is_cut_is_no_failure_of_the_system(served: Served, e2b_s
         shutting = "POST /files"
         before = served.live.log("gateway").count(shutting)
     served.live.until(lambda: served.live.log("gateway").count(shutting) > before)
-    assert failures() == earlier
+    assert served.infra_failed() == earlier
     assert not e2b_sandbox.files.exists("cut")
 
 

@@ -7,9 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.gateway.conftest import Served
 from tests.gateway.score_methods import METHODS
-from tests.gateway.test_gateway_rock import START, VERBS, Sandbox
 
 CALLS: dict[str, tuple[tuple[str, Any], ...]] = {
     "trl-VLLMClient.image_features": (("/image_features/", {"images": ["aGk="]}),),
@@ -28,34 +26,12 @@ CALLS: dict[str, tuple[tuple[str, Any], ...]] = {
 """By the name of the row: paths and bodies."""
 
 
-@pytest.fixture(scope="module")
-def rock(served: Served) -> Any:
-    headers = {"X-Cluster": "c", "XRL-Authorization": f"Bearer {served.token('rock-missing')}", "X-User-Id": "me"}
-    with httpx.Client(base_url=served.url, headers=headers, timeout=180) as client:
-        yield client
-
-
 @pytest.mark.parametrize("name", [method.name for method in METHODS if not method.path])
 def test_a_path_that_is_not_served_is_not_found(http: httpx.Client, name: str) -> None:
     for path, body in CALLS[name]:
         for prefix in ("", "/services/judge"):
             answer = http.post(prefix + path, json=body)
             assert answer.status_code == 404, (path, answer.text)
-
-
-@pytest.mark.parametrize("path", ["restart", "sandboxes/any/archive", "commit", "commit_async"])
-def test_what_rock_has_and_we_have_not_is_not_found(rock: httpx.Client, path: str) -> None:
-    assert rock.post(f"{VERBS}/{path}", json={"sandbox_id": "any", "image_tag": "it:1"}).status_code == 404
-
-
-def test_rock_closes_and_deletes(rock: httpx.Client) -> None:
-    for last in ("stop", "delete"):  # its `close` calls `stop`
-        sandbox = Sandbox(rock, memory=START["memory"])
-        session = {"session_type": "bash", "session": "s", "startup_source": [], "env_enable": False, "env": None, "remote_user": None}
-        assert sandbox.call("create_session", **session)["status"] == "Success"
-        assert sandbox.call("close_session", session_type="bash", session="s")["status"] == "Success"
-        assert sandbox.call(last)["status"] == "Success"
-        assert sandbox.status()["status"] == "Failed"
 
 
 @pytest.mark.parametrize("path", ["/list_datasets", "/list_ids", "/get_prompts", "/get_prompt_by_id", "/submit", "/get_metrics"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import re
 import select
 import socket
 from collections.abc import Iterator
@@ -33,11 +32,6 @@ def odd(served: Served) -> Iterator[httpx.Client]:
         http.post(f"{ROCK}/stop", json={"sandbox_id": "odd-rock"})
 
 
-def failures(http: httpx.Client) -> float:
-    """Return how many failures the gateway has counted as the system's."""
-    return sum(map(float, re.findall(r"^tangram_gateway_infra_failed_total\{.*\} (.*)$", http.get("/metrics").text, re.MULTILINE)))
-
-
 def refused(http: httpx.Client, path: str, body: str) -> bool:
     """Send a body as it is, and say whether it was refused as its caller's fault."""
     answer = http.post(path, content=body, headers={"Content-Type": "application/json"})
@@ -47,8 +41,8 @@ def refused(http: httpx.Client, path: str, body: str) -> bool:
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "1e308", "1e12", HUGE, "0", "-1"])
-def test_a_time_that_cannot_be_is_refused_in_every_shape(odd: httpx.Client, number: str) -> None:
-    before = failures(odd)
+def test_a_time_that_cannot_be_is_refused_in_every_shape(served: Served, odd: httpx.Client, number: str) -> None:
+    before = served.infra_failed()
     bodies = [
         ("/api/v1/environments", f'{{"lease_s": {number}}}'),
         ("/v2/sandboxes", f'{{"templateID": "base", "timeout": {number}}}'),
@@ -73,11 +67,11 @@ def test_a_time_that_cannot_be_is_refused_in_every_shape(odd: httpx.Client, numb
         assert seen["ends_at"] == opened["ends_at"]
     finally:
         odd.delete(f"/api/v1/environments/{opened['id']}")
-    assert failures(odd) == before
+    assert served.infra_failed() == before
 
 
-def test_half_of_a_surrogate_pair_is_refused_where_it_is_no_text(odd: httpx.Client) -> None:
-    before = failures(odd)
+def test_half_of_a_surrogate_pair_is_refused_where_it_is_no_text(served: Served, odd: httpx.Client) -> None:
+    before = served.infra_failed()
     bodies = [
         ("/api/v1/environments", f'{{"metadata": {{"k": {HALF}}}}}'),
         ("/api/v1/environments", f'{{"metadata": {{{HALF}: 1}}}}'),
@@ -88,7 +82,7 @@ def test_half_of_a_surrogate_pair_is_refused_where_it_is_no_text(odd: httpx.Clie
         ("/run_code", f'{{"code": "true", "language": "bash", "files": {{{HALF}: "YQ=="}}}}'),
     ]
     assert [(path, body) for path, body in bodies if not refused(odd, path, body)] == []
-    assert failures(odd) == before
+    assert served.infra_failed() == before
 
 
 def test_a_shell_is_free_after_an_interactive_program_that_could_never_begin(odd: httpx.Client) -> None:

@@ -46,6 +46,10 @@ MATRIX = (
 """Client, version, method, how it works here: rows of the compatibility matrix."""
 
 
+SESSION = {"session_type": "bash", "session": "s", "startup_source": [], "env_enable": False, "env": None, "remote_user": None}
+"""What `create_session` sends."""
+
+
 class Sandbox:
     """One sandbox, and calls to it as the client makes them."""
 
@@ -86,8 +90,7 @@ def rock(served: Served) -> Iterator[httpx.Client]:
 def sandbox(rock: httpx.Client) -> Iterator[Sandbox]:
     """Return a sandbox with the session `s`."""
     made = Sandbox(rock)
-    session = {"session_type": "bash", "session": "s", "startup_source": [], "env_enable": False, "env": None, "remote_user": None}
-    assert made.call("create_session", **session)["result"]["session_type"] == "bash"
+    assert made.call("create_session", **SESSION)["result"]["session_type"] == "bash"
     yield made
     assert made.call("stop")["status"] == "Success"
 
@@ -161,11 +164,19 @@ def test_why_a_start_failed_is_still_known_to_who_asks_later(rock: httpx.Client)
     assert not status["is_alive"] and status["status"]["open"]["status"] == "failed" and status["status"]["open"]["message"]
 
 
-def test_a_sandbox_that_was_stopped_is_gone(served: Served, rock: httpx.Client) -> None:
+@pytest.mark.parametrize("last", ["stop", "delete"])  # its `close` calls `stop`
+def test_a_sandbox_that_was_stopped_is_gone(served: Served, rock: httpx.Client, last: str) -> None:
     gone = Sandbox(rock)
+    assert gone.call("create_session", **SESSION)["status"] == "Success"
+    assert gone.call("close_session", session_type="bash", session="s")["status"] == "Success"
     served.live.until(lambda: gone.status()["result"].get("is_alive"))
-    assert [gone.call("stop")["status"] for _ in range(2)] == ["Success", "Success"]
+    assert [gone.call(last)["status"] for _ in range(2)] == ["Success", "Success"]
     assert (gone.status()["status"], gone.execute(["true"])["status"]) == ("Failed", "Failed")
+
+
+@pytest.mark.parametrize("path", ["restart", "sandboxes/any/archive", "commit", "commit_async"])
+def test_what_rock_has_and_we_have_not_is_not_found(rock: httpx.Client, path: str) -> None:
+    assert rock.post(f"{VERBS}/{path}", json={"sandbox_id": "any", "image_tag": "it:1"}).status_code == 404
 
 
 def test_owners_see_their_own_sandboxes_only(served: Served, sandbox: Sandbox) -> None:

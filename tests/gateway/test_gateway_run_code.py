@@ -136,11 +136,6 @@ def test_a_wrong_body_is_422(caller: httpx.Client, change: dict[str, Any]) -> No
     assert answer.status_code == 422 and answer.json()["detail"]
 
 
-def test_a_token_is_needed_and_the_ping_needs_none(served: Served) -> None:
-    assert httpx.post(f"{served.url}/run_code", json={"language": "python", "code": "1"}).status_code == 401
-    assert httpx.get(f"{served.url}/v1/ping").json() == "pong"
-
-
 AT_ONCE, CALLS = 16, 20
 """How many calls wait at the same time, and how many there are: some come when others have ended."""
 

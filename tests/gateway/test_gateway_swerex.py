@@ -120,13 +120,7 @@ def test_a_command_beyond_its_timeout_is_ended_and_the_session_goes_on(rex: Rex)
 
 
 def test_an_interrupt_ends_the_running_command(rex: Rex) -> None:
-    async def both() -> tuple[Any, Any]:
-        running = asyncio.create_task(rex.runtime.run_in_session(BashAction(command="echo so far; touch begun; sleep 600", check="silent")))
-        while (await rex.runtime.execute(Command(command=["test", "-e", "begun"]))).exit_code != 0:
-            assert not running.done()
-        return await rex.runtime.run_in_session(BashInterruptAction(timeout=60)), await running
-
-    interrupt, command = asyncio.run(both())
+    interrupt, command = rex.interrupted("echo so far; touch begun; sleep 600", timeout=60)
     assert (interrupt.exit_code, command.exit_code) == (0, 130)
     assert (interrupt.output, command.output) == ("so far", "so far\n")
     assert rex.run("echo on") == "on\n"

@@ -87,27 +87,20 @@ def uploaded(rex: Rex, entries: dict[str, bytes], target: str) -> httpx.Response
 
 @pytest.mark.parametrize("names", [["long" * 75], ["a", "a/b"]])
 def test_an_archive_that_cannot_be_unpacked_is_an_error_of_its_files(rex: Rex, names: list[str]) -> None:
-    before = failures(rex)
+    before = rex.served.infra_failed()
     answer = uploaded(rex, {name: b"x" for name in names}, "unpacked")
     assert (answer.status_code, answer.json()["swerexception"]["class_path"]) == (511, "builtins.OSError")
-    assert failures(rex) == before
+    assert rex.served.infra_failed() == before
     assert rex.execute("ls -A unpacked | grep tangram", shell=True).stdout == ""
 
 
 def test_text_that_cannot_travel_is_an_error_of_its_file(rex: Rex) -> None:
-    before = failures(rex)
+    before = rex.served.infra_failed()
     rex.execute(r"printf '\377' > bytes", shell=True)
     with pytest.raises(SwerexException, match="surrogates not allowed"):
         do(rex.runtime.read_file(ReadFileRequest(path="bytes", errors="surrogateescape")))
     assert do(rex.runtime.read_file(ReadFileRequest(path="bytes", encoding="latin-1"))).content == "ÿ"
-    assert failures(rex) == before
-
-
-def failures(rex: Rex) -> list[str]:
-    """Return the figures of failures of the system."""
-    return [
-        line for line in httpx.get(f"{rex.served.url}/metrics").text.splitlines() if line.startswith("tangram_gateway_infra_failed_total")
-    ]
+    assert rex.served.infra_failed() == before
 
 
 def _sha256(data: bytes) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import time
 from collections.abc import Iterator
@@ -21,7 +20,6 @@ from swerex.runtime.abstract import (
     BashInterruptAction,
     BashObservation,
     CloseBashSessionRequest,
-    Command,
     CreateBashSessionRequest,
 )
 from swerex.runtime.local import LocalRuntime
@@ -130,14 +128,7 @@ def test_an_interrupt_ends_a_program_that_ignores_it(shell: Rex) -> None:
 
 
 def test_a_command_that_ignores_interrupts_is_ended_too(shell: Rex) -> None:
-    async def both() -> tuple[Any, Any]:
-        running = asyncio.create_task(
-            shell.runtime.run_in_session(BashAction(command="trap '' INT; touch stubborn; while :; do sleep 0.1; done", check="silent"))
-        )
-        await shell.runtime.execute(Command(command="until test -e stubborn; do sleep 0.05; done", shell=True, timeout=60))
-        return await shell.runtime.run_in_session(BashInterruptAction(timeout=0.2, n_retry=1)), await running
-
-    interrupt, command = asyncio.run(both())
+    interrupt, command = shell.interrupted("trap '' INT; touch begun; while :; do sleep 0.1; done", timeout=0.2, n_retry=1)
     assert (interrupt.exit_code, command.exit_code) == (0, 130)
     assert shell.run("echo free") == "free\n"
 

@@ -143,6 +143,7 @@ def test_a_job_must_have_a_valid_name(served: Served) -> None:
 def test_health_readiness_figures_and_routes_need_no_token(served: Served) -> None:
     assert httpx.get(f"{served.url}/health").json() == {"status": "ok"}
     assert httpx.get(f"{served.url}/ready").json() == {"status": "ready"}
+    assert httpx.get(f"{served.url}/v1/ping").json() == "pong"
     assert "tangram_gateway_loop_lag_seconds_count" in httpx.get(f"{served.url}/metrics").text
     assert "/api/v1/environments" in httpx.get(f"{served.url}/openapi.json").json()["paths"]
 
