@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 OUTCOMES = ("works", "differs", "missing")
+Table = tuple[tuple[str, ...], ...]
+"""Methods of a client: the method, how it goes here, and the tests that show it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +49,8 @@ def rows() -> list[Row]:
 
 
 def node(file: str, *names: str) -> tuple[str, ...]:
-    """Return the ids of tests of one file below `tests/`."""
-    return tuple(f"tests/{file}.py::{name}" for name in names)
+    """Return the ids of tests below `tests/`: by their names where they are in one file, those of other files by file and name."""
+    return tuple(f"tests/{name}" if "::" in name else f"tests/{file}.py::{name}" for name in names)
 
 
 def tests_of(chosen: Iterable[Row]) -> list[str]:

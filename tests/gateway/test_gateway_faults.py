@@ -23,26 +23,10 @@ from tests.freezing import freeze
 from tests.gateway.conftest import Served, options_of, serving
 from tests.gateway.score_methods import score_calls
 from tests.gateway.test_gateway_rock import VERBS, Sandbox
-from tests.live.support import FAST_BEATS
+from tests.live.support import FAST_BEATS, SERVICES
 
 WRONG = "exit 3"
 SLOW = "sleep 600"
-
-SERVICES = """
-[services.judge]
-engine = "stub"
-task = "score"
-cells = [1]
-memory_mb = 100
-max_concurrency = 8
-
-[services.teacher]
-engine = "stub"
-task = "logprobs"
-cells = [1]
-memory_mb = 100
-"""
-
 
 CORES = 5
 

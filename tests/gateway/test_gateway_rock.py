@@ -34,16 +34,35 @@ START = {
 """What `Sandbox.start` sends."""
 
 MATRIX = (
-    ("rl-rock", "1.11.0", "start", "works (start_async, get_status); memory is booked; sandboxes have no GPUs; kata and disk are not used"),
-    ("rl-rock", "1.11.0", "is_alive, get_status", "works; a sandbox that is gone is a failure"),
-    ("rl-rock", "1.11.0", "create_session", "works; remote_user is refused"),
-    ("rl-rock", "1.11.0", "arun", "works, also with nohup; the client takes any failure of its `kill -0` for the process's end"),
-    ("rl-rock", "1.11.0", "execute", "works"),
-    ("rl-rock", "1.11.0", "read_file, write_file, upload", "works; no object store, so uploads are direct"),
-    ("rl-rock", "1.11.0", "close_session, stop, delete, close", "works"),
-    ("rl-rock", "1.11.0", "restart, archive, commit", "not served: 404"),
+    (
+        "start",
+        "works (start_async, get_status); memory is booked; sandboxes have no GPUs; kata and disk are not used",
+        "test_a_sandbox_that_was_started_stands_and_says_what_it_is",
+        "test_a_sandbox_that_can_never_be_is_refused[start0]",
+    ),
+    (
+        "is_alive, get_status",
+        "works; a sandbox that is gone is a failure",
+        "test_a_sandbox_that_was_started_stands_and_says_what_it_is",
+        "test_a_sandbox_that_was_stopped_is_gone",
+    ),
+    (
+        "create_session",
+        "works; remote_user is refused",
+        "test_commands_run_in_a_session_and_beside",
+        "test_what_fails_is_a_failure_and_no_result",
+    ),
+    (
+        "arun",
+        "works, also with nohup; the client takes any failure of its `kill -0` for the process's end",
+        "test_commands_run_in_a_session_and_beside",
+    ),
+    ("execute", "works", "test_commands_run_in_a_session_and_beside"),
+    ("read_file, write_file, upload", "works; no object store, so uploads are direct", "test_files_go_in_and_come_out"),
+    ("close_session, stop, delete, close", "works", "test_a_sandbox_that_was_stopped_is_gone"),
+    ("restart, archive, commit", "not served: 404", "test_what_rock_has_and_we_have_not_is_not_found"),
 )
-"""Client, version, method, how it works here: rows of the compatibility matrix."""
+"""Rows of the compatibility matrix: the method, how it works here, and the tests that show it."""
 
 
 SESSION = {"session_type": "bash", "session": "s", "startup_source": [], "env_enable": False, "env": None, "remote_user": None}

@@ -38,20 +38,70 @@ from tests.gateway.rex_support import Rex, do, rex, runtime_of
 __all__ = ["MATRIX", "rex", "runtime_of"]
 
 MATRIX = (
-    ("swe-rex", "1.4.0", "is_alive", "works: says whether the environment stands, without an action"),
-    ("swe-rex", "1.4.0", "create_session", "works; the first one opens the environment; a startup that is too slow is CommandTimeoutError"),
-    ("swe-rex", "1.4.0", "run_in_session", "works; standard input is empty; a timeout ends the command, an `exit` leaves the shell usable"),
-    ("swe-rex", "1.4.0", "run_in_session (interrupt)", "works also while the command runs; both calls have its output"),
-    ("swe-rex", "1.4.0", "run_in_session (interactive)", "works; a program that nobody ends does so after an hour"),
-    ("swe-rex", "1.4.0", "run_in_session (expect)", "works; patterns are looked for in the last 64 KiB of the output"),
-    ("swe-rex", "1.4.0", "close_session", "works"),
-    ("swe-rex", "1.4.0", "execute", "works; several run at once; a signal n is exit code 128 + n"),
-    ("swe-rex", "1.4.0", "read_file", "works, in the environment's own folders; at most 64 MiB"),
-    ("swe-rex", "1.4.0", "write_file", "works, in the environment's own folders"),
-    ("swe-rex", "1.4.0", "upload", "works; a folder keeps its permissions; needs `tar` in the image"),
-    ("swe-rex", "1.4.0", "close", "works: closes the environment"),
+    (
+        "is_alive",
+        "works: says whether the environment stands, without an action",
+        "test_is_alive_answers_beside_a_command_and_without_an_action",
+    ),
+    (
+        "create_session",
+        "works; the first one opens the environment; a startup that is too slow is CommandTimeoutError",
+        "test_sessions_are_created_and_closed_by_name",
+        "test_a_session_reads_its_startup_files",
+        "test_a_session_whose_startup_takes_too_long_is_not_there",
+    ),
+    (
+        "run_in_session",
+        "works; standard input is empty; a timeout ends the command, an `exit` leaves the shell usable",
+        "test_a_session_keeps_its_state_and_has_both_streams_in_order",
+        "test_check_says_what_an_exit_code_is_for",
+        "test_a_command_that_ends_its_shell_leaves_the_session_usable",
+        "test_a_command_beyond_its_timeout_is_ended_and_the_session_goes_on",
+    ),
+    (
+        "run_in_session (interrupt)",
+        "works also while the command runs; both calls have its output",
+        "test_an_interrupt_ends_the_running_command",
+    ),
+    (
+        "run_in_session (interactive)",
+        "works; a program that nobody ends does so after an hour",
+        "gateway/test_gateway_swerex_interactive.py::test_an_interpreter_is_led_line_by_line",
+    ),
+    (
+        "run_in_session (expect)",
+        "works; patterns are looked for in the last 64 KiB of the output",
+        "gateway/test_gateway_swerex_interactive.py::test_the_first_pattern_that_comes_is_named_and_the_rest_waits",
+    ),
+    ("close_session", "works", "test_sessions_are_created_and_closed_by_name"),
+    (
+        "execute",
+        "works; several run at once; a signal n is exit code 128 + n",
+        "test_execute_has_the_meanings_of_subprocess_run",
+        "test_execute_checks",
+        "test_programs_run_beside_each_other_and_beside_shells",
+    ),
+    (
+        "read_file",
+        "works, in the environment's own folders; at most 64 MiB",
+        "gateway/test_gateway_swerex_files.py::test_files_are_read_as_python_reads_them",
+        "gateway/test_gateway_swerex_files.py::test_a_file_that_cannot_be_used_is_pythons_error",
+    ),
+    (
+        "write_file",
+        "works, in the environment's own folders",
+        "gateway/test_gateway_swerex_files.py::test_files_are_read_as_python_reads_them",
+        "gateway/test_gateway_swerex_files.py::test_a_file_that_cannot_be_used_is_pythons_error",
+    ),
+    (
+        "upload",
+        "works; a folder keeps its permissions; needs `tar` in the image",
+        "gateway/test_gateway_swerex_files.py::test_a_file_of_any_size_is_uploaded_whole",
+        "gateway/test_gateway_swerex_files.py::test_a_folder_is_uploaded_with_what_is_in_it",
+    ),
+    ("close", "works: closes the environment", "test_an_environment_that_was_opened_otherwise_is_served_by_its_id"),
 )
-"""Client, version, method, how it works here: rows of the compatibility matrix."""
+"""Rows of the compatibility matrix: the method, how it works here, and the tests that show it."""
 
 
 # -- shells ---------------------------------------------------------------------------------------------------------
