@@ -26,6 +26,7 @@ LINE = (
     '{"trajectory": "t1", "arrival_s": 0.0, "steps": [{"think_s": 0.0, "action": '
     '{"kind": "cpu.exec", "units": [1], "work_s": 0.05, "command": "true"}}]}'
 )
+NOWHERE = {"TANGRAM_BROKER_URL": "redis://127.0.0.1:1/0", "TANGRAM_RESULT_URL": "redis://127.0.0.1:1/0"}
 HEAD = '{"schema": "tangram.trace/1"}'
 
 
@@ -164,24 +165,17 @@ def test_a_stack_that_is_not_there_is_said_soon(trace: Path, tmp_path: Path, wor
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
-        ("sqlite:///empty.sqlite", "tangram db upgrade"),
         ("postgresql+psycopg://someone:secret@127.0.0.1:1/x", ""),
         ("mysql://x", "use sqlite"),
         ("nonsense", "not a database URL"),
+        ("sqlite:///missing", "there is no such file"),
         ("sqlite:////no/such/folder/x.sqlite", ""),
     ],
 )
 def test_a_database_that_cannot_be_used_is_said(tmp_path: Path, words: list[str], url: str, expected: str) -> None:
-    variables = {"TANGRAM_BROKER_URL": "redis://127.0.0.1:1/0", "TANGRAM_RESULT_URL": "redis://127.0.0.1:1/0"}
-    done = forked(*words, cwd=tmp_path, TANGRAM_DATABASE_URL=url, TANGRAM_CONNECT_TIMEOUT_S="1", **variables)
+    done = forked(*words, cwd=tmp_path, TANGRAM_DATABASE_URL=url, TANGRAM_CONNECT_TIMEOUT_S="1", **NOWHERE)
     refused(done, expected)
-    assert "secret" not in done.stderr
-
-
-def test_a_database_that_is_not_there_is_not_made(tmp_path: Path) -> None:
-    urls = {"TANGRAM_BROKER_URL": "redis://127.0.0.1:1/0", "TANGRAM_RESULT_URL": "redis://127.0.0.1:1/0"}
-    refused(forked("status", cwd=tmp_path, TANGRAM_DATABASE_URL="sqlite:///missing", **urls), "there is no such file")
-    assert not (tmp_path / "missing").exists()
+    assert "secret" not in done.stderr and not (tmp_path / "missing").exists()
 
 
 def test_ports_that_there_are_not_are_refused_before_anything_starts(tmp_path: Path) -> None:
@@ -211,20 +205,17 @@ def test_a_report_without_replays_asks_for_a_job_and_is_not_drawn_for_nothing(tm
     refused(forked("report", cwd=tmp_path, TANGRAM_DATABASE_URL=database), "name a job")
 
 
-def test_a_scheduler_without_tables_says_so(tmp_path: Path) -> None:
-    urls = {"TANGRAM_BROKER_URL": "redis://127.0.0.1:1/0", "TANGRAM_RESULT_URL": "redis://127.0.0.1:1/0"}
-    refused(forked("scheduler", cwd=tmp_path, TANGRAM_DATABASE_URL="sqlite:///empty.sqlite", **urls), "tangram db upgrade")
+@pytest.mark.parametrize("words", [["status"], ["report", "last"], ["scheduler"]])
+def test_a_database_without_tables_is_said(tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "empty.sqlite").touch()
+    refused(forked(*words, cwd=tmp_path, TANGRAM_DATABASE_URL="sqlite:///empty.sqlite", **NOWHERE), "tangram db upgrade")
 
 
-def test_a_state_folder_that_is_a_file_is_said(trace: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("folder", ["state", "/proc/no/such"])
+def test_a_state_folder_that_is_a_file_or_cannot_be_made_is_said(trace: Path, tmp_path: Path, folder: str) -> None:
     (tmp_path / "state").touch()
     for words in (["up"], ["replay", "trace.jsonl", "--live"], ["db", "upgrade"]):
-        refused(forked(*words, cwd=tmp_path), "state")
-
-
-def test_a_state_folder_that_cannot_be_made_is_said(trace: Path, tmp_path: Path) -> None:
-    for words in (["up"], ["replay", "trace.jsonl", "--live"], ["db", "upgrade"]):
-        refused(forked(*words, cwd=tmp_path, TANGRAM_STATE_DIR="/proc/no/such"), "/proc/no")
+        refused(forked(*words, cwd=tmp_path, TANGRAM_STATE_DIR=folder), "state" if folder == "state" else "/proc/no")
 
 
 def test_a_model_folder_that_is_none_is_said(tmp_path: Path, redis_urls: object) -> None:

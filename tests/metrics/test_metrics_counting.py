@@ -256,23 +256,15 @@ def test_however_many_jobs_and_kinds_there_are_the_page_is_bounded(names: list[s
     assert all(len(name) <= LONGEST for name in told.labels("job_name") | told.labels("kind"))
 
 
-def test_a_job_that_is_over_gives_its_place_to_another() -> None:
+def test_a_job_that_is_over_gives_its_place_to_another_by_the_schedulers_clock() -> None:
     told = Told(jobs=1)
     told(received("a", job="first"), ended("a", at=0.0))
     # While the first is not idle for long, the next one has no place
     told(received("b", job="second", at=IDLE_S - 1), ended("b", at=IDLE_S - 1))
     assert told.labels("job_name") == {"first", OTHER}
-    # Then it has, and the first one's figures are gone
-    told(received("c", job="second", at=IDLE_S + 1))
+    # Then it has, and the first one's figures are gone, though its action was long under way, or its trainer's clock is behind
+    told(replace(received("c", job="second", at=IDLE_S + 1), submitted_at=1.0))
     assert told.labels("job_name") == {"second", OTHER}
-
-
-def test_a_job_gives_its_place_by_the_schedulers_clock_not_by_that_of_trainers() -> None:
-    told = Told(jobs=1)
-    told(received("a", job="first"), ended("a", at=0.0))
-    # When the first action of another job was long under way, or its trainer's clock is behind
-    told(replace(received("b", job="second", at=IDLE_S + 1), submitted_at=1.0))
-    assert told.labels("job_name") == {"second"}
 
 
 def test_jobs_do_not_grow_with_changes_of_the_leader() -> None:

@@ -8,16 +8,17 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from app.local.stack import StackPlan
 from tests.conftest import RedisUrls
 from tests.live.support import Live, running
-from tests.metrics.collector import Collected, Collector
+from tests.metrics.collector import Collector, attributes, collecting
 
 ROOT = Path(__file__).resolve().parents[2]
-PRODUCER, CONSUMER = 4, 5
+PRODUCER, CONSUMER, FAILED = 4, 5, 2
 
 TRAINER = """
 from opentelemetry import trace
@@ -39,7 +40,7 @@ with Client(job="training") as client:
 
 @pytest.fixture(scope="module")
 def collector() -> Iterator[Collector]:
-    with Collector() as started:
+    with collecting() as started:
         yield started
 
 
@@ -56,11 +57,10 @@ def train(live: Live, script: str, **variables: str) -> subprocess.CompletedProc
     return subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=120, check=False)
 
 
-def whole(collector: Collector, kind: str) -> dict[str, Collected]:
-    """Return the spans of the one action of a kind, by name, as far as they have come."""
-    spans = collector.spans()
-    parents = [span for span in spans if span.name == f"action {kind}"]
-    return {span.name: span for span in spans if parents and span.trace == parents[0].trace}
+def whole(collector: Collector, kind: str) -> dict[str, tuple[str, Any]]:
+    """Return the spans of the one action of a kind with their services, by name, as far as they have come."""
+    top = next((span for _, span in collector.spans if span.name == f"action {kind}"), None)
+    return {span.name: (service, span) for service, span in collector.spans if top is not None and span.trace_id == top.trace_id}
 
 
 def test_one_command_is_one_trace_across_client_scheduler_and_worker(traced: Live, collector: Collector) -> None:
@@ -68,35 +68,35 @@ def test_one_command_is_one_trace_across_client_scheduler_and_worker(traced: Liv
     done = train(traced, TRAINER)
     assert (done.stdout, done.returncode) == ("SECRET\n\n", 0), done.stderr
     # Then six spans of three processes come
-    names = {"action cpu.exec", "submit", "queue", "grant", "execute", "result"}
-    traced.until(lambda: set(whole(collector, "cpu.exec")) == names, 60)
-    spans = whole(collector, "cpu.exec")
-    services = {name: span.service for name, span in spans.items()}
     client, scheduler, worker = "tangram-client", "tangram-scheduler", "tangram-worker-cpu"
-    assert services == {
+    services = {
         "action cpu.exec": client, "submit": client, "queue": scheduler, "grant": scheduler, "execute": worker, "result": client,
     }  # fmt: skip
+    traced.until(lambda: {name: service for name, (service, _) in whole(collector, "cpu.exec").items()} == services, 60)
+    spans = {name: span for name, (_, span) in whole(collector, "cpu.exec").items()}
     # And all are below the one of the whole action, in which they lie
     top = spans.pop("action cpu.exec")
-    assert top.parent == b"" and {span.parent for span in spans.values()} == {top.id}
-    assert all(top.start <= span.start <= span.end for span in spans.values())
-    assert spans["submit"].start <= spans["queue"].start <= spans["queue"].end <= spans["grant"].end
-    assert spans["execute"].end <= spans["grant"].end
-    assert (spans["submit"].kind, spans["execute"].kind) == (PRODUCER, CONSUMER)
+    assert top.parent_span_id == b"" and {span.parent_span_id for span in spans.values()} == {top.span_id}
+    assert all(top.start_time_unix_nano <= span.start_time_unix_nano <= span.end_time_unix_nano for span in spans.values())
+    submit, queue, grant, execute = (spans[name] for name in ("submit", "queue", "grant", "execute"))
+    assert submit.start_time_unix_nano <= queue.start_time_unix_nano
+    assert max(queue.end_time_unix_nano, execute.end_time_unix_nano) <= grant.end_time_unix_nano
+    assert (submit.kind, execute.kind) == (PRODUCER, CONSUMER)
     # And they say what it was
-    for span in (top, *(spans[name] for name in ("submit", "queue", "grant", "execute"))):
-        assert span.attributes["tangram.job"] == "training" and span.attributes["tangram.trajectory"] == "t1"
-        assert span.attributes["messaging.system"] == "celery" and span.attributes["messaging.message.id"]
-    assert (spans["grant"].attributes["tangram.node"], spans["grant"].attributes["tangram.dop"]) == ("cpu-0", 2)
+    for said in map(attributes, (top, submit, queue, grant, execute)):
+        assert (said["tangram.job"], said["tangram.trajectory"], said["messaging.system"]) == ("training", "t1", "celery")
+        assert said["messaging.message.id"]
+    assert (attributes(grant)["tangram.node"], attributes(grant)["tangram.dop"]) == ("cpu-0", 2)
     # And nothing of what it was given or printed
-    assert "SECRET" not in repr(collector.spans())
+    assert "SECRET" not in repr(collector.spans)
 
 
 def test_a_failure_marks_the_spans_that_it_concerns(traced: Live, collector: Collector) -> None:
-    traced.until(lambda: {"action cpu.read_file", "grant", "execute"} <= set(whole(collector, "cpu.read_file")), 60)
-    spans = whole(collector, "cpu.read_file")
-    assert {name for name, span in spans.items() if span.failed} == {"action cpu.read_file", "grant", "execute"}
-    assert spans["action cpu.read_file"].attributes["error.type"] == "ActionRefused"
+    concerned = {"action cpu.read_file", "grant", "execute"}
+    traced.until(lambda: concerned <= set(whole(collector, "cpu.read_file")), 60)
+    spans = {name: span for name, (_, span) in whole(collector, "cpu.read_file").items()}
+    assert {name for name, span in spans.items() if span.status.code == FAILED} == concerned
+    assert attributes(spans["action cpu.read_file"])["error.type"] == "ActionRefused"
 
 
 def test_the_span_of_a_trainer_that_has_its_own_is_the_parent(traced: Live, collector: Collector) -> None:
@@ -110,13 +110,15 @@ def test_the_span_of_a_trainer_that_has_its_own_is_the_parent(traced: Live, coll
     # When it submits within a span
     assert train(traced, set_up).returncode == 0
     # Then what it submits is below that
-    traced.until(lambda: any(span.name == "rollout" for span in collector.spans()), 60)
-    (rollout,) = [span for span in collector.spans() if span.name == "rollout"]
+
+    def below() -> tuple[set[str], int]:
+        rollout = next((span for _, span in collector.spans if span.name == "rollout"), None)
+        spans = [span for _, span in collector.spans if rollout is not None and span.trace_id == rollout.trace_id]
+        children = {span.name for span in spans if rollout is not None and span.parent_span_id == rollout.span_id}
+        return children, sum(span.name == "execute" for span in spans)
+
     # Its spans and those of its client go out one after the other.
-    traced.until(
-        lambda: {span.name for span in collector.spans() if span.parent == rollout.id} == {"action cpu.open", "action cpu.close"}, 60
-    )
-    traced.until(lambda: len([span for span in collector.spans() if span.trace == rollout.trace and span.name == "execute"]) == 2, 60)
+    traced.until(lambda: below() == ({"action cpu.open", "action cpu.close"}, 2), 60)
 
 
 def test_a_trainer_without_spans_imports_nothing_for_them(redis_urls: RedisUrls) -> None:

@@ -94,18 +94,16 @@ def test_this_machine_has_the_cores_of_this_process() -> None:
 # Reserved cores
 
 
-def test_reserved_cores_are_whole_physical_ones_of_the_first_domain(two_sockets: Path) -> None:
-    # Given two sockets; when four cores are reserved; then they are two physical ones of the first
-    assert domains(read_topology(range(16), two_sockets).without(4)) == [(2, 10, 3, 11), (4, 12, 5, 13, 6, 14, 7, 15)]
-
-
-def test_an_odd_number_parts_one_physical_core(two_sockets: Path) -> None:
-    # Given two threads a core; when three are reserved; then one sibling stays
-    assert domains(read_topology(range(16), two_sockets).without(3))[0] == (9, 2, 10, 3, 11)
-
-
-def test_more_than_a_domain_goes_on_in_the_next(two_sockets: Path) -> None:
-    assert domains(read_topology(range(16), two_sockets).without(10)) == [(5, 13, 6, 14, 7, 15)]
+@pytest.mark.parametrize(
+    ("count", "left"),
+    [
+        (4, [(2, 10, 3, 11), (4, 12, 5, 13, 6, 14, 7, 15)]),
+        (3, [(9, 2, 10, 3, 11), (4, 12, 5, 13, 6, 14, 7, 15)]),  # an odd number parts one physical core
+        (10, [(5, 13, 6, 14, 7, 15)]),  # more than a domain goes on in the next
+    ],
+)
+def test_reserved_cores_are_whole_physical_ones_of_the_first_domains(two_sockets: Path, count: int, left: list[tuple[int, ...]]) -> None:
+    assert domains(read_topology(range(16), two_sockets).without(count)) == left
 
 
 def test_a_core_without_siblings_fills_up_an_odd_number() -> None:
