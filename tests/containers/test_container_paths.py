@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,28 +12,16 @@ from tests.workers_cpu.support import printed
 from workers.cpu.abstract import EnvironmentSpec
 from workers.cpu.docker.environment import ContainerEnvironment
 from workers.cpu.docker.options import ContainerOptions
-from workers.cpu.docker.sandbox import ContainerSandbox
 from workers.cpu.errors import FileTooLarge, FileUnusable, NoSuchFile
 
-from .conftest import NODE, emptied
-
-MAX_FILE_BYTES = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def box(image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ContainerSandbox]:
-    """Give a sandbox that all tests share."""
-    options = ContainerOptions(image=image, pull="never")
-    base = tmp_path_factory.mktemp("paths") / "box"
-    sandbox = ContainerSandbox(base, node=f"{NODE}-paths", options=options, max_file_bytes=MAX_FILE_BYTES)
-    yield sandbox
-    sandbox.close()
+from .conftest import NODE
+from .support import box_of
 
 
 @pytest.fixture
-def env(box: ContainerSandbox) -> ContainerEnvironment:
-    """Give an environment that all tests share, in which nothing of the earlier ones runs or is in their folders."""
-    return emptied(box.open(EnvironmentSpec(id="shared")))
+def env(shared: ContainerEnvironment) -> ContainerEnvironment:
+    """Give the environment that the tests share."""
+    return shared
 
 
 def test_paths_are_those_of_the_container(env: ContainerEnvironment, tmp_path: Path) -> None:
@@ -105,17 +92,13 @@ def test_a_file_belongs_to_the_user_inside(env: ContainerEnvironment) -> None:
 
 
 def test_a_worker_with_a_strict_umask_serves_all_the_same(tmp_path: Path, options: ContainerOptions) -> None:
-    # Given a worker whose files are for itself alone
+    # Given a worker whose files are for itself alone; when an environment works; then it works
     before = os.umask(0o077)
     try:
-        box = ContainerSandbox(tmp_path / "box", node=f"{NODE}-umask", options=replace(options, start_timeout_s=30.0))
-        try:
-            # When an environment works; then it works
+        with box_of(tmp_path / "box", replace(options, start_timeout_s=30.0), f"{NODE}-umask") as box:
             environment = box.open(EnvironmentSpec(id="e1"))
             assert printed(environment, "echo one") == "one\n"
             environment.write_file("f", b"two")
             assert printed(environment, "cat f") == "two"
-        finally:
-            box.close()
     finally:
         os.umask(before)

@@ -26,7 +26,7 @@ ITEMS: list[dict[str, object]] = [
 SEQUENCES = [[5, 17, 33], [6, 17, 33, 40, 41, 300, 511, 0, 0, 12], [9], [0, 0], list(range(100, 200))]
 TALK = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "2 + 3?"}]
 WRITTEN = "<|system|>Be short.\n<|user|>2 + 3?\n"
-few = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15)
+few = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=6)
 
 
 @engines(computes=True)

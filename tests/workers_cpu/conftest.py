@@ -69,13 +69,6 @@ def make(folder: Path, isolation: IsolationChoice, limits: ProcessLimits | None 
 
 
 @pytest.fixture
-def apart(tmp_path: Path) -> Iterator[ProcessSandbox]:
-    """Give a sandbox that bubblewrap sets apart."""
-    with closing(make(tmp_path / "box", "bubblewrap")) as box:
-        yield box
-
-
-@pytest.fixture
 def inside(shared: Shared) -> Iterator[ProcessEnvironment]:
     """Give an environment that bubblewrap sets apart."""
     yield from environment_in(shared("bubblewrap"))

@@ -231,18 +231,6 @@ def test_services_that_evict_each_other_from_two_threads_do_not_lock_up(cells: l
     assert len(over) < 400
 
 
-def test_closing_stops_every_service(cells: list[Device]) -> None:
-    host = hosting(cells, "abc")
-    host.ensure_resident("a", (0,))
-    host.ensure_resident("b", (1,))
-    host.ensure_resident("c", (1,), evict=[at("b", 1)])
-
-    host.close()
-
-    assert {(found.state, found.memory_mb, on(found)) for found in host.status()} == {("absent", 0.0, ())}
-    assert host.held_mb(0) == host.held_mb(1) == 0.0
-
-
 cell_sets = st.sampled_from([(0,), (1,), (0, 1)])
 named = st.builds(InstanceName, st.sampled_from("abcd"), cell_sets)
 decisions = st.lists(st.tuples(named, st.lists(named, max_size=4), st.booleans()), max_size=25)

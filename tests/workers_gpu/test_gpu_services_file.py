@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -203,25 +204,13 @@ def test_adapters_and_templates_that_are_not_there_are_named(tmp_path: Path) -> 
 
 
 values = st.recursive(
-    st.booleans() | st.integers() | st.floats() | st.text(max_size=10),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=10),
+    lambda inner: st.lists(inner, max_size=3),
     max_leaves=6,
 )
 keys = st.sampled_from(
     ["engine", "task", "model", "cells", "memory_mb", "max_concurrency", "restore_s", "dtype", "separator", "adapter", "x"]
 )
-
-
-def toml(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return str(value)
-    if isinstance(value, list):
-        return "[" + ", ".join(map(toml, value)) + "]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{toml(key)} = {toml(inner)}" for key, inner in value.items()) + "}"
-    return '"' + "".join(f"\\u{ord(letter):04x}" if ord(letter) < 0x10000 else f"\\U{ord(letter):08x}" for letter in str(value)) + '"'
 
 
 def read_or_one_line(path: Path) -> None:
@@ -237,15 +226,11 @@ def read_or_one_line(path: Path) -> None:
 
 
 @many
-@given(st.dictionaries(keys, values, max_size=6), st.text(max_size=8))
-def test_any_values_are_read_or_refused_in_one_line(tmp_path: Path, table: dict[str, object], name: str) -> None:
+@given(st.dictionaries(keys, values.map(json.dumps), max_size=6), st.text(max_size=8).map(json.dumps))
+def test_any_values_are_read_or_refused_in_one_line(tmp_path: Path, table: dict[str, str], name: str) -> None:
     path = tmp_path / "services.toml"
-    path.write_text(toml_table("services", name, table), encoding="utf-8", errors="replace")
+    path.write_text(f"[services.{name}]\n" + "".join(f"{key} = {value}\n" for key, value in table.items()))
     read_or_one_line(path)
-
-
-def toml_table(kind: str, name: str, table: dict[str, object]) -> str:
-    return f"[{kind}.{toml(name)}]\n" + "".join(f"{key} = {toml(value)}\n" for key, value in table.items())
 
 
 @many

@@ -51,32 +51,27 @@ def kernel(tmp_path: Path) -> Kernel:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_the_limit_of_the_own_group_counts(kernel: Kernel, version: int) -> None:
-    kernel.group(version, "/jobs/worker", {"jobs/worker": str(64 * MIB)})
-    assert kernel.usable_mb() == 64
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_the_smallest_limit_on_the_way_up_counts(kernel: Kernel, version: int) -> None:
-    kernel.group(version, "/a/b/c", {"a": str(48 * MIB), "a/b": str(32 * MIB), "a/b/c": str(64 * MIB)})
-    assert kernel.usable_mb() == 32
+@pytest.mark.parametrize(
+    ("path", "limits", "root", "mb"),
+    [
+        ("/jobs/worker", {"jobs/worker": 64}, "/", 64),
+        ("/a/b/c", {"a": 48, "a/b": 32, "a/b/c": 64}, "/", 32),
+        ("/docker/0123", {".": 96}, "/docker/0123", 96),
+        ("/../other", {".": 80}, "/", 80),
+    ],
+    ids=["the own group", "the smallest on the way up", "a container, whose own group is the root", "outside of the mount"],
+)
+def test_the_smallest_limit_on_the_way_up_counts(
+    kernel: Kernel, version: int, path: str, limits: dict[str, int], root: str, mb: int
+) -> None:
+    kernel.group(version, path, {below: str(limit * MIB) for below, limit in limits.items()}, root)
+    assert kernel.usable_mb() == mb
 
 
 @pytest.mark.parametrize(("version", "unlimited"), [(1, UNLIMITED_V1), (2, "max")])
 def test_without_a_limit_it_is_the_machines_memory(kernel: Kernel, version: int, unlimited: str) -> None:
     kernel.group(version, "/a", {"a": unlimited})
     assert kernel.usable_mb() == ALL
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_container_sees_its_own_group_as_the_root_of_the_mount(kernel: Kernel, version: int) -> None:
-    kernel.group(version, "/docker/0123", {".": str(96 * MIB)}, root="/docker/0123")
-    assert kernel.usable_mb() == 96
-
-
-def test_a_group_outside_of_the_mount_leaves_the_limit_of_the_mount(kernel: Kernel) -> None:
-    kernel.group(2, "/../other", {".": str(80 * MIB)})
-    assert kernel.usable_mb() == 80
 
 
 def test_where_both_versions_are_mounted_the_smaller_limit_counts(kernel: Kernel) -> None:
