@@ -134,20 +134,26 @@ def opened(box: Sandbox, place: str) -> Iterator[Environment]:
 
 
 @pytest.fixture(params=EVERY_KIND)
-def kind(request: pytest.FixtureRequest) -> Kind:
-    """Give each kind."""
-    return KINDS[request.param]
+def place(request: pytest.FixtureRequest) -> str:
+    """Give the name of each kind. A file of tests may have other places, such as a kind and a means, as in `process-affinity`."""
+    return str(request.param)
 
 
 @pytest.fixture
-def sandbox(kind: Kind, boxes: Boxes) -> Sandbox:
-    """Give the sandbox that the tests of a kind share."""
-    return boxes(kind.name)
+def kind(place: str) -> Kind:
+    """Give the kind."""
+    return KINDS[place.partition("-")[0]]
+
+
+@pytest.fixture
+def sandbox(place: str, boxes: Boxes) -> Sandbox:
+    """Give the sandbox that the tests of a place share."""
+    return boxes(place)
 
 
 @pytest.fixture
 def env(kind: Kind, sandbox: Sandbox) -> Iterator[Environment]:
-    """Give an environment of each kind."""
+    """Give an environment."""
     yield from opened(sandbox, kind.name)
 
 

@@ -14,7 +14,7 @@ from workers.cpu.abstract import Environment, ExecRequest, Execution, Holding, S
 from workers.cpu.errors import ContainerFailed, SessionUnavailable
 from workers.cpu.process.sandbox import ProcessSandbox
 
-from .conftest import KINDS, Boxes, Kind, opened, params
+from .conftest import KINDS, Boxes, Kind, params
 from .support import is_held_back
 from .test_grants import HERE, masks
 
@@ -29,12 +29,6 @@ on_one_core = pytest.mark.parametrize("place", params("process-affinity", "bubbl
 def place(request: pytest.FixtureRequest) -> str:
     """Give each kind, with each means of holding processes in the background."""
     return str(request.param)
-
-
-@pytest.fixture
-def kind(place: str) -> Kind:
-    """Give the kind."""
-    return KINDS[place.partition("-")[0]]
 
 
 @pytest.fixture(scope="module")
@@ -61,12 +55,6 @@ def by_means(boxes: Boxes, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def sandbox(place: str, by_means: Boxes) -> Sandbox:
     """Give the sandbox that tests share."""
     return by_means(place)
-
-
-@pytest.fixture
-def env(place: str, sandbox: Sandbox) -> Iterator[Environment]:
-    """Give an environment."""
-    yield from opened(sandbox, place.partition("-")[0])
 
 
 def used(execution: Execution) -> Usage:

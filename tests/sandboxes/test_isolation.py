@@ -16,7 +16,7 @@ from tests.workers_cpu.support import RUN, printed, run, sleepers
 from workers.cpu.abstract import Environment, EnvironmentSpec, Sandbox
 from workers.cpu.process.seccomp import ARCHITECTURES, REFUSED
 
-from .conftest import Boxes, opened, params
+from .conftest import params
 from .support import errors_of_calls
 
 COLUMN, _, CLONE, _, SOCKET = ARCHITECTURES[os.uname().machine]
@@ -28,18 +28,6 @@ CONNECTS = "python3 -c 'import socket, sys; socket.create_connection((sys.argv[1
 def place(request: pytest.FixtureRequest) -> str:
     """Give each kind that sets commands apart."""
     return str(request.param)
-
-
-@pytest.fixture
-def sandbox(place: str, boxes: Boxes) -> Sandbox:
-    """Give a sandbox."""
-    return boxes(place)
-
-
-@pytest.fixture
-def env(place: str, sandbox: Sandbox) -> Iterator[Environment]:
-    """Give an environment."""
-    yield from opened(sandbox, place)
 
 
 @pytest.fixture
