@@ -20,8 +20,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from redis import Redis, RedisError
 
-# How long an example takes says more of the machine than of what is tested.
-settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# How long an example takes says more of the machine than of what is tested. Each run draws other examples, and there are many runs.
+settings.register_profile("any_machine", max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any_machine")
 
 

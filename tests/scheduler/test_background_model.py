@@ -99,7 +99,7 @@ def test_a_command_goes_on_from_where_it_was() -> None:
 NEEDS = st.sampled_from([0.0, 0.125, 0.25, 0.5, 0.75, 1.0])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     capacity=st.integers(1, 4),
     holders=st.lists(NEEDS, max_size=4),
@@ -128,7 +128,7 @@ def test_all_that_is_idle_is_used_while_somebody_can_and_no_more(
         assert live.waited_s + live.background_cpu_s == pytest.approx(seconds)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     capacity=st.integers(1, 3),
     moves=st.lists(st.tuples(st.floats(0.0, 3.0), st.integers(0, 5), NEEDS, st.floats(0.1, 5.0)), max_size=25),

@@ -114,7 +114,7 @@ PLACED = st.lists(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(PLACED, st.integers(1, 4), st.sampled_from([1, 2, 4]))
 def test_cells_are_found_whenever_there_are_any_and_each_victim_is_needed(
     placed: list[tuple[str, int, tuple[int, ...], bool]], need_mb: int, count: int
