@@ -20,55 +20,6 @@ def contender(engine: Engine, holder: str) -> Lease:
     return Lease(engine, "scheduler", holder, TTL_S)
 
 
-def test_of_two_contenders_one_gets_the_lease(engine: Engine) -> None:
-    a, b = contender(engine, "a"), contender(engine, "b")
-    assert a.acquire(100.0) == 1
-    assert b.acquire(105.0) is None
-    assert (a.epoch, b.epoch) == (1, None)
-
-
-def test_the_holder_gets_its_lease_again_under_the_same_epoch(engine: Engine) -> None:
-    a = contender(engine, "a")
-    assert [a.acquire(100.0), a.acquire(105.0), a.acquire(150.0)] == [1, 1, 1]
-
-
-def test_a_standby_takes_over_when_the_lease_has_run_out(engine: Engine) -> None:
-    # Given a holder that stops renewing
-    a, b = contender(engine, "a"), contender(engine, "b")
-    a.acquire(100.0)
-    assert a.renew(105.0)
-    assert b.acquire(114.9) is None
-    # When its time is over
-    assert b.acquire(115.0) == 2
-    # Then the old holder learns it and cannot come back before the lease runs out again
-    assert not a.renew(115.1)
-    assert a.epoch is None
-    assert a.acquire(116.0) is None
-
-
-def test_a_late_holder_may_renew_as_long_as_nobody_took_over(engine: Engine) -> None:
-    a = contender(engine, "a")
-    a.acquire(100.0)
-    assert a.renew(200.0)
-    assert a.epoch == 1
-
-
-def test_a_released_lease_is_free_at_once(engine: Engine) -> None:
-    a, b = contender(engine, "a"), contender(engine, "b")
-    a.acquire(100.0)
-    a.release()
-    assert not a.renew(100.5)
-    assert b.acquire(101.0) == 2
-
-
-def test_release_by_one_that_lost_the_lease_does_not_free_it(engine: Engine) -> None:
-    a, b = contender(engine, "a"), contender(engine, "b")
-    a.acquire(100.0)
-    b.acquire(120.0)
-    a.release()
-    assert b.renew(121.0)
-
-
 def test_leases_of_other_names_are_others(engine: Engine) -> None:
     contender(engine, "a").acquire(100.0)
     assert Lease(engine, "janitor", "b", TTL_S).acquire(100.0) == 1
@@ -98,30 +49,29 @@ steps = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["acquire", "
 
 @settings(max_examples=40, deadline=None)
 @given(steps)
-def test_epochs_tell_holders_apart(shared_engine: Engine, steps: list[tuple[str, str, float]]) -> None:
+def test_one_holds_the_lease_until_its_time_is_over_or_it_gives_it_up(shared_engine: Engine, steps: list[tuple[str, str, float]]) -> None:
     # Given three contenders for a fresh lease
     name = f"lease-{holder_name()}"
     contenders = {holder: Lease(shared_engine, name, holder, TTL_S) for holder in "abc"}
-    held_by: dict[int, str] = {}
-    last: tuple[str | None, int] = (None, 0)
-    until, now = 0.0, 100.0
+    held_by, epoch, until, now = "", 0, 0.0, 100.0
     # When they act in any order
     for holder, step, pause_s in steps:
         now += pause_s
-        lease = contenders[holder]
+        lease, holds = contenders[holder], held_by == holder
         if step == "release":
-            if lease.epoch == last[1]:
-                until = 0.0
             lease.release()
-            continue
-        held = lease.acquire(now) is not None if step == "acquire" else lease.renew(now)
-        if held:
-            # Then an epoch belongs to one holder, it never falls, and nobody loses the lease before its end
-            assert lease.epoch is not None
-            assert held_by.setdefault(lease.epoch, holder) == holder
-            assert lease.epoch in (last[1], last[1] + 1)
-            assert last[0] in (None, holder) or until <= now
-            last, until = (holder, lease.epoch), now + TTL_S
+            held_by, until = ("", 0.0) if holds else (held_by, until)
+        elif step == "renew":
+            # Then who holds it may renew it, however late, and who does not learns it
+            assert lease.renew(now) == holds
+            assert lease.epoch == (epoch if holds else None)
+            until = now + TTL_S if holds else until
+        else:
+            # And who acquires it has it under its own epoch, or a new one where the time of the last holder is over
+            free = holds or now >= until
+            epoch += free and not holds
+            assert lease.acquire(now) == lease.epoch == (epoch if free else None)
+            held_by, until = (holder, now + TTL_S) if free else (held_by, until)
 
 
 def test_a_database_out_of_reach_is_an_error_not_a_lost_lease() -> None:
