@@ -373,8 +373,11 @@ def _exec(record: Record, command: str, timeout_s: float, language: str) -> Acti
 
 
 def _limited(line: str, stdin: str, memory_mb: int | None) -> str:
-    """Return a command line with its own standard input, and with a limit on what each of its processes may map."""
-    limit = f"ulimit -S -v {memory_mb * 1024}; " if memory_mb is not None else ""
+    """Return a command line with its own standard input, and with a limit on what each of its processes may map.
+
+    Within that limit the stack may be as large as it gets. Threads have 2 MiB each where it has no limit of its own.
+    """
+    limit = f'ulimit -S -s "$(ulimit -H -s)"; ulimit -S -v {memory_mb * 1024}; ' if memory_mb is not None else ""
     return f"({limit}{line}\n) < {stdin}"
 
 

@@ -89,6 +89,12 @@ def test_a_compiled_language_has_a_result_of_its_compiler(endpoint: str) -> None
     assert broken.compile_result.return_code != 0 and "not declared" in broken.compile_result.stderr
 
 
+def test_a_stack_may_be_as_large_as_the_memory(caller: httpx.Client) -> None:
+    # 16 MB, which is twice of what a stack may have unless the system is told otherwise
+    body = {"language": "cpp", "code": "int main() { volatile int a[4000000]; a[0] = 3; return a[0]; }", "memory_limit_MB": 1024}
+    assert caller.post("/run_code", json={**body, "compile_timeout": 100}).json()["run_result"]["return_code"] == 3
+
+
 def test_a_memory_limit_holds(caller: httpx.Client) -> None:
     body = {"language": "python", "code": "x = bytearray(400 * 2**20)"}
     done = caller.post("/run_code", json={**body, "memory_limit_MB": 256}).json()
