@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tests.clients.e2b_git import CHECKS
 from tests.clients.environments import ENVIRONMENTS
 from tests.clients.rows import Row, Table, node, said
 from tests.gateway import e2b_methods, score_methods
@@ -47,14 +48,9 @@ _SCORES = "gateway/test_gateway_scores"
 
 def rows() -> Iterator[Row]:
     """Yield the rows."""
-    for one in e2b_methods.METHODS:
-        yield Row(
-            client=one.client,
-            version=one.version,
-            method=one.method,
-            **said(one.how),
-            tests=node("gateway/test_gateway_e2b_methods", f"test_row[{one.method}]"),
-        )
+    for method in CHECKS:
+        shown = node("gateway/test_gateway_e2b_methods", f"test_row[{method}]")
+        yield Row(client="e2b", version=e2b_methods.VERSION, method=method, **said(e2b_methods.how(method)), tests=shown)
     for client, version, file, table in (
         ("swe-rex", "1.4.0", "gateway/test_gateway_swerex", REX),
         ("rl-rock", "1.11.0", "gateway/test_gateway_rock", ROCK),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("e2b", reason="the extra `clients` is not installed")
 pytest.importorskip("swerex", reason="the extra `clients` is not installed")
 
 from tests.clients import running
