@@ -1,4 +1,4 @@
-"""How those methods of E2B's client go here that do not do what they do at E2B. `tests/clients/e2b_checks.py` has a check of each method."""
+"""How those methods of E2B's client go here that do not do what they do at E2B. `tests/clients/e2b_checks.py` checks each method."""
 
 from __future__ import annotations
 
