@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import io
 import json
+import subprocess
 import tarfile
 import threading
 from collections import Counter
@@ -17,8 +18,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import quote
 
 from .images import TOOLS, busybox
+from .support import engine_says
 
 MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 CONFIG = "application/vnd.docker.container.image.v1+json"
@@ -92,7 +95,7 @@ def _layer(mark: str, ballast: int) -> bytes:
 
 @contextmanager
 def served(registry: Registry) -> Iterator[Registry]:
-    """Serve as long as the block lasts; `address` is the registry's part of references."""
+    """Serve as long as the block lasts, of which nothing stays with the engine; `address` is the registry's part of references."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -113,6 +116,9 @@ def served(registry: Registry) -> Iterator[Registry]:
     try:
         yield registry
     finally:
+        filters = json.dumps({"reference": [f"{registry.address}/*/*"]})
+        for image in engine_says(f"/images/json?filters={quote(filters)}"):
+            subprocess.run(["docker", "rmi", "-f", image["Id"]], capture_output=True)
         registry.stalled.set()
         server.shutdown()
         thread.join()

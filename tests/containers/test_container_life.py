@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -63,7 +62,7 @@ def test_a_container_that_starts_after_its_worker_was_killed_goes_by_itself(tmp_
         process.kill()
         process.wait()
         # When the engine starts it all the same
-        subprocess.run(["docker", "start", container_id], check=True, capture_output=True)
+        docker("start", container_id)
         # Then it goes
         assert until(lambda: containers(node) == [])
 
@@ -83,7 +82,7 @@ def test_a_container_killed_from_outside_ends_its_command_and_its_environment(sa
         outcomes = [threads.submit(execution.wait) for execution in executions]
         assert until(lambda: "begun" in printed(env, "ls", session="look"))
         # When somebody kills the container
-        subprocess.run(["docker", "kill", env.container.id], check=True, capture_output=True)
+        docker("kill", env.container.id)
         # Then all are lost for that reason, and the environment is gone
         for outcome in outcomes:
             assert outcome.result(60).status == "lost", outcome
@@ -218,5 +217,5 @@ def test_one_that_stood_ready_has_the_memory_of_who_takes_it(tmp_path: Path, opt
         # Then 48 MB are too much for the smaller, and not for the larger
         outcome = run(environment, "x=$(head -c 48000000 /dev/zero | tr '\\0' x); echo ${#x}")
         assert outcome.stdout == (b"48000000\n" if memory_mb == 256 else b""), outcome
-        limit = subprocess.run(["docker", "inspect", "-f", "{{.HostConfig.Memory}} {{.HostConfig.MemorySwap}}", ready], capture_output=True)
-        assert limit.stdout.split() == [b"%d" % (memory_mb << 20)] * 2
+        limit = docker("inspect", "-f", "{{.HostConfig.Memory}} {{.HostConfig.MemorySwap}}", ready)
+        assert limit.split() == [str(memory_mb << 20)] * 2
