@@ -13,8 +13,10 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
+from starlette.responses import Response
 
-from app.gateway.e2b import RpcError
+from app.gateway.e2b import RpcError, SandboxGone, data_errors, rpc_error
+from app.gateway.errors import GatewayError, Unauthorized
 from app.gateway.shape import LARGE_BODY, may_be_large
 
 STREAM_TYPE = "application/connect+json"
@@ -38,6 +40,22 @@ def envelope(message: Mapping[str, Any], flags: int = 0) -> bytes:
 def end_of_stream(error: RpcError | None = None) -> bytes:
     """Return the last envelope of an answer."""
     return envelope({} if error is None else {"error": {"code": error.code, "message": str(error)}}, END)
+
+
+def connect_errors(request: Request, error: GatewayError) -> Response:
+    """Answer a call that has failed: in the last envelope where it is streamed, since clients read the status of no other answer.
+
+    What E2B answers in front of a sandbox has a status in any case: that the sandbox is gone, and that the token does not count.
+    """
+    answer, known = data_errors(request, error), rpc_error(error)
+    if isinstance(known, SandboxGone) or isinstance(error, Unauthorized) or not is_streamed(request):
+        return answer
+    return Response(end_of_stream(known), media_type=STREAM_TYPE, headers=dict(error.headers))
+
+
+def is_streamed(request: Request) -> bool:
+    """Say whether the messages of a call are in envelopes."""
+    return request.headers.get("content-type", "").startswith(STREAM_TYPE)
 
 
 async def envelopes(request: Request, before_large: BeforeLarge | None = None) -> AsyncIterator[bytes]:
@@ -67,7 +85,7 @@ async def only_message(request: Request, before_large: BeforeLarge | None = None
 
     `before_large` is awaited before more of it than about `LARGE_BODY` is read. Raises as that, and `RpcError`.
     """
-    if not request.headers.get("content-type", "").startswith(STREAM_TYPE):
+    if not is_streamed(request):
         if before_large is not None and may_be_large(request.headers):
             await before_large()
         return await request.body()

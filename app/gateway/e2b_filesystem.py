@@ -21,8 +21,8 @@ from fastapi import Request, Response
 from pydantic import BaseModel, Field
 
 from app.gateway import calls
-from app.gateway.e2b import RpcError, Sandbox, SandboxOf, data_errors
-from app.gateway.e2b_connect import limit_of, parsed
+from app.gateway.e2b import RpcError, Sandbox, SandboxOf
+from app.gateway.e2b_connect import connect_errors, limit_of, parsed
 from app.gateway.shape import shape_router
 from tangram.action import Action
 from tangram.calls import execute
@@ -95,7 +95,7 @@ folder=${{p%/*}}; mkdir -p -- "${{folder:-/}}" && mv -f -- "$from" "$p" && show 
 
 _REMOVE = _PRELUDE + 'whole "$1"; rm -rf -- "$p"'
 
-router = shape_router("e2b", data_errors, prefix="/filesystem.Filesystem", tags=["e2b"])
+router = shape_router("e2b", connect_errors, prefix="/filesystem.Filesystem", tags=["e2b"])
 
 
 class PathMessage(BaseModel):

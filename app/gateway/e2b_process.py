@@ -25,8 +25,8 @@ from fastapi.responses import Response
 
 from app.gateway import calls
 from app.gateway.context import gateway_of
-from app.gateway.e2b import RpcError, Sandbox, SandboxOf, access_token_of, checked_sandbox, data_errors, named_sandbox, sandbox_of
-from app.gateway.e2b_connect import STREAM_TYPE, end_of_stream, envelope, envelopes, limit_of, only_message, parsed
+from app.gateway.e2b import RpcError, Sandbox, SandboxOf, access_token_of, checked_sandbox, named_sandbox, sandbox_of
+from app.gateway.e2b_connect import STREAM_TYPE, connect_errors, end_of_stream, envelope, envelopes, limit_of, only_message, parsed
 from app.gateway.e2b_messages import (
     Input,
     InputMessage,
@@ -55,7 +55,7 @@ _SUBMIT_S = 60.0
 _KILL = re.compile(r"kill -(TERM|KILL) (\d{1,9})", re.ASCII)
 
 _running: set[asyncio.Task[None]] = set()
-router = shape_router("e2b", data_errors, prefix="/process.Process", tags=["e2b"])
+router = shape_router("e2b", connect_errors, prefix="/process.Process", tags=["e2b"])
 
 
 @router.post("/Start")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import struct
 
 import httpx
@@ -144,8 +145,24 @@ def test_a_stream_shows_signs_of_life_while_a_command_is_silent(
     assert 0 <= seen.find(b'"start":') < seen.find(b'"keepalive":') < seen.find(b'"end":')
 
 
-@pytest.mark.parametrize("body", [b"", b"\0\0\0\0\2{", b"\0\0\0\0\2{}", b"\1\0\0\0\2{}", b"\0\0\0\0\2[]"])
-def test_what_is_no_message_is_refused(served: Served, e2b_headers: dict[str, str], body: bytes) -> None:
+def message(body: bytes) -> bytes:
+    return bytes([0]) + len(body).to_bytes(4, "big") + body
+
+
+@pytest.mark.parametrize(
+    ("call", "body", "code"),
+    [
+        *(("process.Process/Start", body, "invalid_argument") for body in (b"", b"\0\0\0\0\2{", b"\0\0\0\0\2{}", b"\0\0\0\0\2[]")),
+        ("process.Process/Start", b"\1\0\0\0\2{}", "unimplemented"),
+        ("process.Process/Start", message(b'{"process": {"cmd": "sh", "args": ["-c", "a\\u0000b"]}}'), "invalid_argument"),
+        ("process.Process/Connect", message(b'{"process": {"pid": 999}}'), "not_found"),
+        ("filesystem.Filesystem/WatchDir", message(b'{"path": "."}'), "unimplemented"),
+    ],
+)
+def test_a_stream_that_is_refused_says_so_in_its_last_envelope(
+    served: Served, e2b_headers: dict[str, str], call: str, body: bytes, code: str
+) -> None:
     headers = {**e2b_headers, "Content-Type": "application/connect+json"}
-    answer = httpx.post(f"{served.url}/process.Process/Start", headers=headers, content=body)
-    assert answer.json()["code"] in ("invalid_argument", "unimplemented") and answer.status_code in (400, 501)
+    answer = httpx.post(f"{served.url}/{call}", headers=headers, content=body)
+    assert (answer.status_code, answer.headers["Content-Type"], answer.content[0]) == (200, "application/connect+json", 2)
+    assert json.loads(answer.content[5:])["error"]["code"] == code
