@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
-STEPS = 7
+STEPS = 2
 """How many steps of a rollout are replayed besides its last one, which is scored."""
 
 
