@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.cli.support import started
 from tests.gateway.conftest import Served, options_of, serving
 from tests.ports import free_port
 
@@ -211,15 +210,9 @@ def test_hundreds_of_creates_outlive_the_death_of_a_gateway_and_open_once_per_ke
 def test_up_serves_a_gateway_where_a_port_is_set(tmp_path: Path) -> None:
     pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
     port = free_port()
-    variables = {"TANGRAM_STATE_DIR": str(tmp_path / "state"), "TANGRAM_GATEWAY_PORT": str(port), "PATH": "/usr/bin:/bin"}
     (tmp_path / "services.toml").write_text("[quotas.q]\nconcurrency = 1\n")
-    variables |= {"TANGRAM_SERVICES_FILE": str(tmp_path / "services.toml"), "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-    argv = [sys.executable, "-m", "tangram", "up", "--cells", "1"]
-    with subprocess.Popen(argv, env=variables, stderr=subprocess.PIPE, text=True) as up:
-        try:
-            assert up.stderr is not None
-            lines = [up.stderr.readline() for _ in range(2)]
-            assert f"http://127.0.0.1:{port}" in lines[1] and "tangram token new" in lines[1], lines
-            assert httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
-        finally:
-            up.terminate()
+    with started(tmp_path, "up", "--cells", "1", TANGRAM_GATEWAY_PORT=str(port)) as up:
+        assert up.stderr is not None
+        lines = [up.stderr.readline() for _ in range(2)]
+        assert f"http://127.0.0.1:{port}" in lines[1] and "tangram token new" in lines[1], lines
+        assert httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200

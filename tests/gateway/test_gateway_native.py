@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
+import pytest
 
 from tangram.connection import open_store
 from tangram.wire import BLOB_KEY_PREFIX, RESULT_KEY_PREFIX
@@ -31,12 +32,9 @@ def test_files_go_in_and_come_out(http: httpx.Client, environment: str, run: Run
     assert http.put(f"{environment}/files", params={"path": "in/data.bin"}, content=data).status_code == 204
     assert run("wc -c < in/data.bin; cp in/data.bin out.bin")["stdout"] == "2048000\n"
     assert http.get(f"{environment}/files", params={"path": "out.bin"}).content == data
-
-
-def test_a_file_that_is_not_there_is_the_callers_affair(http: httpx.Client, environment: str) -> None:
+    # And one that is not there is the caller's affair
     answer = http.get(f"{environment}/files", params={"path": "nowhere"})
-    assert answer.status_code == 400
-    assert "nowhere" in answer.json()["error"]["message"]
+    assert answer.status_code == 400 and "nowhere" in answer.json()["error"]["message"]
 
 
 def test_a_command_that_is_sent_again_with_its_key_runs_once(http: httpx.Client, environment: str, run: Run) -> None:
@@ -185,11 +183,22 @@ def test_a_caller_that_hangs_up_takes_its_command_along(served: Served, environm
     served.live.until(lambda: served.live.rows(query) == [("cancelled",)])
 
 
-def test_what_is_wrong_is_said_in_one_line(http: httpx.Client, environment: str) -> None:
-    for body in ({}, {"command": ""}, {"command": "true", "unit": 1}, {"command": "true", "timeout_s": -1}):
-        answer = http.post(f"{environment}/exec", json=body)
-        assert answer.status_code == 400, body
-        assert answer.json()["error"]["kind"] == "bad_request" and "\n" not in answer.json()["error"]["message"]
+@pytest.mark.parametrize(
+    ("path", "body", "says"),
+    [
+        ("exec", {}, "command"),
+        ("exec", {"command": ""}, "command"),
+        ("exec", {"command": "true", "unit": 1}, "unit"),
+        ("exec", {"command": "true", "timeout_s": -1}, "timeout_s"),
+        ("/api/v1/score", {"service": "judge", "items": ["neither prompt nor response"]}, ""),
+        ("/api/v1/generate", {"service": "nobody", "prompts": ["a"]}, "nobody"),
+        ("/api/v1/logprobs", {"service": "teacher", "token_ids": [[1, 2]], "top_k": 129}, "top_k: must be a whole number from 0 to 128"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(http: httpx.Client, environment: str, path: str, body: dict[str, Any], says: str) -> None:
+    answer = http.post(path if path.startswith("/") else f"{environment}/{path}", json=body)
+    assert (answer.status_code, answer.json()["error"]["kind"]) == (400, "bad_request"), answer.text
+    assert says in answer.json()["error"]["message"] and "\n" not in answer.json()["error"]["message"]
 
 
 def test_services_score_and_give_logprobs(http: httpx.Client) -> None:
@@ -201,19 +210,6 @@ def test_services_score_and_give_logprobs(http: httpx.Client) -> None:
     ranked = http.post("/api/v1/logprobs", json={"service": "teacher", "token_ids": [[1, 2, 3], [4, 5]], "top_k": 3}).json()
     assert ranked["logprobs"] == found.json()["logprobs"] and [len(one) for one in ranked["ranks"]] == [2, 1]
     assert [[len(one) for one in row] for key in ("top_ids", "top_logprobs") for row in ranked[key]] == [[3, 3], [3]] * 2
-    refused = http.post("/api/v1/logprobs", json={"service": "teacher", "token_ids": [[1, 2]], "top_k": 129})
-    assert refused.status_code == 400 and "top_k: must be a whole number from 0 to 128" in refused.text
-
-
-def test_items_that_a_model_cannot_take_are_a_bad_request(http: httpx.Client) -> None:
-    answer = http.post("/api/v1/score", json={"service": "judge", "items": ["neither prompt nor response"]})
-    assert (answer.status_code, answer.json()["error"]["kind"]) == (400, "bad_request")
-
-
-def test_a_service_that_nobody_declares_is_a_bad_request(http: httpx.Client) -> None:
-    answer = http.post("/api/v1/generate", json={"service": "nobody", "prompts": ["a"]})
-    assert (answer.status_code, answer.json()["error"]["kind"]) == (400, "bad_request")
-    assert "nobody" in answer.json()["error"]["message"]
 
 
 def test_large_arguments_and_results_leave_the_store_with_their_call(
