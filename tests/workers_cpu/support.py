@@ -112,11 +112,11 @@ class Followed:
 
 
 @contextmanager
-def followed(environment: Environment, command: str, **more: Any) -> Iterator[Followed]:
+def followed(environment: Environment, command: str, *, timeout_s: float = 120.0, **more: Any) -> Iterator[Followed]:
     """Have a command run as long as the block lasts."""
     found: list[Followed] = []
     take: Callable[[str, bytes], None] = lambda name, data: found[0].take(name, data)  # noqa: E731
-    request = ExecRequest(action_id="a", command=command, on_output=take, timeout_s=120, **more)
+    request = ExecRequest(action_id="a", command=command, on_output=take, timeout_s=timeout_s, **more)
     one = Followed(environment.start(request))
     found.append(one)
     one.thread = threading.Thread(target=lambda: one.outcomes.append(one.execution.wait()))
