@@ -28,7 +28,7 @@ from workers.cpu.process.sandbox import ProcessSandbox
 from workers.start import _process_sandbox
 
 from .conftest import below_this, make
-from .support import RUN, groups_like, open_one, printed, processes_with, run
+from .support import RUN, groups_like, open_one, printed, processes_with, run, until
 
 HERE = sorted(os.sched_getaffinity(0))
 needs_two_cores = pytest.mark.skipif(len(HERE) < 2, reason="moving a process between cores needs two of them")
