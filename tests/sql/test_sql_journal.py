@@ -62,17 +62,13 @@ def test_a_received_action_waits(engine: Engine, make: Any, tables: Any, write: 
     assert tables.row(engine, "jobs") == {"name": "coding", "first_seen_at": 100.0}
 
 
-def test_an_action_without_a_class_is_in_that_of_its_kind(engine: Engine, make: Any, tables: Any, write: Any) -> None:
-    write(make.received())
-    assert tables.row(engine, "actions")["action_class"] == "cpu.exec"
-
-
 def test_a_whole_life_ends_with_times_and_without_the_message(engine: Engine, make: Any, tables: Any, write: Any) -> None:
     for entry in (make.received(), make.granted(), make.ended()):
         write(entry)
     row = tables.row(engine, "actions")
     assert row["message"] is None
     assert (row["status"], row["node"], row["units"], row["attempts"]) == ("succeeded", "n1", 2, 1)
+    assert row["action_class"] == row["kind"] == "cpu.exec", "without a class it is in that of its kind"
     assert (row["granted_at"], row["started_at"], row["ended_at"]) == (101.0, 101.0, 103.0)
     assert (row["queue_s"], row["overhead_s"], row["execution_s"], row["act_s"], row["cpu_s"]) == (1.0, 0.25, 2.0, 3.25, 1.5)
     grant = tables.row(engine, "grants")
@@ -175,19 +171,13 @@ def test_many_resizes_of_an_action_are_one_row_of_a_commit(make: Any) -> None:
 
 def test_environments_and_nodes_come_back_until_they_are_gone(engine: Engine, make: Any) -> None:
     with SqlJournal(engine) as journal:
-        journal.write([make.environment("opening", 1.0), make.environment("open", 2.0, pod_cores=2)])
+        journal.write([make.environment("opening", 1.0), make.environment("open", 2.0, pod_cores=2, client="c1", used_at=2.0)])
+        journal.write([make.environment("open", 9.0, pod_cores=2, client="c1", used_at=9.0)])
         journal.write([make.environment("open", 1.0, id="e2"), make.environment("closed", 3.0, id="e2")])
         journal.write([make.node("up", 1.0), make.node("up", 1.0, name="n2"), make.node("lost", 5.0, name="n2")])
         found = journal.unfinished()
-    assert found.environments == [make.environment("open", 2.0, pod_cores=2)]
+    assert found.environments == [make.environment("open", 9.0, pod_cores=2, client="c1", used_at=9.0)]
     assert found.nodes == [make.node("up", 1.0)]
-
-
-def test_an_environment_keeps_its_client_and_its_last_use(engine: Engine, make: Any) -> None:
-    with SqlJournal(engine) as journal:
-        journal.write([make.environment("open", 2.0, client="c1", used_at=2.0)])
-        journal.write([make.environment("open", 9.0, client="c1", used_at=9.0)])
-        assert journal.unfinished().environments == [make.environment("open", 9.0, client="c1", used_at=9.0)]
 
 
 def test_environments_that_are_gone_are_known_for_a_while(engine: Engine, make: Any) -> None:

@@ -21,11 +21,10 @@ from scheduler.live.entries import InstancesForgotten
 from tangram.elasticity import FLAT, Amdahl, Table
 
 
-def test_a_report_of_nothing_is_empty(engine: Engine) -> None:
-    report = act_report(engine)
-    assert report.total.act.count == 0
-    assert report.by_kind == report.by_job == {}
-    assert report.pod_core_s == 0.0
+def test_a_report_and_the_status_of_nothing_are_empty(engine: Engine) -> None:
+    report, found = act_report(engine), status(engine, 1.0)
+    assert (report.total.act.count, report.pod_core_s, report.by_kind, report.by_job) == (0, 0.0, {}, {})
+    assert (found.nodes, found.services, found.environments, found.actions, found.oldest_wait_s) == ((), (), {}, {}, 0.0)
 
 
 @settings(max_examples=15, deadline=None)
@@ -222,11 +221,6 @@ def test_instances_of_nodes_that_left_for_good_are_deleted_when_another_joins(en
     write(InstancesForgotten(node="n1", at=100_000.0, reason="joined anew"))
     # Then only what is not long gone is still known
     assert {row["node"] for row in tables.rows(engine, "service_instances")} == {"recent", "up"}
-
-
-def test_status_of_an_empty_deployment(engine: Engine) -> None:
-    found = status(engine, 1.0)
-    assert (found.nodes, found.services, found.environments, found.actions, found.oldest_wait_s) == ((), (), {}, {}, 0.0)
 
 
 def test_a_run_finds_its_actions_again(engine: Engine, make: Any, write: Any) -> None:
