@@ -254,16 +254,17 @@ class CoreMachine(RuleBasedStateMachine):
             self.submit(Action(kind="build", cost=Cost(cost), **fields))
 
     @rule(
-        job=st.sampled_from(JOBS),
         name=st.sampled_from(["instant", "short", "medium", "endless"]),
         cores=st.sampled_from([1, 1, (1, 2, 4)]),
         priority=st.sampled_from([5, 5, 9]),
         times=st.integers(1, 6),
-        environment=st.sampled_from(ENVIRONMENTS),
+        number=st.integers(0, 2),
+        session=st.sampled_from([None, None, "main"]),
     )
-    def run_commands(self, cores: Any, name: str, times: int, **fields: Any) -> None:
+    def run_commands(self, number: int, cores: Any, name: str, times: int, **fields: Any) -> None:
+        place = {"environment": ENVIRONMENTS[number], "job": JOBS[number], "idempotent": True}
         for _ in range(times):
-            self.submit(Action(kind="cpu.exec", cost=Cost.of(cores=cores), curve=Amdahl(0.9), action_class=name, idempotent=True, **fields))
+            self.submit(Action(kind="cpu.exec", cost=Cost.of(cores=cores), curve=Amdahl(0.9), action_class=name, **place, **fields))
 
     @rule(
         job=st.sampled_from(JOBS),
@@ -317,13 +318,14 @@ class CoreMachine(RuleBasedStateMachine):
         running = sorted(self.ledger.running().items())
         return running[pick % len(running)] if running else None
 
-    @rule(pick=st.integers(0, 50))
-    def never_arrives(self, pick: int) -> None:
+    @rule(pick=st.integers(0, 50), stale=SELDOM)
+    def never_arrives(self, pick: int, stale: bool) -> None:
         chosen = self.some_running(pick)
         if chosen is not None:
             chosen[1].refused = True
-            self.handle(events.NeverArrived(id=chosen[0], attempt=chosen[1].grant.attempt))
+            self.handle(events.NeverArrived(id=chosen[0], attempt=chosen[1].grant.attempt + stale))
             chosen[1].refused = False
+            assert not stale or self.log[-1][2] == []
 
     @rule(pick=st.integers(0, 50))
     def starts_running(self, pick: int) -> None:

@@ -94,6 +94,16 @@ def test_an_environment_that_was_opening_opens_elsewhere(world: Any) -> None:
     assert w.grants["a"].node == "n1"
 
 
+def test_an_opening_environment_that_nobody_wants_any_more_is_not_opened_again(world: Any) -> None:
+    w = world().node("n0").node("n1").open("e0", finish=False, trajectory="t")
+    w.handle(events.Cancelled(job="default", trajectory="t"))
+
+    w.lose(w.grants["open-e0"].node)
+
+    assert w.ends["open-e0"].status == "lost"
+    assert w.core.state.environments == {}
+
+
 def test_a_node_that_joins_again_has_restarted(world: Any) -> None:
     w = world().node(cores=2)
     w.run("a", 2)

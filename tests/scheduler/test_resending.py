@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from scheduler.live.heartbeats import MOST_RESENT
 from scheduler.model import QuotaSpec
 from scheduler.model.commands import Requeue
-from tangram.wire import CLAIM_KEY_PREFIX, node_queue
+from tangram.wire import CLAIM_KEY_PREFIX, GRANT_HEADER, node_queue
 
 from .deployed import Deployment
 
@@ -64,6 +65,19 @@ def test_a_node_hears_who_loses_a_core_before_who_gets_it() -> None:
     # Then the change of the first is sent before the second
     tasks = [message.decode() for message in deployment.broker.waiting(node_queue("n"))]
     assert ["tangram.regrant" in tasks[0], '"urgent"' in tasks[1], len(tasks)] == [True, True, 2]
+
+
+def test_a_request_that_is_granted_ahead_says_when_it_is_to_go() -> None:
+    # Given a quota of ten a second that may be granted 50 ms ahead; when two requests come
+    deployment = Deployment()
+    deployment.start(quotas=[QuotaSpec(name="web", rate_per_s=10.0, lead_s=0.05)])
+    deployment.join(kinds=["api"])
+    deployment.submit("a", "b", **CALL)
+    deployment.now += 0.05
+    deployment.service.step()
+    # Then the grant of the second one names its time
+    grants = [json.loads(message)["headers"][GRANT_HEADER] for message in deployment.broker.waiting(node_queue("n"))]
+    assert [grant.get("not_before") for grant in grants] == [None, pytest.approx(1000.1)]
 
 
 def test_requests_whose_grants_got_lost_are_spaced_as_the_quota_has_it() -> None:

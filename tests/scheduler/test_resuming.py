@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from scheduler.core.core import Core
 from scheduler.cpu.cores import CoreGroup
-from scheduler.model import Grant, Limits, NodeSpec, events
+from scheduler.model import Grant, Limits, NodeSpec, ServiceSpec, events
 from scheduler.model.commands import Finish, Resize, Start
 from tangram.action import Action, Cost
 from tangram.elasticity import Amdahl
@@ -95,9 +97,11 @@ def test_a_worker_hears_at_once_of_cores_that_the_next_scheduler_does_not_know_a
     ],
 )
 def test_what_ran_on_a_node_that_is_gone_begins_elsewhere_with_the_next_event_or_is_lost(action: Action, becomes: str) -> None:
-    # Given another node, and an action that an earlier scheduler had begun on one that is gone
+    # Given another node, and an action that an earlier scheduler had begun on one that is gone, perhaps in an environment there
     core = make_core("elastic", Limits())
     core.handle(events.NodeJoined(node=NODE), 0.0)
+    if action.kind == "cpu.exec":
+        core.handle(events.EnvironmentOpened(id="e1", node="gone", job="default", trajectory="t"), 0.0)
     out = core.handle(resumed("a", action, Grant(node="gone")), 0.0)
 
     # When anything at all happens
@@ -105,3 +109,26 @@ def test_what_ran_on_a_node_that_is_gone_begins_elsewhere_with_the_next_event_or
 
     # Then it begins there, if it may be repeated and needs no environment that is gone
     assert [one.grant.node if isinstance(one, Start) else one.status for one in out if isinstance(one, Start | Finish)] == [becomes]
+
+
+def test_sessions_and_instances_that_run_something_do_so_under_the_next_scheduler(world: Any) -> None:
+    # Given two actions on an instance that takes two, and a command of a session, all of an earlier scheduler
+    w = world(services=[ServiceSpec(name="rm", max_concurrency=2)]).node(cells=1)
+    w.handle(events.EnvironmentOpened(id="e", node="n0", job="default", trajectory="t"))
+    score = Action(kind="gpu.score", service="rm")
+    command = Action(kind="cpu.exec", environment="e", session="main", cost=Cost.of(cores=1))
+    for name, action, grant in (
+        ("s0", score, Grant(node="n0", cell_ids=(0,))),
+        ("s1", score, Grant(node="n0", cell_ids=(0,))),
+        ("first", command, Grant(node="n0", core_ids=(0,))),
+    ):
+        w.grants[name] = grant
+        w.handle(resumed(name, action, grant))
+
+    # When more of each come, then they wait for those that run
+    w.score("s2", "rm")
+    w.exec("next", "e", session="main")
+    assert w.waiting == ["s2", "next"]
+    w.finish("s0")
+    w.finish("first")
+    assert (w.waiting, w.grants["s2"].restore) == ([], False)
