@@ -306,3 +306,18 @@ def test_the_next_scheduler_tells_the_ends_that_a_killed_one_had_only_written_do
     one.told()
     assert one.broker.end("a") == ("rejected", "impossible")
     assert one.journal.unfinished().unpublished == ()
+
+
+def test_tries_that_lost_a_node_are_counted_over_a_restart(begin: Callable[..., Deployed]) -> None:
+    # Given an action that has lost its node once, and waits for another one
+    one = begin("fcfs")
+    one.submit("a", idempotent=True)
+    one.told({"type": "left", "name": "n"})
+    assert one.waiting == ["a"]
+    # When the next scheduler starts it anew, and that node is lost, too
+    one.start("fcfs")
+    one.join(incarnation="2")
+    assert one.core.state.running["a"].grant.attempt == 2
+    one.told({"type": "left", "name": "n"})
+    # Then it is not tried a third time
+    assert one.broker.end("a") == ("lost", "node_lost")
