@@ -321,3 +321,14 @@ def test_tries_that_lost_a_node_are_counted_over_a_restart(begin: Callable[..., 
     one.told({"type": "left", "name": "n"})
     # Then it is not tried a third time
     assert one.broker.end("a") == ("lost", "node_lost")
+
+
+def test_large_arguments_outlive_a_restart(begin: Callable[..., Deployed]) -> None:
+    # Given an action that waits, with arguments beside its message that would soon be gone
+    one = begin("fcfs")
+    one.submit("a", "b", cost={"cores": 8}, blobs=["tangram-blob-1"])
+    one.broker.keep("tangram-blob-1", b"large", 300.0)
+    # When the next scheduler begins; then it keeps them for long
+    one.start("fcfs")
+    one.wait(1.0)
+    assert (one.broker.left_s("tangram-blob-1") or 0.0) > 300.0
