@@ -332,3 +332,14 @@ def test_large_arguments_outlive_a_restart(begin: Callable[..., Deployed]) -> No
     one.start("fcfs")
     one.wait(1.0)
     assert (one.broker.left_s("tangram-blob-1") or 0.0) > 300.0
+
+
+def test_whoever_names_an_environment_that_was_lost_is_told_so_by_the_next_scheduler_too(begin: Callable[..., Deployed]) -> None:
+    # Given an environment that was lost with its node; when the next scheduler has begun, and a command names it
+    one = begin("fcfs")
+    one.open("e")
+    one.told({"type": "left", "name": "n"})
+    one.start("fcfs")
+    one.exec("late", "e")
+    # Then it is lost, and not unknown
+    assert one.broker.end("late") == ("lost", "environment_lost")
