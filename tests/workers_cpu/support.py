@@ -199,12 +199,13 @@ def weight_of(pid: int) -> int:
 
 
 def until(condition: Callable[[], bool], limit_s: float = 60.0) -> bool:
-    """Look again and again until `condition` holds; return whether it did in time."""
-    end = time.monotonic() + limit_s
+    """Look again and again until `condition` holds, ever more seldom, as looks at all processes cost; return whether it did in time."""
+    end, pause_s = time.monotonic() + limit_s, 0.002
     while not condition():
         if time.monotonic() > end:
             return False
-        time.sleep(0.002)
+        time.sleep(pause_s)
+        pause_s = min(1.5 * pause_s, 0.03)
     return True
 
 
