@@ -7,16 +7,28 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from app.broker.stored_ends import stored_end
 from scheduler.model.lifecycle import MOST_TRIES
 from tangram.ends import fault_of
 from tangram.errors import ActionError
 from tangram.results import ExecResult
+from tangram.wire import RESULT_KEY_PREFIX
+from tests.virtual.clock import EPOCH
 from tests.virtual.trainer import Told, Trainer
 
 if TYPE_CHECKING:
     from tests.virtual.run import Run
 
+LATE_RESULTS = {"cut node", "broker away", "answers lost", "messages lost"}
+"""Faults after which a worker may store a result although its node was given up: it goes on trying to store it, or its beats were lost."""
+
 Condition = Callable[[], bool]
+
+CANCELLED_S = 20.0
+"""Within which a cancelled action has ended once nothing is broken any more."""
+
+LEASED_S = 40.0
+"""The same for an environment whose lease is over. Clocks may be wrong by 20 s."""
 
 LATE_S = 6.0
 """How long a message to a node is under way at most, with the time until it is looked at."""
@@ -39,6 +51,11 @@ def now_and_then(run: Run) -> list[str]:
     for action, count in runs.items():
         if count > (MOST_TRIES if idempotent.get(action) else 1):
             broken.append(f"nothing runs twice: {action} ran {count} times: {[one for one in run.ledger.runs if one.action == action]}")
+    newest: dict[str, int] = {}
+    for claim in run.ledger.claims:
+        newest[claim.node] = max(claim.epoch, newest.get(claim.node, 0))
+        if claim.epoch < newest[claim.node]:
+            broken.append(f"no grant of a replaced scheduler is taken up: {claim} after one of epoch {newest[claim.node]}")
     for trainer in run.trainers:
         for told in trainer.told:
             if told.times > 1:
@@ -50,6 +67,10 @@ def now_and_then(run: Run) -> list[str]:
     for (worker, one, other), since in run.shared.items():
         if run.world.now > LATE_S + max([since, *(2 * end - since for end in lossy if end > since)]):
             broken.append(f"no core is held twice: {one} and {other} on {worker}: {run.ledger.cores[worker]}")
+    if run.world.now > run.scenario.calm_from_s + LEASED_S:
+        over = "select id, state from environments where ended_at is null and ends_at < ?"
+        for name, state in run.database.execute(over, (EPOCH + run.world.now - LEASED_S,)):
+            broken.append(f"a lease ends: environment {name} is {state} though its lease was over {LEASED_S:.0f} s ago")
     return broken
 
 
@@ -64,6 +85,9 @@ def after_a_write(run: Run) -> list[str]:
         for core in json.loads(core_ids):
             if by_core.setdefault((node, core), action) != action:
                 broken.append(f"no unit is granted twice: core {core} of {node} to {action} and {by_core[node, core]}")
+    calls = [name for (name,) in run.database.execute("select id from actions where quota is not null and status = 'running'")]
+    if len(calls) > 1:
+        broken.append(f"no quota is exceeded: {calls} run at once")
     return broken
 
 
@@ -95,7 +119,12 @@ def _lives(node: object) -> bool:
 def at_the_end(run: Run) -> list[str]:
     """Laws about what everybody knows in the end."""
     broken = [f"nothing is left anywhere: {what}" for what in left(run)]
-    journal = {row[0]: row for row in run.database.execute("select id, status, cause, reason from actions")}
+    journal = {row[0]: row for row in run.database.execute("select id, status, cause, reason, kind from actions")}
+    reachable = not {fault.kind for fault in run.scenario.faults} & LATE_RESULTS
+    for name, (_, status, cause, _, kind) in journal.items() if reachable else ():
+        stored = stored_end(name, kind, run.network.broker.value(RESULT_KEY_PREFIX + name))
+        if stored is not None and stored.cause != "result_lost" and stored.status != status:
+            broken.append(f"the journal agrees: {name}, {kind} is stored as {stored}, the journal says {status} by {cause}")
     for trainer in run.trainers:
         lives = trainer.process is not None and (trainer.process.alive or trainer.closed)
         for told in trainer.told if lives else ():
@@ -103,7 +132,7 @@ def at_the_end(run: Run) -> list[str]:
     return broken
 
 
-def _told(run: Run, trainer: Trainer, told: Told, row: tuple[str, str, str, str] | None) -> list[str]:
+def _told(run: Run, trainer: Trainer, told: Told, row: tuple[str, str, str, str, str] | None) -> list[str]:
     """The laws of one action whose trainer lives."""
     name = f"{told.action}, {told.kind}"
     if told.times == 0:
@@ -114,6 +143,10 @@ def _told(run: Run, trainer: Trainer, told: Told, row: tuple[str, str, str, str]
     if row is None:
         return [f"the journal agrees: {name} ended as {told.status} ({told.error}), and the journal does not know it"]
     broken = []
+    if told.cancelled_at is not None and told.told_at is not None:
+        waited_s = told.told_at - max(told.cancelled_at, run.world.monotonic() - run.world.now + run.scenario.calm_from_s)
+        if waited_s > CANCELLED_S:
+            broken.append(f"a cancel is heeded: {name} ended as {told.status} {waited_s:.0f} s after it was cancelled and all was calm")
     if row[1] != told.status:
         broken.append(f"the journal agrees: {name} ended as {told.status} ({told.error or told.value}), the journal says {row}")
     runs = [one for one in run.ledger.runs if one.action == told.action]

@@ -23,7 +23,7 @@ from app.journal.database import DatabaseError, open_engine, sqlite_url
 from app.journal.leader import Lease
 from app.journal.migrating import upgrade
 from app.journal.writing import JournalError
-from scheduler.live.entries import Entry, Journal, Unfinished
+from scheduler.live.entries import ActionGranted, Entry, Journal, Unfinished
 from tangram.wire import CONTROL_QUEUE, INGRESS_QUEUE
 from tests.virtual.clock import Process, World
 
@@ -57,6 +57,8 @@ class Network:
         self.kill_at: dict[str, int] = {}
         """Processes that die at their so many next calls."""
         self.killed: list[str] = []
+        self.freeze_before_sending: dict[str, float] = {}
+        """Processes that freeze as soon as the journal has the next grant that they write, and for how long."""
         self.written = 0
         """How often something was written into the journal."""
         self.broker = FaultyBroker(self)
@@ -79,6 +81,14 @@ class Network:
         """Carry a call of the journal to it, or its answer back."""
         if self._reached() is not None and self.journal_away:
             raise JournalError("the database is away")
+
+    def wrote(self, entries: Sequence[Entry]) -> None:
+        """Note that the journal has something new."""
+        self.written += 1
+        process = self.world.process()
+        if process is not None and process.name in self.freeze_before_sending and any(isinstance(one, ActionGranted) for one in entries):
+            process.freeze()
+            self.world.later(self.freeze_before_sending.pop(process.name), process.thaw)
 
     def _reached(self) -> Process | None:
         process = self.world.process()
@@ -133,7 +143,7 @@ class VirtualJournal:
             self._network.asked("write")
         self._journal.write(entries)
         if entries:
-            self._network.written += 1
+            self._network.wrote(entries)
             self._network.asked("write done")
 
     def unfinished(self) -> Unfinished:

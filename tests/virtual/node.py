@@ -18,16 +18,16 @@ from tangram import clock
 from tangram.blobs import Blobs
 from tangram.connection import OUTAGE_LIMIT_S
 from tangram.settings import Settings
-from tangram.wire import GRANT_HEADER, node_queue
+from tangram.wire import GRANT_HEADER, WireGrant, node_queue
 from tests.virtual.clock import Process
 from tests.virtual.network import Network
-from tests.virtual.sandbox import Ledger, VirtualSandbox
+from tests.virtual.sandbox import Claim, Ledger, VirtualSandbox
 from workers.context import CpuContext, provide
 from workers.control import this_node
 from workers.cpu import tasks
 from workers.cpu.giving import Giving
 from workers.cpu.streams import OutputStreams
-from workers.node import Node
+from workers.node import Node, Try
 from workers.start import describe
 
 assert tasks, "importing it registers the tasks"
@@ -49,6 +49,19 @@ def _ran(task: Any, **_: Any) -> None:
     call = call_of(task)
     if call is not None and runtime().part(NodeRuntime) is not None:  # type: ignore[type-abstract]
         this_node().finish(call)
+
+
+class WatchedNode(Node):
+    """A node whose claims are in the ledger, in the order in which it let them through."""
+
+    ledger: Ledger
+    worker: str
+
+    def _may_claim(self, one: Try, grant: WireGrant) -> bool:
+        may = super()._may_claim(one, grant)
+        if may:
+            self.ledger.claims.append(Claim(*one, self.worker, grant["epoch"]))
+        return may
 
 
 class VirtualNode:
@@ -91,7 +104,7 @@ class VirtualNode:
         random = self._network.world.random
         self.sandbox = sandbox = VirtualSandbox(worker, self._ledger, lambda: random.choice((0.01, 0.1, 0.5, 2.0)))
         description = describe("cpu", settings.model_copy(update={"node_name": self.name}), cores=self.cores, memory_mb=4096)
-        self._node = node = Node(
+        self._node = node = WatchedNode(
             APP,
             store,  # type: ignore[arg-type]
             description,
@@ -100,6 +113,7 @@ class VirtualNode:
             timeout_s=settings.timeout_s,
             now=lambda: {"environments": [one.spec.id for one in sandbox.environments()]},
         )
+        node.ledger, node.worker = self._ledger, worker
         runtime().provide(NodeRuntime, node)  # type: ignore[type-abstract]
         runtime().provide(Ledger, self._ledger)
         blobs = Blobs(store, patience_s=OUTAGE_LIMIT_S)  # type: ignore[arg-type]

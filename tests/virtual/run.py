@@ -20,6 +20,7 @@ from sqlalchemy import Engine
 from app.broker.memory import use
 from app.broker.transport import KombuTransport
 from app.celery import configuration
+from app.journal import unfinished
 from app.journal.database import DatabaseError
 from app.journal.leader import SCHEDULER_LEASE
 from app.scheduler_process import Scheduler
@@ -83,10 +84,9 @@ class Run:
             trainer = Trainer(self.network, self.settings, job)
             self.trainers.append(trainer)
             trainer.start([rollout for rollout in scenario.rollouts if rollout.job == job])
-        last_s = 0.0
         for fault in scenario.faults:
             world.later(fault.at_s, partial(self._inflict, fault))
-            last_s = max(last_s, fault.at_s + fault.lasts_s)
+        last_s = scenario.calm_from_s
         self._supervise()
         self._until(lambda: world.now > last_s and all(map(_is_over, self.trainers)), last_s + ENDS_S)
         if not self.broken:
@@ -202,7 +202,9 @@ class Run:
         process = victim if isinstance(victim, Process) else victim.process
         if process is None or not process.alive or process.frozen:
             return
-        if what == "freeze":
+        if what == "freeze" and whom == "scheduler" and fault.amount > 0:
+            self.network.freeze_before_sending[process.name] = fault.lasts_s
+        elif what == "freeze":
             process.freeze()
             self.world.later(fault.lasts_s, process.thaw)
         elif what == "cut":
@@ -233,6 +235,7 @@ def _settings() -> Settings:
     return Settings(
         _env_file=None,  # type: ignore[call-arg]
         state_dir=Path("/nonexistent"),
+        services_file=Path(__file__).parent / "quotas.toml",
         orphan_s=30.0,
         keep_days="forever",
         takeover_s=5.0,
@@ -253,6 +256,8 @@ def running(scenario: Scenario, event_log: Path | None = None) -> Iterator[Run]:
     with (
         clock.installed(world),
         patch.object(secrets, "token_hex", lambda size=16: hexes.randbytes(size).hex()),
+        # A scheduler that takes over remembers no ends, so that it has to ask the journal.
+        patch.object(unfinished, "ENDS_LOADED", 0),
         # Where kombu waits between two tries to connect.
         patch.object(functional, "sleep", clock.sleep),
         patch.object(functional, "time", clock.monotonic),

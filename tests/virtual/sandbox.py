@@ -34,10 +34,21 @@ class Run:
     exit_code: int | None = None
 
 
+@dataclass(frozen=True)
+class Claim:
+    """A try that a node has claimed."""
+
+    action: str
+    attempt: int
+    node: str
+    epoch: int
+
+
 @dataclass
 class Ledger:
-    """All that was really run, and what is held now, by worker process."""
+    """All that was really claimed and run, and what is held now, by worker process."""
 
+    claims: list[Claim] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
     cores: dict[str, dict[str, tuple[int, ...]]] = field(default_factory=dict)
 

@@ -6,7 +6,7 @@ A scenario is plain data, so it can be made shorter.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tests.virtual.trainer import Rollout, Step
@@ -14,6 +14,7 @@ from tests.virtual.trainer import Rollout, Step
 FAULTS = (
     "kill scheduler",
     "kill scheduler",
+    "freeze scheduler",
     "freeze scheduler",
     "kill node",
     "freeze node",
@@ -34,6 +35,15 @@ FAULTS = (
     "slow network",
     "clock steps",
 )
+CHAINS = (
+    ("cut trainer", "kill scheduler", "broker comes back empty"),
+    ("freeze trainer", "kill scheduler", "broker comes back empty"),
+    ("freeze scheduler", "freeze node"),
+    ("freeze scheduler", "freeze node"),
+    ("freeze scheduler", "messages lost"),
+)
+"""Faults that follow one another while the first one lasts."""
+
 BEGIN_S, END_S = 1.0, 40.0
 """When faults begin."""
 
@@ -58,36 +68,53 @@ class Scenario:
     rollouts: tuple[Rollout, ...]
     faults: tuple[Fault, ...]
 
+    @property
+    def calm_from_s(self) -> float:
+        """When the last fault is over."""
+        return max((fault.at_s + fault.lasts_s for fault in self.faults), default=0.0)
+
 
 def scenario(seed: int) -> Scenario:
     """Return the scenario of a seed."""
     draw = random.Random(f"scenario {seed}")
     cores = tuple(draw.choice((1, 2, 4)) for _ in range(draw.choice((1, 2, 2, 3))))
     rollouts = tuple(_rollout(draw, number) for number in range(draw.randint(2, 7)))
-    faults = tuple(sorted((_fault(draw) for _ in range(draw.choice((0, 1, 2, 3, 5)))), key=lambda fault: fault.at_s))
-    return Scenario(seed, cores, rollouts, faults)
+    faults = [_fault(draw, draw.choice(FAULTS)) for _ in range(draw.choice((0, 1, 2, 3, 5)))]
+    if draw.random() < 0.25:
+        first, *others = draw.choice(CHAINS)
+        faults.append(replace(_fault(draw, first), lasts_s=20.0))
+        begin_s = faults[-1].at_s
+        for kind in others:
+            begin_s = round(begin_s + draw.choice((0.5, 3.0, 6.0)), 3)
+            faults.append(replace(_fault(draw, kind), at_s=begin_s, lasts_s=8.0))
+    return Scenario(seed, cores, rollouts, tuple(sorted(faults, key=lambda fault: fault.at_s)))
 
 
-def _fault(draw: random.Random) -> Fault:
-    kind = draw.choice(FAULTS)
+def _fault(draw: random.Random, kind: str) -> Fault:
     lasts_s = draw.choice((0.2, 1.0, 2.5, 4.0, 8.0, 20.0))
     amount = draw.choice((1, 2, 3, 5, 10, 30, 100)) if kind == "kill scheduler" else draw.choice((-20.0, 0.2, 0.5, 5.0))
+    if kind == "freeze scheduler" and amount != 0.2:  # about until the next one has asked for what the frozen one has not sent
+        lasts_s = round(draw.uniform(5.0, 8.0), 3)
     return Fault(round(draw.uniform(BEGIN_S, END_S), 3), kind, draw.randrange(6), lasts_s, amount)
 
 
 def _rollout(draw: random.Random, number: int) -> Rollout:
     steps = [Step(0.0, "open")]
     for _ in range(draw.randint(1, 6)):
-        does = draw.choice(("exec", "exec", "exec", "exec", "file", "work", "cancel" if draw.random() < 0.2 else "exec"))
+        does = draw.choice(("exec", "exec", "exec", "exec", "file", "work", draw.choice(("cancel", "cancel job", "renew", "exec", "exec"))))
         commands: tuple[dict[str, Any], ...] = ()
         if does == "exec":
             commands = tuple(_command(draw) for _ in range(draw.choice((1, 1, 1, 2))))
         if does == "work":
-            commands = tuple({"work_s": draw.choice((0.1, 1.0, 4.0)), "number": draw.randrange(1000)} for _ in range(draw.choice((1, 2))))
+            commands = tuple(
+                {"work_s": draw.choice((0.1, 1.0, 4.0)), "number": draw.randrange(1000), "quota": draw.random() < 0.5}
+                for _ in range(draw.choice((1, 2, 3)))
+            )
         steps.append(Step(draw.choice((0.0, 0.1, 1.0, 3.0)), does, commands))
     if draw.random() < 0.7:
         steps.append(Step(0.1, "close"))
-    return Rollout(f"t{number}", draw.choice(("a", "a", "b")), draw.choice((0.0, 0.0, 2.0, 10.0)), tuple(steps))
+    lease_s = draw.choice((None, None, None, 4.0, 15.0))
+    return Rollout(f"t{number}", draw.choice(("a", "a", "b")), draw.choice((0.0, 0.0, 2.0, 10.0)), tuple(steps), lease_s=lease_s)
 
 
 def _command(draw: random.Random) -> dict[str, Any]:
@@ -102,4 +129,6 @@ def _command(draw: random.Random) -> dict[str, Any]:
         command["timeout_s"] = draw.choice((0.2, 3.0))
     if draw.random() < 0.2:
         command["idempotent"] = True
+    if draw.random() < 0.15:
+        command["work_s"], command["cancel_s"] = 200.0, draw.choice((0.0, 0.5, 3.0, 8.0))
     return command

@@ -48,6 +48,18 @@ def test_a_lost_node_is_told_as_what_it_is() -> None:
     assert broken == [] and [status for _, status, _ in told] == ["succeeded", "lost", "lost"]
 
 
+def test_what_was_lost_with_the_store_is_not_run_again_by_a_scheduler_that_knows_it_from_the_journal_alone() -> None:
+    faults = (
+        Fault(2.0, "cut trainer", lasts_s=20.0, amount=5.0),
+        Fault(8.0, "kill scheduler", amount=1.0),
+        Fault(16.0, "broker comes back empty"),
+    )
+    broken, log, _, told = story(Scenario(1, (2,), (replace(ROLLOUT, steps=ROLLOUT.steps[:2]),), faults))
+
+    assert broken == [], log
+    assert [status for _, status, _ in told] == ["succeeded", "failed"]
+
+
 def test_a_scheduler_may_die_at_each_of_its_calls() -> None:
     for call in range(1, 40):
         broken, log, _, told = story(Scenario(call, (2,), (ROLLOUT,), (Fault(0.02, "kill scheduler", 0, amount=call),)))

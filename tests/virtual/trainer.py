@@ -6,6 +6,7 @@ import contextlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from celery import Celery
@@ -19,6 +20,7 @@ from tangram.connection import Link
 from tangram.elasticity import make_curve
 from tangram.errors import ActionError, TangramError
 from tangram.handles import Handle
+from tangram.publisher import ControlRequest
 from tangram.results import ExecResult
 from tangram.session import Session
 from tangram.settings import Settings
@@ -35,6 +37,7 @@ class Told:
     idempotent: bool
     submitted_at: float
     asked: Any = None
+    cancelled_at: float | None = None
     times: int = 0
     told_at: float | None = None
     value: Any = None
@@ -70,6 +73,7 @@ class Rollout:
     begins_s: float
     steps: tuple[Step, ...]
     memory_mb: int = 64
+    lease_s: float | None = None
 
 
 @dataclass
@@ -138,11 +142,14 @@ class Trainer:
             clock.sleep(step.think_s)
             if step.does == "work":
                 self._all(session, [Action(kind="virtual.work", job=self.job, **one) for one in map(_work, step.commands)])
-            elif step.does == "cancel":
-                self._ask(lambda: session.wait_for(session.cancel(rollout.name, None)))
+            elif step.does in ("cancel", "cancel job"):
+                whom = (rollout.name, None) if step.does == "cancel" else (None, self.job)
+                self._ask(partial(session.cancel, *whom))
                 place = None
             elif step.does == "open":
-                opening = calls.open_environment(self.job, trajectory=rollout.name, memory_mb=rollout.memory_mb, queue_timeout_s=120.0)
+                opening = calls.open_environment(
+                    self.job, trajectory=rollout.name, memory_mb=rollout.memory_mb, lease_s=rollout.lease_s, queue_timeout_s=120.0
+                )
                 if self._all(session, [opening], open_environment=True):
                     place = calls.place_of(opening)
             elif place is None:
@@ -150,6 +157,8 @@ class Trainer:
             elif step.does == "exec":
                 actions = [_command(place, f"s{number}", **one) for number, one in enumerate(step.commands)]
                 self._all(session, actions, step.commands)
+            elif step.does == "renew":
+                self._ask(partial(session.renew_lease, place, 5.0))
             elif step.does == "file":
                 self._all(session, [calls.write_file(place, "a", b"x")])
                 self._all(session, [calls.read_file(place, "a")])
@@ -163,9 +172,17 @@ class Trainer:
         told = [
             self._note(handle, one, what) for handle, one, what in zip(handles, actions, [*asked, *[None] * len(actions)], strict=False)
         ]
+        for one in told:
+            if one.asked is not None and "cancel_s" in one.asked:
+                clock.thread(lambda one=one: self._cancel(session, one), "cancel").start()  # type: ignore[misc]
         for handle in handles:
             clock.wait([handle.future])
         return all(one.error is None for one in told)
+
+    def _cancel(self, session: Session, told: Told) -> None:
+        clock.sleep(told.asked["cancel_s"])
+        told.cancelled_at = clock.monotonic()
+        self._ask(partial(session.cancel_task, told.action))
 
     def _note(self, handle: Handle[Any], action: Action, asked: Any) -> Told:
         told = Told(handle.id, action.kind, action.idempotent, clock.monotonic(), asked)
@@ -180,20 +197,28 @@ class Trainer:
         handle.when_done(ended)
         return told
 
-    def _ask(self, call: Callable[[], object]) -> None:
+    def _ask(self, ask: Callable[[], ControlRequest]) -> None:
+        assert self.session is not None
         with contextlib.suppress(TangramError):
-            call()
+            self.session.wait_for(ask())
 
 
 def _command(
-    place: Place, session: str, *, units: Sequence[int], timeout_s: float | None = None, idempotent: bool = False, **work: Any
+    place: Place,
+    session: str,
+    *,
+    units: Sequence[int],
+    timeout_s: float | None = None,
+    idempotent: bool = False,
+    cancel_s: float = 0.0,
+    **work: Any,
 ) -> Action:
     return calls.execute(place, json.dumps(work), units=units, timeout_s=timeout_s, session=session, idempotent=idempotent)
 
 
 def _work(command: dict[str, Any]) -> dict[str, Any]:
     return {
-        "cost": Cost.of(cores=[1, 2]),
+        "cost": Cost({"cores": [1, 2], **({"quota:outside": [1]} if command.get("quota") else {})}),
         "curve": make_curve(0.9, None),
         "idempotent": True,
         "arguments": {"work_s": command["work_s"], "number": command["number"]},
