@@ -20,8 +20,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 from redis import Redis, RedisError
 
-# How long an example takes says more of the machine than of what is tested. Each run draws other examples, and there are many runs.
-settings.register_profile("any_machine", max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# How long an example takes says more of the machine than of what is tested. The examples are the same in each run, so that nothing but a
+# change of the code decides; `--hypothesis-profile explore` draws others.
+_any_machine = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("any_machine", _any_machine, derandomize=True)
+settings.register_profile("explore", _any_machine, max_examples=400)
 settings.load_profile("any_machine")
 
 
