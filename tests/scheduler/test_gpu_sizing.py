@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from scheduler.core.core import Core
 from scheduler.gpu.demand import Demands
-from scheduler.gpu.sizing import best_size
-from scheduler.model import ServiceSpec, Waiting, events
+from scheduler.gpu.sizing import Backlog, best_size
+from scheduler.model import NodeSpec, ServiceSpec, Waiting, events
+from scheduler.policies import make_policy
 from tangram.action import Action
 
 DURATIONS_S = (1.0, 1.0 / 1.84, 1.0 / 3.2)
@@ -66,6 +68,24 @@ def test_the_load_is_how_many_would_be_running() -> None:
 
     assert demands.loads(119.5)["rm"] == pytest.approx(6.0, rel=0.1)
     assert demands.loads(1000.0)["rm"] < 0.01
+
+
+def test_what_waits_counts_for_the_cells_that_it_could_use() -> None:
+    # Given nodes of which two could run one service each, and the third both
+    core = Core(make_policy("elastic"))
+    for number, cells in enumerate((8, 24, 8)):
+        core.handle(events.NodeJoined(node=NodeSpec(name=f"n{number}", pools=("gpu",), cells=cells)), 0.0)
+    only_a, only_b, both = core.pools.gpu.groups.values()
+    backlog = Backlog((only_a, only_b, both))
+
+    # When sixteen wait for the one, and sixty-four for the other
+    backlog.spread(16, [only_a, both])
+    backlog.spread(64, [only_b, both])
+
+    # Then each is spread over its cells, and counts for the other where they share them
+    assert backlog.per_cell([only_a, both]) == pytest.approx((16 + 64 * 8 / 32) / 16)
+    assert backlog.per_cell([only_b, both]) == pytest.approx((64 + 16 * 8 / 16) / 32)
+    assert backlog.per_cell([]) == 0.0
 
 
 def test_one_that_comes_after_a_crowd_has_the_largest_instance_that_is_idle(world: Any) -> None:
