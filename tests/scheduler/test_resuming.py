@@ -132,3 +132,20 @@ def test_sessions_and_instances_that_run_something_do_so_under_the_next_schedule
     w.finish("s0")
     w.finish("first")
     assert (w.waiting, w.grants["s2"].restore) == ([], False)
+
+
+def test_a_lease_and_a_client_that_an_open_has_named_are_those_of_its_environment_under_the_next_scheduler(world: Any) -> None:
+    # Given two environments that an earlier scheduler was opening for one client, one on a lease, and one that is detached
+    w = world().node()
+    leased = Action(kind="cpu.open", environment="leased", client="c", lease_s=100.0)
+    detached = Action(kind="cpu.open", environment="detached", client="c", detached=True)
+    for action in (leased, detached):
+        name = f"open-{action.environment}"
+        w.grants[name] = Grant(node="n0")
+        w.handle(resumed(name, action, w.grants[name]))
+        w.finish(name)
+    assert [w.core.state.environments[name].ends_at for name in ("leased", "detached")] == [100.0, None]
+
+    # When the client is gone, then only the first is closed
+    w.handle(events.ClientGone(client="c", reason="its client is gone"))
+    assert [w.core.state.environments[name].state for name in ("leased", "detached")] == ["closing", "open"]

@@ -343,3 +343,20 @@ def test_whoever_names_an_environment_that_was_lost_is_told_so_by_the_next_sched
     one.exec("late", "e")
     # Then it is lost, and not unknown
     assert one.broker.end("late") == ("lost", "environment_lost")
+
+
+def test_the_next_scheduler_knows_whose_an_environment_is(begin: Callable[..., Deployed], engine: Engine) -> None:
+    # Given an environment of a client, which has a name for people; when another scheduler writes down what becomes of it
+    one = begin("fcfs")
+    one.submit("open-e", kind="cpu.open", environment="e", trajectory="t", client="c", owner="host:7", cost={})
+    one.finish("open-e")
+    opened_at = one.now
+    one.now += 30.0
+    one.start("fcfs")
+    environment = one.core.state.environments["e"]
+    assert (environment.client, environment.last_used) == ("c", opened_at)
+    one.cancel("t")
+    # Then it is still theirs
+    with engine.connect() as connection:
+        (found,) = connection.exec_driver_sql("select state, trajectory, client, owner from environments")
+    assert tuple(found) == ("closing", "t", "c", "host:7")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,8 @@ def test_the_event_log_of_schedulers_that_die_replays_to_the_same_commands(tmp_p
         assert run.go() == []
 
     said = log.read_text()
+    setups = [line["setup"] for line in map(json.loads, said.splitlines()) if "setup" in line]
+    assert [len(setup.get("history", ())) for setup in setups] == [0, 1], "the next scheduler learns from what has ended, here an open"
     assert said.count("tangram.events/4") == 2 and '"type":"Resize"' in said and "271828" not in said
     assert main([str(log)]) == 0
     assert capsys.readouterr().out.endswith(" decisions, all equal\n")
