@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.services_file import ConfigError, ServicesFile, check_models, load_services_file
+from workers.start import THREADS
 
 GOOD = """
 [services.rm-small]
@@ -80,6 +81,12 @@ def test_a_service_has_one_cell_an_instant_restore_and_as_many_calls_at_once_as_
     service = read(tmp_path, f'[services.a]\nengine = "{engine}"\ntask = "score"\nmodel = "m"\nmemory_mb = 1').services["a"]
 
     assert (service.cells, service.max_concurrency, service.restore_s, service.dtype) == ([1], calls, 0.0, "auto")
+
+
+def test_a_worker_has_a_thread_for_each_call_that_eight_cells_take_at_a_time(tmp_path: Path) -> None:
+    service = read(tmp_path, '[services.a]\nengine = "vllm"\ntask = "score"\nmodel = "m"\nmemory_mb = 1').services["a"]
+
+    assert THREADS["gpu"] > 8 * service.max_concurrency
 
 
 def test_templates_and_adapters_are_relative_to_the_file(tmp_path: Path) -> None:
