@@ -160,6 +160,16 @@ def test_what_a_lost_node_had_stored_counts_and_an_environment_that_it_opened_is
     assert not cluster.waiting and not cluster.core.state.environments
 
 
+def test_an_environment_that_a_beat_says_has_ended_is_lost_for_the_cause_that_it_names() -> None:
+    # Given an environment in which nothing runs; when a beat says that a program has ended it
+    cluster = Cluster()
+    cluster.open("e")
+    cluster.beat(lost=[["e", "its container ended: its memory was full", "out_of_memory"]])
+    # Then whoever names it later is told that
+    cluster.exec("late", "e")
+    assert cluster.broker.end("late") == ("lost", "out_of_memory")
+
+
 def test_what_a_node_that_only_beats_has_stored_has_ended() -> None:
     # Given two actions whose reports got lost, of which one has its result; when their node has beaten too often without them
     cluster = Cluster()
