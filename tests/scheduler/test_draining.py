@@ -258,3 +258,12 @@ def test_nothing_is_brought_to_a_node_that_has_not_said_what_is_on_its_cells_tho
     w.handle(events.ServicesDeclared(node="n0", services=frozenset({"warm"})))
     w.tick(1.0)
     assert [restore.service for restore in w.of(commands.Restore)] == ["warm"]
+
+
+def test_a_node_that_is_drained_and_put_back_while_it_is_away_is_so_when_it_returns(world: Any) -> None:
+    w = world().node("n0")
+    for draining in (True, False):
+        w.lose()
+        drain(w, draining=draining)
+        w.node("n0")
+        assert w.core.state.nodes["n0"].draining is draining
