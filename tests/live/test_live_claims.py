@@ -66,3 +66,13 @@ def test_a_stop_that_overtakes_its_grant_stops_the_call_at_once(node: Node) -> N
     node.finish(call)
     again = claim(node, attempt=2)
     assert again is not None and again.cancel_reason == ""
+
+
+def test_a_node_that_leaves_stops_what_runs_and_claims_nothing_more(node: Node) -> None:
+    # Given a call that runs; when its node leaves; then it is stopped, and no other is begun
+    call, said = claim(node), list[str]()
+    assert call is not None
+    node.attach(call, said.append)
+    node.leave(0.0)
+    assert said == ["node n is being stopped"]
+    assert claim(node, "next") is None
