@@ -271,6 +271,8 @@ class Heartbeats:
         running = self._core.state.running.get(action_id)
         if running is None or running.grant.attempt != attempt:
             return
+        if running.started_at is not None and running.unseen_beats == 0:
+            return  # said before the message came: the last beat shows that it runs
         for end in self._stored_ends([action_id]):
             self._handle(end.finished(attempt), now)
             return

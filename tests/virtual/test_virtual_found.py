@@ -85,6 +85,20 @@ FOUND = {
         ),
         (Fault(2.5, "messages lost", lasts_s=1.0, amount=5.0),),
     ),
+    "a node's word that it does not know an action came late and ended the action, which ran": Scenario(
+        554,
+        (2, 2),
+        (
+            Rollout("t0", "b", 10.0, (OPEN, Step(3.0, "exec", (run(2.0, 1, 1),)))),
+            Rollout("t1", "b", 2.0, (OPEN, Step(3.0, "exec", (run(8.0, 2, 1, 2, parallel=0.9),)), Step(0.1, "close"))),
+        ),
+        (
+            Fault(3.35, "freeze trainer", 2, 8.0, 0.2),
+            Fault(3.513, "messages late", 3, 20.0, 5.0),
+            Fault(16.779, "freeze scheduler", 4, 20.0, -20.0),
+            Fault(17.279, "freeze node", 0, 8.0, 0.5),
+        ),
+    ),
 }
 
 
