@@ -119,15 +119,16 @@ class Printed:
         os.dup2(self._before, self._descriptor)
 
     def _read(self) -> None:
-        kept = rest = b""
+        kept, rest = bytearray(), b""
         while True:
             rest += os.read(self._source, 1 << 16)
             while self._mark in rest:
                 last, _, rest = rest.partition(self._mark)
                 self._texts.put((kept + last)[: self._bytes])
-                kept = b""
+                kept = bytearray()
             cut = max(0, len(rest) - len(self._mark))  # the mark may come in two parts
-            kept, rest = (kept + rest[:cut])[: self._bytes], rest[cut:]
+            kept += rest[: min(cut, self._bytes - len(kept))]
+            rest = rest[cut:]
 
 
 class Kept:
@@ -178,6 +179,7 @@ def main(cells_file: str, results_file: str, cell_timeout_s: float, most: int) -
         raise CellTimeout(f"the cell ran for more than {cell_timeout_s:g} s")
 
     signal.signal(signal.SIGALRM, out_of_time)
+    process = os.getpid()
     out, err, run, kept = Printed(1, most), Printed(2, most), make_runner(), Kept(most)
     try:
         with open(results_file, "a", encoding="utf-8", errors="replace") as results:  # half of a surrogate pair has no form in UTF-8
@@ -185,6 +187,11 @@ def main(cells_file: str, results_file: str, cell_timeout_s: float, most: int) -
                 sys.stdout, sys.stderr = streams = out.begin(), err.begin()
                 signal.setitimer(signal.ITIMER_REAL, cell_timeout_s)
                 shown, error = run(cell)
+                if os.getpid() != process:  # a child process of the cell, which has come to its end
+                    for stream in streams:
+                        with contextlib.suppress(OSError, ValueError):
+                            stream.flush()
+                    os._exit(0 if error is None else 1)
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 result = kept.result(out.end(streams[0]), err.end(streams[1]), shown, error)
                 results.write(json.dumps(result, default=repr, ensure_ascii=False) + "\n")

@@ -54,6 +54,15 @@ def test_what_the_child_processes_of_a_cell_print_is_in_its_output(tmp_path: Pat
     assert not any(cell["error"] for cell in done)
 
 
+def test_a_child_process_that_comes_to_the_end_of_a_cell_ends_there(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    cells = [
+        "import os\nprint('a')\nchild = os.fork()\nif child == 0: print('child', end='')\nelse: print(os.waitpid(child, 0)[1])",
+        "print('b')",
+    ]
+    code, done = results(tmp_path, flags, cells)
+    assert (code, [cell["stdout"] for cell in done]) == (0, ["a\nchild0\n", "b\n"])
+
+
 def test_an_error_is_a_result_of_its_cell_alone(tmp_path: Path, flags: tuple[str, ...]) -> None:
     code, cells = results(tmp_path, flags, ["print('so far'); 1 / 0", "1 +", "print('goes on')"])
     assert code == 0
