@@ -58,6 +58,9 @@ WINDOW_BYTES, MOST_BYTES = 64 * 1024, 1024 * 1024
 PATTERN_BYTES = 1024 * 1024
 """Most memory that a pattern may take. Callers choose them, so they are RE2's: its time is linear in the text, whatever the pattern."""
 
+PATTERN_STEPS = 10_000
+"""Largest program that RE2 may make of all patterns of a call. At worst each of its steps is taken for each character: some ten seconds."""
+
 _PROGRAMS, _SENT, _SAID = "tangram-gw-rex-programs-", "tangram-gw-rex-sent-", "tangram-gw-rex-said-"
 _TERMINAL = (24, 200)
 _WAITING_CHECK_S = 0.5
@@ -225,10 +228,15 @@ def _action(record: Record, program: Program, session: str) -> Action:
 def _compiled(patterns: Sequence[str]) -> list[Any]:
     options = re2.Options()
     options.max_mem, options.dot_nl, options.log_errors = PATTERN_BYTES, True, False
-    try:
-        return [re2.compile(pattern, options) for pattern in patterns]
-    except re2.error as error:
-        raise RemoteError("builtins.ValueError", f"expect: {error.args[0].decode()} (patterns are RE2's)") from error
+    compiled = list[Any]()
+    for pattern in patterns:
+        try:
+            compiled.append(re2.compile(pattern, options))
+        except re2.error as error:
+            raise RemoteError("builtins.ValueError", f"expect: {error.args[0].decode()} (patterns are RE2's)") from error
+        if sum(one.programsize for one in compiled) > PATTERN_STEPS:
+            raise RemoteError("builtins.ValueError", "expect: the patterns are too large together")
+    return compiled
 
 
 def _search(patterns: Sequence[Any], text: str) -> tuple[int, int, int] | None:
