@@ -187,7 +187,7 @@ async def _run(request: Request, sandbox: Sandbox, script: str, *words: str) -> 
         result: ExecResult = await calls.run(sandbox.caller, action)
         text = result.stdout
         if result.exit_code == 0 and result.truncated:
-            text = await _streamed(sandbox, replace(action, arguments={**action.arguments, "stream": True}))
+            result, text = await _streamed(sandbox, replace(action, arguments={**action.arguments, "stream": True}))
     if result.exit_code is None:
         raise RpcError("deadline_exceeded", f"the call was ended after {limit_s:g} s")
     if result.exit_code != 0:
@@ -196,8 +196,8 @@ async def _run(request: Request, sandbox: Sandbox, script: str, *words: str) -> 
     return _Outcome(text)
 
 
-async def _streamed(sandbox: Sandbox, action: Action) -> str:
-    """Return all that an action prints, which the output limit of its node cuts in its result."""
+async def _streamed(sandbox: Sandbox, action: Action) -> tuple[ExecResult, str]:
+    """Return the result of an action and all that it prints, which the output limit of its node cuts in its result."""
     handle = calls.submit(sandbox.caller, action)
     chunks = cast(AsyncGenerator[Chunk, None], sandbox.caller.session.streams.read_async(handle.id))
     printed = bytearray()
@@ -206,10 +206,11 @@ async def _streamed(sandbox: Sandbox, action: Action) -> str:
             printed += chunk.data if chunk.stream == "stdout" else b""
             if chunk.dropped or len(printed) > LISTING_BYTES:
                 raise RpcError("out_of_range", f"the folder has more entries than the {LISTING_BYTES >> 20} MiB hold that are listed")
+        result: ExecResult = await calls.wait(handle)
     finally:
         handle.cancel()
         await chunks.aclose()
-    return printed.decode("utf-8", "backslashreplace")
+    return result, printed.decode("utf-8", "backslashreplace")
 
 
 def _code(exit_code: int, problem: str) -> str:

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import shlex
 import socket
 import urllib.parse
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx
 import pytest
 
+from tangram.calls import Place
+from tangram.results import Chunk
 from tests.gateway.conftest import Served
+
+pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
+
+from fastapi import Request
+
+from app.gateway import calls
+from app.gateway.e2b import RpcError
+from app.gateway.e2b_filesystem import list_folder
 
 e2b = pytest.importorskip("e2b", reason="the extra `clients` is not installed")
 
@@ -74,6 +88,28 @@ def test_a_folder_of_twenty_thousand_files_is_listed_and_a_larger_one_is_refused
     with pytest.raises(e2b.SandboxException, match="more entries") as refused:
         e2b_sandbox.files.list("more")
     assert not isinstance(refused.value, e2b.RateLimitException)
+
+
+async def test_a_large_folder_is_not_listed_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a listing that is too large for a result, and whose stream ends since the command ran out of time
+    async def chunks(*_: object) -> AsyncIterator[Chunk]:
+        yield Chunk(stream="stdout", data=b"/many\0//81a4 0 0 root root -rw-r--r-- ./a\n", id="1")
+
+    whole = SimpleNamespace(exit_code=0, truncated=True, stdout="")
+    handle = SimpleNamespace(id="listing", cancel=lambda: None)
+    monkeypatch.setattr(calls, "run", AsyncMock(return_value=whole))
+    monkeypatch.setattr(calls, "submit", lambda *_: handle)
+    monkeypatch.setattr(calls, "wait", AsyncMock(return_value=SimpleNamespace(exit_code=None)))
+    session = SimpleNamespace(streams=SimpleNamespace(read_async=chunks))
+    sandbox: Any = SimpleNamespace(
+        processes=SimpleNamespace(unlisted_session=lambda: contextlib.nullcontext("s")),
+        record=SimpleNamespace(place=Place("e2b", "t", "env-1")),
+        caller=SimpleNamespace(session=session),
+    )
+    request = Request({"type": "http", "headers": []}, AsyncMock(return_value={"type": "http.request", "body": b'{"path": "many"}'}))
+    # Then the call fails as any other that runs out of time
+    with pytest.raises(RpcError, match="was ended after"):
+        await list_folder(request, sandbox)
 
 
 def test_a_folder_is_listed_as_deep_as_can_be_said(e2b_sandbox: e2b.Sandbox) -> None:
