@@ -134,6 +134,14 @@ def test_what_has_begun_is_not_sent_again(result: object) -> None:
     scheduler.told(*({"type": "started", "id": name, "attempt": 1, "at": scheduler.now} for name in ("c0", "c1")))
     scheduler.stored(**({} if result is None else {"c1": result}))
 
+    # When the node's word that it does not know them comes late, after a beat with both of them; then it is not believed
+    node = scheduler.nodes["n"]
+    scheduler.told({"type": "beat", "node": {**node, "running": ["c0", "c1"]}})
+    scheduler.unknown(0, 1)
+    assert scheduler.ends() == {}
+
+    # When it says so after a beat without them
+    scheduler.told({"type": "beat", "node": node})
     scheduler.unknown(0, 1)
 
     # Then neither runs once more; where there is no result it is lost, and the scheduler has to tell that
