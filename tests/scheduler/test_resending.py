@@ -141,6 +141,7 @@ def test_what_has_begun_is_not_sent_again(result: object) -> None:
     assert scheduler.ends() == {}
 
     # When it says so after a beat without them
+    scheduler.wait(BEAT_S)
     scheduler.told({"type": "beat", "node": node})
     scheduler.unknown(0, 1)
 
