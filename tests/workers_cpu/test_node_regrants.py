@@ -248,6 +248,18 @@ def test_what_was_stopped_because_it_went_elsewhere_leaves_no_result_though_its_
     assert (node.still_holds(moved), node.still_holds(cancelled)) == (False, True)
 
 
+def test_a_try_that_waits_for_a_thread_is_at_hand(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a message that has come and is not called yet; then beats show it, and the scheduler, which asks for it, is not told otherwise
+    said: list[dict[str, Any]] = []
+    monkeypatch.setattr(node._reporter, "put", said.append)
+    node.note_arrival("a")
+    node.tell("a", 1)
+    assert (node._describe()["running"], said) == (["a"], [])
+    # And what never came is unknown
+    node.tell("b", 1)
+    assert said == [{"type": "unknown", "id": "b", "attempt": 1}]
+
+
 def test_the_end_of_an_old_try_ends_no_newer_one(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a call whose action came here again, as its node was taken for lost meanwhile
     said: list[dict[str, Any]] = []

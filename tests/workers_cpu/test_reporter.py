@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
+from tests.workers_cpu.support import until
 from workers.reporter import Reporter
 
 STARTED, USED = {"type": "started", "id": "a"}, {"type": "used", "id": "a", "background_cpu_s": 1.5}
@@ -34,3 +35,13 @@ def test_figures_of_usage_are_sent_late_and_beats_are_not(monkeypatch: pytest.Mo
     reporter._send([STARTED, {"type": "beat"}, USED])
     # Then all come late but the beat, which says how things were
     assert producer.taken == [STARTED, USED]
+
+
+def test_beats_and_figures_of_usage_go_out_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a reporter that is told nothing; when it has begun; then it beats, and asks what commands have used
+    producer = Producer(0)
+    reporter = Reporter(Celery(set_as_current=False), dict, 0.01, lambda: [USED], 0.01)  # type: ignore[arg-type]
+    monkeypatch.setattr(reporter, "_connect", lambda: producer)
+    reporter.start()
+    assert until(lambda: USED in producer.taken and {"type": "beat", "node": {}} in producer.taken)
+    reporter.stop(60.0)
