@@ -66,13 +66,13 @@ install: $(STAMP)
 demo: $(STAMP)
 	@$(BIN)/tangram demo
 
-# Of real components, two processes of tests more than there are cores, since much of it is waiting, and four at most.
+# Two processes of tests more than there are cores, since much of it is waiting, and four at most.
 AT_ONCE = $$($(BIN)/python -c 'import os; print(min(4, os.cpu_count() + 2))')
 
-# One process more than there are cores, since each imports torch and all else. In the order of the folders the long files do not come last.
+# In the order of the folders, but for what tests/conftest.py puts first and last, the long files do not come last.
 # Threads of torch spin while they wait for each other, which on cores that others use takes longer than the work.
 test: $(STAMP)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not real and not long' -n $$($(BIN)/python -c 'import os; print(min(4, os.cpu_count() + 1))') --dist loadfile --no-loadscope-reorder
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not real and not long' -n $(AT_ONCE) --dist loadfile --no-loadscope-reorder
 
 # The parts of test-real run one after the other: containers and vLLM bear nothing beside them. Within a part, one process runs
 # the tests that share a stack. A test that fails has a second try after all parts.

@@ -41,10 +41,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests of real components."""
+    """Mark tests of real components. Begin with the file that waits longest, and end with what can be shared out best."""
     for item in items:
         if "real_component" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.real)
+    items.sort(key=lambda item: ("test_web_unwell.py", item.path.name, "test_virtual_seeds.py").index(item.path.name))
 
 
 @pytest.hookimpl(optionalhook=True)
