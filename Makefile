@@ -69,7 +69,7 @@ demo: $(STAMP)
 # Two processes of tests more than there are cores, since much of it is waiting, and four at most.
 AT_ONCE = $$($(BIN)/python -c 'import os; print(min(4, os.cpu_count() + 2))')
 
-# In the order of the folders, but for what tests/conftest.py puts first and last, the long files do not come last.
+# Files run in the order of the folders. tests/conftest.py puts the one that waits longest first, and the seeds last.
 # Threads of torch spin while they wait for each other, which on cores that others use takes longer than the work.
 test: $(STAMP)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not real and not long' -n $(AT_ONCE) --dist loadfile --no-loadscope-reorder

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import core_schema
@@ -300,8 +300,13 @@ def _amounts(name: object, given: object) -> tuple[int, ...]:
     return tuple(islice(given, MOST_AMOUNTS + 1))
 
 
+def is_name(value: object) -> TypeGuard[str]:
+    """Say whether a value is a name: 1 to 256 printable characters, which a column of the journal holds."""
+    return isinstance(value, str) and 0 < len(value) <= 256 and value.isprintable()
+
+
 def _check_text(name: str, value: object) -> None:
-    if not isinstance(value, str) or not value or len(value) > 256 or not value.isprintable():
+    if not is_name(value):
         raise InvalidAction(name, f"must be 1 to 256 printable characters, not {shown(value)}")
 
 

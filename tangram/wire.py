@@ -225,12 +225,16 @@ class WireInstance(TypedDict):
 class WireNode(TypedDict):
     """How a worker presents itself when it joins, and what a beat repeats so that a fresh scheduler learns it.
 
-    `running` are the ids of claimed actions that have not been reported finished, `environments` the open ones, `lost` the latest that
-    have ended by themselves (id, reason, cause), `instances` those of services that are not absent. `domains` are the ids of its cores as
-    grants shall name them, by what they share, neighbours next to each other; without it they are 0 to `cores` - 1, in one domain.
-    `busy_cores` is how many of them were busy, by whatever, since the beat before; it is left out where that is not measured.
-    `held_cores` are the cores that each claimed action holds.
-    `takes_causes` says that `tangram.stop` may name a cause; older workers do not take one.
+    | field | what it is |
+    |---|---|
+    | `running` | ids of the claimed actions that have not been reported finished |
+    | `held_cores` | the cores that each claimed action holds |
+    | `environments` | ids of the open environments |
+    | `lost` | id, reason and cause of the environments that have ended by themselves of late |
+    | `instances` | instances of services that are not absent |
+    | `domains` | ids of its cores, as grants name them, by what they share, neighbours side by side; without it 0 to `cores` - 1 |
+    | `busy_cores` | how many cores were busy since the beat before, with whatever; absent where that is not measured |
+    | `takes_causes` | whether `tangram.stop` may name a cause; older workers take none |
     """
 
     name: str

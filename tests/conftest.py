@@ -28,6 +28,10 @@ settings.register_profile("explore", _any_machine, max_examples=400)
 settings.load_profile("any_machine")
 
 
+PLACES = {"test_web_unwell.py": 0, "test_virtual_seeds.py": 2}
+"""The file that waits longest comes first. Seeds come last: each goes to whichever process is free. All other files keep their order."""
+
+
 @pytest.fixture(scope="session")
 def real_component() -> None:
     """Mark all tests that use it, through other fixtures too, as `real`. Whatever starts a stack or an engine asks for it."""
@@ -41,11 +45,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests of real components. Begin with the file that waits longest, and end with what can be shared out best."""
+    """Mark tests of real components, and put files in their order."""
     for item in items:
         if "real_component" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.real)
-    items.sort(key=lambda item: ("test_web_unwell.py", item.path.name, "test_virtual_seeds.py").index(item.path.name))
+    items.sort(key=lambda item: PLACES.get(item.path.name, 1))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -43,9 +43,9 @@ def end_of_stream(error: RpcError | None = None) -> bytes:
 
 
 def connect_errors(request: Request, error: GatewayError) -> Response:
-    """Answer a call that has failed: in the last envelope where it is streamed, since clients read the status of no other answer.
+    """Answer a call that has failed. The protocol has a streamed call fail in its last envelope, with the status 200.
 
-    What E2B answers in front of a sandbox has a status in any case: that the sandbox is gone, and that the token does not count.
+    Two answers keep their status, since at E2B they come from in front of the sandbox: it is gone, and the token does not count.
     """
     answer, known = data_errors(request, error), rpc_error(error)
     if isinstance(known, SandboxGone) or isinstance(error, Unauthorized) or not is_streamed(request):

@@ -32,7 +32,7 @@ LIMIT_S = 60.0
 """Longest time of one call, seconds, unless its client names a shorter one."""
 
 LISTING_BYTES = 8 * 1024 * 1024
-"""What is read of a folder: some 100,000 entries."""
+"""Most bytes of a listing that are read, which are some 100,000 entries."""
 
 _INVALID, _MISSING, _EXISTS = 40, 44, 49
 _CODES = {_INVALID: "invalid_argument", _MISSING: "not_found", _EXISTS: "already_exists"}

@@ -91,6 +91,12 @@ def make_runner() -> Run:
     return ipython_runner(InteractiveShell, capture_output)
 
 
+def flush(stream: TextIO) -> None:
+    """Send on what a cell has printed. The cell may have closed the stream."""
+    with contextlib.suppress(OSError, ValueError):
+        stream.flush()
+
+
 class Printed:
     """What the processes of a notebook print to a descriptor. A thread reads it, and drops what is too much."""
 
@@ -108,8 +114,7 @@ class Printed:
 
     def end(self, stream: TextIO) -> str:
         """Return what was printed since the last call."""
-        with contextlib.suppress(OSError, ValueError):  # the cell may have closed it
-            stream.flush()
+        flush(stream)
         os.set_blocking(self._sink, True)
         os.write(self._sink, self._mark)
         return bytes(self._texts.get()).decode("utf-8", "replace")
@@ -189,8 +194,7 @@ def main(cells_file: str, results_file: str, cell_timeout_s: float, most: int) -
                 shown, error = run(cell)
                 if os.getpid() != process:  # a child process of the cell, which has come to its end
                     for stream in streams:
-                        with contextlib.suppress(OSError, ValueError):
-                            stream.flush()
+                        flush(stream)
                     os._exit(0 if error is None else 1)
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 result = kept.result(out.end(streams[0]), err.end(streams[1]), shown, error)

@@ -56,7 +56,7 @@ WINDOW_BYTES, MOST_BYTES = 64 * 1024, 1024 * 1024
 """How far back patterns are looked for, and how much output is kept for a call."""
 
 PATTERN_BYTES = 1024 * 1024
-"""Most memory that a pattern may take. Callers choose them, so they are RE2's: its time is linear in the text, whatever the pattern."""
+"""Most memory of one compiled pattern. Callers choose patterns, so RE2 runs them: its time is linear in the text, whatever the pattern."""
 
 PATTERN_STEPS = 10_000
 """Largest program that RE2 may make of all patterns of a call. At worst each of its steps is taken for each character: some ten seconds."""

@@ -11,17 +11,17 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from scheduler.model import UNLIMITED, NodeSpec, ServiceSpec
+from tangram.action import is_name
 from tangram.elasticity import LARGEST_AMOUNT
-from tangram.wire import LONGEST_ID
 
 MOST_UNITS: Final = 65_536
 """Most cores, or GPU cells, of one node. The core keeps every one of them."""
 
 
 def name_of(value: object) -> str:
-    """Return a name: 1 to `LONGEST_ID` printable characters."""
-    if not isinstance(value, str) or not 0 < len(value) <= LONGEST_ID or not value.isprintable():
-        raise ValueError(f"no name of 1 to {LONGEST_ID} printable characters: {ascii(value)[:80]}")
+    """Return a name, as `tangram.action.is_name` has it."""
+    if not is_name(value):
+        raise ValueError(f"no name of 1 to 256 printable characters: {ascii(value)[:80]}")
     return value
 
 

@@ -272,7 +272,7 @@ class Heartbeats:
         if running is None or running.grant.attempt != attempt:
             return
         if running.started_at is not None and running.unseen_beats == 0:
-            return  # said before the message came: the last beat shows that it runs
+            return  # the node said so before the grant arrived: its last beat shows the action
         for end in self._stored_ends([action_id]):
             self._handle(end.finished(attempt), now)
             return

@@ -134,7 +134,7 @@ class Beat(_Report):
     def _makes_sense(cls, node: dict[str, Any]) -> dict[str, Any]:
         _Described.model_validate(node)
         try:
-            json.dumps(node, allow_nan=False)  # the journal keeps it, and no JSON of a database has these numbers
+            json.dumps(node, allow_nan=False)  # the journal keeps it as JSON, which has neither NaN nor infinities
             node_spec(node)
             services_of(node)
         except (LookupError, TypeError, AttributeError, RecursionError) as error:
