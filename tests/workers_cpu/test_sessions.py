@@ -16,7 +16,7 @@ from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.sandbox import ProcessSandbox
 from workers.cpu.shell.backend import Exited
 
-from .support import RUN, admit, open_one, printed, processes_with, run, until
+from .support import RUN, admit, followed, open_one, printed, processes_with, run, until
 
 
 def test_a_command_that_hands_in_its_run_again_is_killed_as_soon_as_any_other(
@@ -105,18 +105,61 @@ def test_removing_the_control_folder_costs_one_command_at_most(env: ProcessEnvir
     assert printed(env, "echo alive") == "alive\n"
 
 
-def test_state_that_no_shell_can_start_with_is_forgotten(either: ProcessEnvironment) -> None:
+@pytest.mark.parametrize("hostile", ["exit 7", "sleep 1000"])
+def test_state_that_no_shell_can_start_with_is_forgotten(either: ProcessEnvironment, hostile: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.cpu.shell.execution.LEAST_START_S", 1.0)
     # Given a function that is exported, and state that ends every shell that reads it
     printed(either, ":")
     states: list[Path] = []
     assert until(lambda: bool(states.extend(either.work_folder.parents[2].glob("control/*/state")) or states))
     (state,) = states
     assert run(either, "kill -9 $$").exit_code == 137
-    state.write_text("exit 7\n")
-    # When a command runs; then a shell without that state carries it out, and keeps state again
+    state.write_text(f"{hostile}\n")
+    # When a command runs; then a shell without that state carries it out, unless its time was over before, and keeps state again
+    assert admit(either, ":", timeout_s=0.5).wait().status == ("timed_out" if "sleep" in hostile else "succeeded")
     assert printed(either, "export Y=kept; echo alive") == "alive\n"
     assert run(either, "exit 3").exit_code == 3
     assert printed(either, "echo $Y") == "kept\n"
+
+
+LEASE = """
+import fcntl, os, signal, sys
+held = os.open(sys.argv[1], os.O_RDONLY)
+signal.signal(signal.SIGIO, lambda *_: os.close(os.open("broken", os.O_CREAT)))
+fcntl.fcntl(held, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+os.close(os.open("leased", os.O_CREAT))
+while True:
+    signal.pause()
+"""
+
+
+def test_a_lease_on_the_file_of_a_command_holds_up_no_other_command(either: ProcessEnvironment) -> None:
+    # Given a process that is left with a lease on the file from which its shell has read a command
+    either.write_file("lease.py", LEASE.encode())
+    printed(
+        either, 'd=$(readlink /proc/$$/fd/1); python3 lease.py "${d%/*}/text" >/dev/null 2>&1 & until [ -e leased ]; do sleep 0.01; done'
+    )
+    # When another command runs; then nobody has waited for the lease
+    assert printed(either, "ls").split() == ["lease.py", "leased"]
+
+
+def test_a_command_that_earlier_ones_let_no_shell_come_to_runs_without_them_or_fails_by_their_fault(tmp_path: Path) -> None:
+    # Given shells that are killed as long as a process of another session lives
+    (tmp_path / "a-shell").write_text(f'#!/bin/sh\nkill -0 "$(cat {tmp_path}/pid)" 2>/dev/null && kill -9 $$\nexec /bin/sh "$@"\n')
+    (tmp_path / "a-shell").chmod(0o755)
+    with closing(ProcessSandbox(tmp_path / "box", shell=str(tmp_path / "a-shell"), isolation="none")) as box:
+        env = open_one(box)
+        # When that was left; then it is ended, and the command runs
+        printed(env, f"sleep 312.375{RUN} >/dev/null & echo $! >{tmp_path}/pid", session="other")
+        assert printed(env, "echo alive") == "alive\n"
+        assert not processes_with(f"312.375{RUN}")
+        # When a command of the other session is that process; then the program has ended its own command
+        with followed(env, f"echo $$ >{tmp_path}/pid; echo begun; sleep 312.375{RUN}", session="other") as hostile:
+            assert hostile.prints("begun")
+            env.close_session("main")
+            outcome = run(env, "echo alive")
+            assert (outcome.status, outcome.exit_code, outcome.cause) == ("succeeded", 137, "exit"), outcome
+            assert not hostile.outcomes
 
 
 def test_a_session_that_ends_its_own_init_starts_again(inside: ProcessEnvironment) -> None:

@@ -91,8 +91,6 @@ class ContainerBackend(Backend):
         start, launch = str(control.folder / START), str(control.folder / LAUNCH)
         if not os.path.exists(start):
             make_fifo(start, READ_BY_SHELL)
-            make_file(launch, READ_BY_SHELL)
-            make_file(control.text, READ_BY_SHELL)
             # The worker's umask must not keep the container's user out.
             os.chmod(control.folder, 0o755)
         if not os.path.exists(control.state):
@@ -103,8 +101,7 @@ class ContainerBackend(Backend):
             f"cd {shlex.quote(cwd)} 2>/dev/null || cd {WORK} || cd /",
             f"SHELL={shlex.quote(self._container.dialect.program)} exec {argv} </dev/null >/dev/null 2>&1",
         )
-        with open(launch, "w", encoding="utf-8", errors="surrogateescape") as file:
-            file.write("\n".join(lines) + "\n")
+        control.write(launch, ("\n".join(lines) + "\n").encode("utf-8", "surrogateescape"))
         return start
 
     def _take_in(self, start: str) -> None:

@@ -22,6 +22,7 @@ waits on the FIFO `go` and evaluates `text`. Why it looks as it does:
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shlex
@@ -127,6 +128,12 @@ class ProtocolFolder:
             return error.errno != errno.ENXIO
         return True
 
+    def write(self, path: str, content: bytes) -> None:
+        """Write one of these files for the shell to read: a fresh one, as whoever has the last one open could hold a lease on it."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        make_file(path, READ_BY_SHELL, content)
+
     def keep_state(self) -> None:
         """Make the file of the state, which the shell rewrites after each run."""
         make_file(self.state, WRITTEN_BY_SHELL)
@@ -147,11 +154,14 @@ def empty_file(path: str) -> None:
         os.close(descriptor)
 
 
-def make_file(path: str, mode: int) -> None:
-    """Make an empty file of just this mode, whatever the umask."""
+def make_file(path: str, mode: int, content: bytes = b"") -> None:
+    """Make a file of just this mode, whatever the umask."""
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     try:
         os.fchmod(descriptor, mode)
+        rest = memoryview(content)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
     finally:
         os.close(descriptor)
 

@@ -18,18 +18,22 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Literal
 
 from workers.cpu.abstract import ExecOutcome, ExecRequest, Execution, Given, Holding, Status, Usage
-from workers.cpu.errors import MemoryFull, SandboxError
+from workers.cpu.errors import MemoryFull, SandboxError, SessionUnavailable
 from workers.cpu.shell.backend import Backend, Meter
 from workers.cpu.shell.grants import Grants
-from workers.cpu.shell.run import KILLED, Hooks, NotBegun, Run
-from workers.cpu.shell.session import QueueEntry, Session, Shell
+from workers.cpu.shell.run import KILLED, NEVER, Hooks, NotBegun, Run
+from workers.cpu.shell.session import NotReady, QueueEntry, Session, Shell
 
 log = logging.getLogger(__name__)
+
+LEAST_START_S = 10.0
+"""How long a shell may take to start beside what earlier commands have left, whatever the time limit of the command; seconds."""
 
 Phase = Literal["waiting", "running", "ending", "over"]
 
@@ -114,22 +118,48 @@ class ShellExecution(Execution):
         except (SandboxError, OSError) as error:
             if not isinstance(error, SandboxError):
                 self._session.reset()
-            return self._not_run(str(error), is_full=isinstance(error, MemoryFull))
+            return self._not_run(str(error), MemoryFull.cause if isinstance(error, MemoryFull) else SandboxError.cause)
         finally:
             with self._lock:
                 self._wake = -1
             os.close(wake)
 
     def _try_shells(self, wake: int) -> ExecOutcome:
-        """Run the command in the session's shell, or in a fresh one when that ends without having begun it."""
+        """Run the command in the session's shell, or in a fresh one when that ends without having begun it.
+
+        Where earlier commands may be why, a last shell starts with nothing left of them. What it takes until then is the command's time.
+        """
         if self._request.fence:
             self._kill_background(self._session)
-        for _ in range(2):
-            with contextlib.suppress(NotBegun):
-                return self._run(self._session.ready_shell(wake))
-        return self._not_run("the session's shell ended twice before the command began")
+        began, timeout_s, may_be_theirs = time.monotonic(), self._request.timeout_s or NEVER, self._grants.have_begun
+        limit_s, spent_s = max(timeout_s, LEAST_START_S) if may_be_theirs else NEVER, 0.0
+        last = 3 if may_be_theirs else 2
+        for attempt in range(1, last + 1):
+            try:
+                return self._run(self._session.ready_shell(wake, limit_s), spent_s)
+            except (NotBegun, SessionUnavailable) as error:
+                is_ours = not may_be_theirs and not isinstance(error, NotBegun)
+                if is_ours or isinstance(error, MemoryFull) or self._is_over_anyway:
+                    raise
+                failure = error
+            if attempt == last:
+                break
+            if attempt == 2:
+                self._kill_background(self._session)
+            elif isinstance(failure, NotReady):
+                self._session.forget_state()
+            if may_be_theirs:
+                spent_s = time.monotonic() - began
+            if spent_s >= timeout_s:
+                return self._not_run(f"ran longer than {timeout_s:g} s: {failure}", "timeout")
+        is_theirs = may_be_theirs and isinstance(failure, (NotBegun, NotReady))
+        return self._not_run(f"no shell comes to the command: {failure}", "exit" if is_theirs else SandboxError.cause)
 
-    def _run(self, shell: Shell) -> ExecOutcome:
+    @property
+    def _is_over_anyway(self) -> bool:
+        return self._killed is not None or self._session.closed or bool(self._session.loss)
+
+    def _run(self, shell: Shell, spent_s: float) -> ExecOutcome:
         self._begin(shell.backend)
         try:
             hooks = Hooks(lambda: self._killed, self._note_ending, self._given)
@@ -137,7 +167,7 @@ class ShellExecution(Execution):
                 with self._lock:
                     self._meter = run.meter
                     self._meter.set_background(self._holding.background)
-                run.hand_over(len(self._holding.cores) or self._request.dop)
+                run.hand_over(len(self._holding.cores) or self._request.dop, spent_s)
                 return run.pump(self._wake)
         finally:
             with self._lock:
@@ -169,15 +199,13 @@ class ShellExecution(Execution):
                 except (SandboxError, OSError) as error:
                     log.warning("a command that is to end has no time to: %s", error)
 
-    def _not_run(self, problem: str = "", *, is_full: bool = False) -> ExecOutcome:
+    def _not_run(self, problem: str = "", cause: str = SandboxError.cause) -> ExecOutcome:
         """Return the outcome of a command that never began: for a `problem`, unless something else explains that.
 
-        One whose shell the kernel has ended, as the memory `is_full`, ends like any that the kernel ends for that.
+        One whose shell the kernel or a program has ended ends like any command that is killed.
         """
-        status: Status = "failed"
-        reason, cause, exit_code = problem, "sandbox_failed", None
-        if is_full:
-            status, cause, exit_code = "succeeded", MemoryFull.cause, KILLED
+        statuses: dict[str, Status] = {"timeout": "timed_out", SandboxError.cause: "failed"}
+        status, reason, exit_code = statuses.get(cause, "succeeded"), problem, KILLED
         if self._killed is not None:
             status, reason, cause = "cancelled", self._killed, "cancelled"
         elif loss := self._session.loss:

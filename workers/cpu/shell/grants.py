@@ -36,10 +36,13 @@ class Grants:
         self._requests: dict[object, Holding] = {}
         self._idle: weakref.WeakSet[Backend] = weakref.WeakSet()
         self._lent: Holding | None = None
+        self.have_begun = False
+        """Whether a command has begun in the environment, so that something of a program may be there."""
 
     def begin(self, backend: Backend, holding: Holding) -> None:
         """Grant `holding` to a command that begins in a session."""
         with self._lock:
+            self.have_begun = True
             self._idle.discard(backend)
             backend.begin(holding)
             self._running[backend] = holding

@@ -98,7 +98,7 @@ class Run:
         self._ending: Ending | None = None
         self._began = time.monotonic()
         self._printed = self._checked = self._began
-        self._starved_until_printed_s = 0.0
+        self._spent_s = self._starved_until_printed_s = 0.0
         self._sample_at = self._began + self.meter.next_interval_s()
 
     def __enter__(self) -> Run:
@@ -109,12 +109,12 @@ class Run:
         Meter.running.discard(self.meter)
         self._descriptors.close()
 
-    def hand_over(self, dop: int) -> None:
-        """Give the command to the shell, with the DoP `dop`."""
+    def hand_over(self, dop: int, spent_s: float) -> None:
+        """Give the command, which has spent some of its time, to the shell, with the DoP `dop`."""
         text = self._session.setup.dialect.text(self._request.command, self._streams.variables(dop), self._streams.files)
-        with open(self._session.control.text, "wb", buffering=0) as file:
-            file.write(text)
+        self._session.control.write(self._session.control.text, text)
         self._began = self._printed = time.monotonic()
+        self._spent_s = spent_s
         self._go.write(f"{self._name}\n".encode())
 
     def pump(self, wake: int) -> ExecOutcome:
@@ -172,7 +172,8 @@ class Run:
         """
         request, starved_s = self._request, self.meter.starved_s
         held_s = self._held_before_s + max(0.0, time.monotonic() - self._held_since)
-        execution = self._began + starved_s + request.timeout_s + min(held_s, request.timeout_s) if request.timeout_s else NEVER
+        counted_from = self._began - self._spent_s + starved_s
+        execution = counted_from + request.timeout_s + min(held_s, request.timeout_s) if request.timeout_s else NEVER
         silent_s = starved_s - self._starved_until_printed_s
         silence = self._printed + silent_s + request.output_timeout_s if request.output_timeout_s else NEVER
         if execution <= silence:
@@ -323,7 +324,7 @@ class Run:
     def _not_begun(self) -> None:
         """Give the command back, unless a kill or a closing environment, whose own end follows, was the reason."""
         if self._kill is None and not self._session.closed:
-            raise NotBegun
+            raise NotBegun("the shell ended before it came to the command")
 
     def _without_backend(self, reason: str) -> Ending:
         closed, loss = self._session.closed, self._session.loss

@@ -148,25 +148,18 @@ class Session:
         assert self._streams is not None
         return self._streams
 
-    def ready_shell(self, wake: int) -> Shell:
+    def ready_shell(self, wake: int, limit_s: float) -> Shell:
         """Return a shell that waits for a command, started if need be; the descriptor `wake` interrupts the start.
 
         Raises:
             MemoryFull: the kernel ended it, since the memory of the environment was full.
-            SessionUnavailable: it did not come up in time, was interrupted, or the session is closed.
+            NotReady: it ended, or did not come up within `limit_s`. All that the session held has ended, too.
+            SessionUnavailable: there is none, its start was interrupted, or the session is closed.
 
         """
         self._notice_end()
         if self._shell is None:
-            try:
-                self._shell = self._start(wake)
-            except NotReady:
-                if not os.path.exists(self.control.state) or os.path.getsize(self.control.state) == 0:
-                    raise
-                # The saved state itself may be what a shell cannot start with. Emptied, not removed: a session that is
-                # set apart has this very file in its sight.
-                empty_file(self.control.state)
-                self._shell = self._start(wake)
+            self._shell = self._start(wake, min(limit_s, self.setup.start_timeout_s))
         return self._shell
 
     def _notice_end(self) -> None:
@@ -180,7 +173,7 @@ class Session:
                 case HungUp():
                     self.lose_backend()
 
-    def _start(self, wake: int) -> Shell:
+    def _start(self, wake: int, limit_s: float) -> Shell:
         if self._streams is None:
             self.control.make()
             self._streams = (StreamFifo(self.control.folder, "out"), StreamFifo(self.control.folder, "err"))
@@ -188,7 +181,7 @@ class Session:
         done = os.open(self.control.done, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             backend.spawn(self.control, self._cwd)
-            return self._await_shell(backend, done, wake)
+            return self._await_shell(backend, done, wake, limit_s)
         except SessionUnavailable as error:
             is_full = self.setup.backends.oom_kills() > ended_before
             self._end_all(backend)
@@ -208,8 +201,8 @@ class Session:
                 self._backend = backend
         return self._backend
 
-    def _await_shell(self, backend: Backend, done: int, wake: int) -> Shell:
-        deadline = time.monotonic() + self.setup.start_timeout_s
+    def _await_shell(self, backend: Backend, done: int, wake: int, limit_s: float) -> Shell:
+        deadline = time.monotonic() + limit_s
         poller = select.poll()
         for descriptor in (done, wake, backend.fileno()):
             poller.register(descriptor, select.POLLIN)
@@ -218,7 +211,7 @@ class Session:
         while shell is None or not reported:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                raise NotReady(f"the shell was not ready within {self.setup.start_timeout_s:g} s")
+                raise NotReady(f"the shell was not ready within {limit_s:g} s")
             ready = {descriptor for descriptor, _ in poller.poll(left_s * 1000)}
             if wake in ready:
                 raise SessionUnavailable("the start of the shell was interrupted")
