@@ -91,6 +91,7 @@ class HttpLoop:
         """
         cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))
         client = httpx.AsyncClient(transport=transport, base_url=base_url, timeout=None, follow_redirects=False, cookies=cookies)
+        client.headers["accept-encoding"] = "gzip"
         self._clients.append(client)
         return client
 

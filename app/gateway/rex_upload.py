@@ -7,7 +7,9 @@ No part is larger than `PART_BYTES`, so the event loop is never held up for long
 from __future__ import annotations
 
 import asyncio
+import os
 import posixpath
+import struct
 import tarfile
 import tempfile
 import zipfile
@@ -24,11 +26,16 @@ from app.gateway.rex_runtime import Runtime
 
 PART_BYTES = 2**20
 
+MOST_ENTRIES = 2**16
+"""The most entries of an archive, at 128 bytes each on average. Python reads all of them before it says how many they are."""
+
 MOST_GROWTH = 64
 """How many times larger than its archive a folder may be."""
 
 _IN_MEMORY_BYTES = 8 * PART_BYTES
 _PERMISSIONS = 0o777
+
+_END, _ENTRIES, _LONGEST_END = b"PK\5\6", struct.Struct("<10xHL4x2x"), 2**16 + 22
 
 _NOT_RUN = 126
 """From this exit code on, `tar` or another tool did not run, or did not end by itself: else it says what is wrong with the files."""
@@ -101,6 +108,7 @@ async def _parts(archive: IO[bytes]) -> AsyncIterator[bytes]:
 
 def _to_tar(file: UploadFile, archive: IO[bytes]) -> None:
     """Write what is in a ZIP archive to a tar archive; what would lead out of its folder is put inside, as Python does."""
+    _check_entries(file.file)
     try:
         with zipfile.ZipFile(file.file) as source, tarfile.open(fileobj=archive, mode="w", format=tarfile.PAX_FORMAT) as target:
             entries = source.infolist()
@@ -112,6 +120,18 @@ def _to_tar(file: UploadFile, archive: IO[bytes]) -> None:
                     _add(source, entry, target, name)
     except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
         raise BadRequest(f"file: no ZIP archive that can be read: {error}") from error
+
+
+def _check_entries(file: IO[bytes]) -> None:
+    """Refuse an archive with too many entries. Its end says how many they are, and what they take (APPNOTE.TXT of PKZIP, 4.3.16)."""
+    file.seek(0, os.SEEK_END)
+    file.seek(max(0, file.tell() - _LONGEST_END))
+    end = file.read()
+    at = end.rfind(_END)
+    if 0 <= at <= len(end) - _ENTRIES.size:
+        count, size = _ENTRIES.unpack_from(end, at)
+        if count >= MOST_ENTRIES - 1 or size > MOST_ENTRIES * 128:
+            raise TooLarge(f"the archive has {MOST_ENTRIES - 1} files or more, or their names are too long")
 
 
 def _add(source: zipfile.ZipFile, entry: zipfile.ZipInfo, target: tarfile.TarFile, name: str) -> None:

@@ -94,6 +94,12 @@ def test_an_archive_that_cannot_be_unpacked_is_an_error_of_its_files(rex: Rex, n
     assert rex.execute("ls -A unpacked | grep tangram", shell=True).stdout == ""
 
 
+def test_an_archive_of_too_many_entries_is_refused(rex: Rex, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.gateway.rex_upload.MOST_ENTRIES", 4)
+    assert uploaded(rex, dict.fromkeys("ab", b""), "many").status_code == 200
+    assert uploaded(rex, dict.fromkeys("abc", b""), "many").status_code == uploaded(rex, {"a" * 500: b""}, "many").status_code == 413
+
+
 def test_text_that_cannot_travel_is_an_error_of_its_file(rex: Rex) -> None:
     before = rex.served.infra_failed()
     rex.execute(r"printf '\377' > bytes", shell=True)

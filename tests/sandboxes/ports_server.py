@@ -51,6 +51,10 @@ def serve(connection: socket.socket, word: bytes) -> None:
         case "/announcing":
             while True:
                 connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000)
+        case "/crumbs":
+            connection.sendall(OK + b"Transfer-Encoding: chunked\r\n\r\n")
+            while True:
+                connection.sendall(b"1\r\nx\r\n" * 1000)
         case "/status":
             connection.sendall(b"HTTP/1.1 799 Odd\r\nContent-Length: 0\r\n\r\n")
         case "/control":

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
+import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from threading import Thread
 from typing import Any
 
 import anyio
@@ -13,6 +18,8 @@ from app.hosts import Hosts
 from app.scheduler_process import QUOTA_LEAD_S
 from bench.quotas import outside
 from workers.api.requests import LONGEST_LEAD_S, Outgoing, Requests
+
+PACKED = gzip.compress(b"text", mtime=0)
 
 
 def outgoing(url: str, not_before: float = 0.0) -> Outgoing:
@@ -55,6 +62,53 @@ def test_a_request_waits_for_its_time_and_tells_when_it_goes() -> None:
             assert len(sent) == count + 1
             assert max(before, not_before) - 0.002 <= sent[-1] <= time.time()
         requests.close()
+
+
+@contextmanager
+def answering(encoding: str, parts: list[bytes]) -> Iterator[str]:
+    """Answer one request with a body in chunks; give the address."""
+
+    def answer() -> None:
+        connection, _ = listening.accept()
+        with connection, suppress(OSError):
+            connection.recv(65536)
+            connection.sendall(f"HTTP/1.1 200 OK\r\nContent-Encoding: {encoding}\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
+            for part in (*parts, b""):
+                connection.sendall(b"%x\r\n%b\r\n" % (len(part), part))
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = Thread(target=answer)
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        thread.join(60)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "parts", "body", "is_cut"),
+    [
+        ("gzip", [PACKED[:9], PACKED[9:]], b"text", False),
+        ("gzip", [gzip.compress(bytes(1 << 20), mtime=0)], bytes(100), True),
+        ("gzip, gzip", [PACKED], PACKED, False),
+        ("br", [b"packed"], b"packed", False),
+        ("identity", [b"x"] * 11, b"x" * 11, True),
+        ("gzip", [b"none"], None, False),
+    ],
+    ids=["once", "much", "twice", "otherwise", "in crumbs", "not at all"],
+)
+def test_an_answer_is_unpacked_once_and_up_to_its_bounds(
+    monkeypatch: pytest.MonkeyPatch, encoding: str, parts: list[bytes], body: bytes | None, is_cut: bool
+) -> None:
+    monkeypatch.setattr("workers.api.requests.MOST_PARTS", 10)
+    requests = Requests()
+    with answering(encoding, parts) as url:
+        pending = requests.send(outgoing(url))
+        if body is None:
+            with pytest.raises(httpx.DecodingError):
+                pending.result(60)
+        else:
+            answer = pending.result(60)
+            assert (answer.body, answer.truncated) == (body, is_cut)
+    requests.close()
 
 
 def test_a_request_without_a_connection_is_never_sent() -> None:

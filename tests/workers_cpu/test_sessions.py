@@ -7,10 +7,12 @@ import re
 import threading
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.freezing import held
+from workers.cpu import pace
 from workers.cpu.process.backend import ProcessBackend
 from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.sandbox import ProcessSandbox
@@ -141,6 +143,23 @@ def test_a_lease_on_the_file_of_a_command_holds_up_no_other_command(either: Proc
     )
     # When another command runs; then nobody has waited for the lease
     assert printed(either, "ls").split() == ["lease.py", "leased"]
+
+
+def test_a_program_that_writes_where_ends_are_reported_hides_no_end(either: ProcessEnvironment) -> None:
+    flood = 'd=$(readlink /proc/$$/fd/1); head -c 200000 /dev/zero >"${d%/*}/done"'
+    assert run(either, f"{flood}; (exit 3)").exit_code == 3
+    assert run(either, "exit 4").exit_code == 4
+
+
+def test_what_a_program_writes_without_end_gets_a_part_of_the_workers_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a clock on which nothing takes time but waiting
+    waited: list[float] = []
+    monkeypatch.setattr(pace, "time", SimpleNamespace(monotonic=lambda: sum(waited), sleep=waited.append))
+    # When the worker turns to a program 10,000 times; then only the first turns pass at once
+    bound = pace.Pace()
+    for turn in range(10_000):
+        bound.keep()
+        assert sum(waited) == pytest.approx(max(0, turn + 1 - pace.BURST_TURNS) * pace.TURN_S)
 
 
 def test_a_command_that_earlier_ones_let_no_shell_come_to_runs_without_them_or_fails_by_their_fault(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -25,9 +26,14 @@ from workers.http import HttpLoop, Pending
 MOST_SENT = 3
 """Requests of one try of an action: the first and two repeats."""
 
+MOST_PARTS = 50_000
+"""The most parts in which the body of an answer is read; each takes some 50 us."""
+
 _WAIT_S = (0.1, 0.5)
 _PASSING = (502, 503, 504)
 _BROKEN = (httpx.NetworkError, httpx.RemoteProtocolError)
+
+_GZIP = 16 + zlib.MAX_WBITS
 
 _GOES_OUT = ".send_request_headers.started"
 """End of the name of httpcore's event when a request goes out, whichever version of HTTP it is."""
@@ -41,6 +47,7 @@ LONGEST_LEAD_S = 0.5
 class Answer:
     """A server's answer; `body` holds at most the limit, and `truncated` says whether there was more.
 
+    A body that is packed as gzip, once, has been unpacked; one that is packed otherwise is as it came.
     The keys of `headers` are in lower case. `requests` were sent until it came, `execution_s` seconds after the first.
     """
 
@@ -119,8 +126,11 @@ class Requests:
             sent += 1
             return await self._once(outgoing, trace)
 
-        with anyio.fail_after(outgoing.timeout_s):
-            answer: Answer = await _retrying(outgoing)(once)
+        try:
+            with anyio.fail_after(outgoing.timeout_s):
+                answer: Answer = await _retrying(outgoing)(once)
+        except zlib.error as error:
+            raise httpx.DecodingError(f"the answer is no gzip data: {error}") from error
         return replace(answer, requests=sent, execution_s=time.perf_counter() - began)
 
     async def _once(self, outgoing: Outgoing, trace: Callable[[str, object], Awaitable[None]]) -> Answer:
@@ -128,12 +138,16 @@ class Requests:
             outgoing.method, outgoing.url, headers=outgoing.headers, content=outgoing.content, extensions={"trace": trace}
         )
         async with stream as answer:
-            received = bytearray()
-            async for chunk in answer.aiter_bytes():
-                received += chunk
-                if len(received) > outgoing.limit:
+            body, most, is_cut, parts = bytearray(), outgoing.limit + 1, False, 0
+            # httpx itself unpacks a whole part, as often as the answer says.
+            unpacker = zlib.decompressobj(_GZIP) if answer.headers.get("content-encoding", "").lower() == "gzip" else None
+            async for part in answer.aiter_raw():
+                body += unpacker.decompress(part, most - len(body)) if unpacker is not None else part
+                parts += 1
+                # What is packed is seldom larger than what it becomes.
+                if is_cut := len(body) >= most or answer.num_bytes_downloaded > 2 * most + MOST_PARTS or parts > MOST_PARTS:
                     break
-            return Answer(answer.status_code, dict(answer.headers), bytes(received[: outgoing.limit]), len(received) > outgoing.limit)
+            return Answer(answer.status_code, dict(answer.headers), bytes(body[: outgoing.limit]), is_cut)
 
 
 def _retrying(outgoing: Outgoing) -> AsyncRetrying:

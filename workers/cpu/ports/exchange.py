@@ -15,6 +15,7 @@ import h11
 from tangram.requests import MOST_PORT, UNSENDABLE
 from tangram.wire import MOST_BODY_BYTES
 from workers.cpu.errors import NoAnswer, RequestUnusable
+from workers.cpu.pace import Pace
 from workers.cpu.ports.wait import READABLE, WRITABLE, Wait
 
 MOST_STATUS = 599
@@ -22,6 +23,9 @@ MOST_STATUS = 599
 
 MOST_HEAD_BYTES = 64 * 1024
 """The most bytes of a status line with headers, or of the trailers."""
+
+MOST_EVENTS = 50_000
+"""The most chunks of a body and answers that only announce another. Each takes some 10 us."""
 
 _READ_BYTES = 256 * 1024
 
@@ -60,18 +64,22 @@ def exchange(connection: socket.socket, asked: HttpRequest, wait: Wait) -> HttpA
 
     Raises:
         RequestUnusable: the request cannot be written as HTTP.
-        NoAnswer: what came is no HTTP, breaks off, or is larger than the bounds.
+        NoAnswer: what came is no HTTP, breaks off, or is larger or in more pieces than the bounds.
         ActionCancelled, ActionTimedOut: as `Wait.until`.
 
     """
     reading = h11.Connection(h11.CLIENT, max_incomplete_event_size=MOST_HEAD_BYTES)
     unsent = memoryview(_written(reading, asked))
     answer: h11.Response | None = None
-    body = bytearray()
+    body, events, pace = bytearray(), 0, Pace()
     try:
         while True:
             event = reading.next_event()
+            events += event is not h11.NEED_DATA
+            if events > MOST_EVENTS:
+                raise NoAnswer(f"the answer of the server on port {asked.port} is in more than {MOST_EVENTS} pieces")
             if event is h11.NEED_DATA:
+                pace.keep()
                 unsent = _go_on(connection, reading, unsent, wait)
             elif isinstance(event, h11.Response):
                 answer = event

@@ -23,8 +23,9 @@ from signal import SIGINT, SIGKILL
 
 from workers.cpu.abstract import Data, ExecOutcome, ExecRequest, Given, Signal, Status
 from workers.cpu.errors import MemoryFull
+from workers.cpu.pace import Pace
 from workers.cpu.shell.backend import Event, Exited, Gone, HungUp, Meter
-from workers.cpu.shell.output import Capture
+from workers.cpu.shell.output import CHUNK_BYTES, Capture
 from workers.cpu.shell.session import Session, Shell
 from workers.cpu.shell.streams import CommandStreams
 from workers.cpu.shell.terminal import INTERRUPT
@@ -35,7 +36,7 @@ ANSWER_S = 12.0
 LONGEST_REPORT = 64
 KILLED = 128 + SIGKILL
 """The exit code of what the kernel has ended."""
-_CODE = re.compile(rb"[0-9]|[1-9][0-9]|1[0-9][0-9]|2[0-4][0-9]|25[0-5]")
+_CODE = "[0-9]|[1-9][0-9]|1[0-9][0-9]|2[0-4][0-9]|25[0-5]"
 NEVER = float("inf")
 
 
@@ -80,6 +81,7 @@ class Run:
         self._session, self._request, self._shell = session, request, shell
         self._hooks = hooks
         self._name = secrets.token_hex(8)
+        self._ours = re.compile(f"{self._name} ({_CODE})\n".encode())
         self._descriptors = contextlib.ExitStack()
         with self._descriptors:
             # Both ends, so that neither side's opening blocks and no hang-up is seen between two openings.
@@ -128,7 +130,9 @@ class Run:
         captures = {capture.descriptor: capture for capture in self._streams.captures}
         for descriptor in (wake, self._done, backend.fileno(), *captures):
             self._poller.register(descriptor, select.POLLIN)
+        pace = Pace()
         while self._ending is None:
+            pace.keep()
             self._serve_input()
             self._hold_back()
             for descriptor, events in self._poller.poll(self._patience_ms()):
@@ -263,18 +267,17 @@ class Run:
     def _read_report(self) -> None:
         """Take the shell's report if there is one; a line of another run is none of ours."""
         with contextlib.suppress(BlockingIOError):
-            self._report += os.read(self._done, 4096)
-        *lines, rest = self._report.split(b"\n")
+            self._report += os.read(self._done, CHUNK_BYTES)
+        found = self._ours.search(self._report)
         # Commands can write here, too. No report is as long as what they may leave without an end.
-        self._report = rest[-LONGEST_REPORT:]
-        for line in lines:
-            name, _, status = line.partition(b" ")
-            is_ours = name == self._name.encode() and _CODE.fullmatch(status) is not None
-            if is_ours and self._kill is None and self._ending is None and self._streams.terminal is not None:
-                # The shell has the terminal, and would end with it at any later moment.
-                self._end("succeeded", "", "", int(status))
-            elif is_ours and self._kill is None and self._ending is None:
-                self._ending = Ending("succeeded", int(status), "", self.meter.over())
+        self._report = self._report[-LONGEST_REPORT:]
+        if found is None or self._kill is not None or self._ending is not None:
+            return
+        if self._streams.terminal is not None:
+            # The shell has the terminal, and would end with it at any later moment.
+            self._end("succeeded", "", "", int(found[1]))
+        else:
+            self._ending = Ending("succeeded", int(found[1]), "", self.meter.over())
 
     def _end(self, status: Status, reason: str, cause: str, exit_code: int | None = None) -> None:
         """Have the command's processes killed, unless that is under way."""
