@@ -45,6 +45,13 @@ TIMEOUT_HEADER = "tangram-timeout-s"
 
 _OURS = ("x-api-key", "x-access-token", "host", "authorization")
 _OUR_PREFIXES = ("e2b-", "tangram-")
+_OF_THE_ADDRESS = frozenset(
+    {"set-cookie", "strict-transport-security", "clear-site-data", "alt-svc", "accept-ch", "nel", "report-to", "public-key-pins"}
+)
+"""Headers of an answer that a browser keeps for its address, which is the gateway's where a port is named by path."""
+
+_DOMAIN = re.compile(r";\s*domain\s*=[^;]*", re.IGNORECASE)
+_READING = ("GET", "HEAD", "OPTIONS", "TRACE")
 _ALONE = "sandbox allow-scripts allow-forms allow-popups"
 """A policy by which a browser takes a page for one of no origin: it is a program's, and the address is the gateway's."""
 
@@ -70,8 +77,17 @@ class UpgradeRefused(GatewayError):
     status, kind, cause = 501, "not_served", "bad_input"
 
 
+class PageRefused(GatewayError):
+    """Raised for a request by which a page of another origin, such as a program's, would change something."""
+
+    status, kind, cause = 403, "bad_request", "bad_input"
+
+
 class ByName:
-    """Middleware by which the port of an environment can be named in headers, or as a host."""
+    """Middleware by which the port of an environment can be named in headers, or as a host.
+
+    Whatever is the gateway's own, a page may change only if that page has the gateway's origin.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         """Serve `app`."""
@@ -79,10 +95,26 @@ class ByName:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] == "http" and (named := _named(Request(scope).headers, scope["raw_path"])) is not None:
+        request = Request(scope) if scope["type"] == "http" else None
+        named = _named(request.headers, scope["raw_path"]) if request is not None else None
+        if named is not None:
             path = f"/api/v1/environments/{named.environment}/ports/{named.port}"
             scope = {**scope, "path": path, "raw_path": path.encode(), _NAMED: named}
+        if request is not None and (named is None or not named.as_host) and _is_of_another_page(request):
+            refused = PageRefused("a page of another origin cannot ask for this")
+            await plain_answer(request, refused)(scope, receive, send)
+            return
         await self._app(scope, receive, send)
+
+
+def _is_of_another_page(request: Request) -> bool:
+    """Say whether a browser sends a request that may change something for a page of another origin. Other clients name none."""
+    if request.method in _READING:
+        return False
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    if site is not None:
+        return site not in ("same-origin", "none")
+    return origin is not None and origin.partition("://")[2] != request.headers.get("host")
 
 
 def _named(headers: Mapping[str, str], raw_path: bytes) -> Named | None:
@@ -166,7 +198,9 @@ def _target(request: Request) -> str:
 
 async def _passed_on(request: Request, gateway: Gateway) -> list[tuple[str, str]]:
     """Return the headers that the server is to see."""
-    passed = _onward(request.headers.items())
+    by_path = _NAMED not in request.scope
+    # A browser sends the same cookies to all that is asked by path.
+    passed = [(name, value) for name, value in _onward(request.headers.items()) if not (by_path and name == "cookie")]
     named: Named | None = request.scope.get(_NAMED)
     if named is not None and named.as_host:
         passed.append(("host", request.headers["host"]))
@@ -210,7 +244,9 @@ def _timeout_s(request: Request) -> float | None:
 def _answer(request: Request, answer: HttpAnswer, *, alone: bool) -> Response:
     """Return what a server has answered; it stands `alone` where its address does not tell it from the gateway."""
     response = Response(answer.body, answer.status)
-    headers = [(name, value) for name, value in _onward(answer.headers) if name != "date"]
+    dropped = {"date", *_OF_THE_ADDRESS} if alone else {"date", "clear-site-data"}
+    passed = [(name, value) for name, value in _onward(answer.headers) if name not in dropped]
+    headers = [(name, _DOMAIN.sub("", value) if name == "set-cookie" else value) for name, value in passed]
     if request.method == "HEAD":
         headers += [("content-length", value) for value in (answer.header("content-length"),) if value.isdigit()]
     elif answer.status not in (204, 304):

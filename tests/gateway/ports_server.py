@@ -21,7 +21,10 @@ class Handler(BaseHTTPRequestHandler):
         if name == "/bytes":
             self.give(200, body[::-1], {"Content-Type": "application/octet-stream"})
         elif name == "/moved":
-            self.give(302, b"", {"Location": "/elsewhere", "Set-Cookie": "a=1", "Tangram-Cause": "forged"}, ("Set-Cookie", "b=2"))
+            self.give(302, b"", {"Location": "/elsewhere", "Vary": "a", "Tangram-Cause": "forged"}, ("Vary", "b"))
+        elif name == "/sticky":
+            cookies = (("Set-Cookie", "a=1; Domain=.example.org; Path=/"), ("Set-Cookie", "b=2"))
+            self.give(200, b"", {"Strict-Transport-Security": "max-age=9", "Clear-Site-Data": "*"}, *cookies)
         elif name == "/hop":
             self.give(200, b"", {"Connection": "keep-alive, X-Hop", "X-Hop": "1", "X-End": "1"})
         elif name == "/large":
