@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tangram.errors import InvalidAction
 
 UNWRITABLE = re.compile("[\0\ud800-\udfff]")
 """What no shell can be given: NUL, and halves of surrogate pairs, which have no UTF-8 form. Models write both."""
+
+MOST_WORD_BYTES = 128 * 1024 - 1
+"""Longest argument or variable that Linux hands to a program, of which the name, `=` and the final NUL are part."""
+
+MOST_WORDS_BYTES = 1_920 * 1024
+"""Most that all arguments and variables of a program may take together; Linux allows 2 MiB with the usual limit on stacks."""
+
+_WORD_COSTS = 9
+_SHELLS = frozenset(("sh", "bash", "dash", "ash", "ksh", "mksh", "zsh", "busybox"))
+_TEXT_FOLLOWS = re.compile("-[A-Za-z]*c")
 
 
 def present(**arguments: Any) -> dict[str, Any]:
@@ -41,8 +51,47 @@ def process_variables(variables: Mapping[str, str] | None) -> dict[str, str] | N
     """Return variables for the environment of a process; none where there are none."""
     for name, value in (variables or {}).items():
         if not isinstance(name, str) or not isinstance(value, str) or not name or "=" in name or UNWRITABLE.search(name + value):
-            raise InvalidAction("variables", f"must be names and texts, not {name!r}: {value!r}")
+            raise InvalidAction("variables", f"must be names and texts, not {name!r:.200}: {value!r:.200}")
+    _check_sizes("variables", [f"{name}={value}" for name, value in (variables or {}).items()])
     return dict(variables) if variables else None
+
+
+def program_words(interpreter: Sequence[str] | None, command: str) -> list[str] | None:
+    """Return the program and its arguments that `command` is the last of; none where it is a text for a session's shell."""
+    if not isinstance(command, str) or UNWRITABLE.search(command) or not (interpreter or command.strip()):
+        raise InvalidAction("command", "must be a command line")
+    if interpreter is None:
+        return None
+    words = [*iterable("interpreter", interpreter), command]
+    if not all(isinstance(word, str) and not UNWRITABLE.search(word) for word in words) or not words[0]:
+        raise InvalidAction("interpreter", "must be the name of a program and arguments")
+    text = script_place(words)
+    _check_sizes("command", [word for place, word in enumerate(words) if place != text])
+    return words
+
+
+def script_place(words: Sequence[str]) -> int | None:
+    """Return which word is the text of a shell (`bash -lc TEXT`) that is too long for an argument, so that it is handed over as a file."""
+    shells = [place for place, word in enumerate(words) if word.rpartition("/")[2] in _SHELLS]
+    for place in range(shells[0] + 2 if shells else len(words), len(words)):
+        if _TEXT_FOLLOWS.fullmatch(words[place - 1]) and len(words[place].encode()) > MOST_WORD_BYTES:
+            return place
+    return None
+
+
+def folder_path(name: str, path: str | None) -> str | None:
+    """Return the path of a folder; none where none was given."""
+    if path is not None and (not isinstance(path, str) or UNWRITABLE.search(path)):
+        raise InvalidAction(name, f"must be a path, not {path!r:.200}")
+    return path or None
+
+
+def _check_sizes(name: str, words: Sequence[str]) -> None:
+    sizes = [len(word.encode("utf-8", "surrogateescape")) for word in words]
+    if max(sizes, default=0) > MOST_WORD_BYTES:
+        raise InvalidAction(name, f"Linux hands programs at most {MOST_WORD_BYTES} bytes in one argument or variable, not {max(sizes)}")
+    if (total := sum(sizes) + _WORD_COSTS * len(sizes)) > MOST_WORDS_BYTES:
+        raise InvalidAction(name, f"programs are handed at most {MOST_WORDS_BYTES} bytes in all arguments or variables, not {total}")
 
 
 def request_body(body: bytes | str | None, json_body: Any, headers: dict[str, str]) -> bytes | None:

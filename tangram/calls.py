@@ -13,7 +13,7 @@ from typing import Any, TypedDict, Unpack
 
 from tangram import giving
 from tangram.action import CELLS, CORES, DEFAULT_PRIORITY, MEMORY_MB, QUOTA_PREFIX, TOKENS_PREFIX, Action, Cost, command_class
-from tangram.arguments import UNWRITABLE, iterable, listed, present, process_variables, request_body, whole_number
+from tangram.arguments import folder_path, iterable, listed, present, process_variables, program_words, request_body, whole_number
 from tangram.arrays import ArrayError, pack_ints
 from tangram.elasticity import make_curve
 from tangram.errors import InvalidAction
@@ -58,7 +58,10 @@ class ExecOptions(Limits, total=False):
     (E(m) by m) says what units do to its duration, `work_s` its seconds on one core. Where several amounts are given and
     neither is said, nine tenths are hoped to be parallel, until core-seconds show what is. `action_class` says which
     commands are alike, those with the same first word by default. It is killed when it prints nothing for
-    `output_timeout_s`. `session` names the shell session it runs in, `variables` are added to its process environment. With
+    `output_timeout_s`. `session` names the shell session it runs in, `variables` are added to its process environment. It begins
+    in the folder `cwd`, else where the session is; where it cannot, the call fails by the caller's fault (`bad_input`). With an
+    `interpreter`, a program and arguments such as `["bash", "-c"]`, `command` is the last argument of a program of its own, and nothing
+    of it, such as a changed folder, stays in the session. With `merged`, its standard error goes where its standard output goes. With
     `fence`, as before a scoring run, whatever earlier commands left running in the environment is ended first, and the command
     starts from a clean shell: without the variables and functions that they left, in the folder where they were.
     A command whose node is lost never runs again, `idempotent` or not: its environment is lost, too. One that is not `preemptible`
@@ -71,6 +74,9 @@ class ExecOptions(Limits, total=False):
     units: Sequence[int]
     output_timeout_s: float | None
     session: str
+    cwd: str | None
+    interpreter: Sequence[str] | None
+    merged: bool
     fence: bool
     parallel_fraction: float | None
     efficiency: Mapping[int | str, float] | None
@@ -172,6 +178,9 @@ def execute(
     queue_timeout_s: float | None = None,
     output_timeout_s: float | None = None,
     session: str = "main",
+    cwd: str | None = None,
+    interpreter: Sequence[str] | None = None,
+    merged: bool = False,
     fence: bool = False,
     parallel_fraction: float | None = None,
     efficiency: Mapping[int | str, float] | None = None,
@@ -186,8 +195,7 @@ def execute(
     pty: tuple[int, int] | None = None,
 ) -> Action:
     """Run a shell command in an environment; options as in `ExecOptions`."""
-    if not isinstance(command, str) or not command.strip() or UNWRITABLE.search(command):
-        raise InvalidAction("command", "must be a command line")
+    words = program_words(interpreter, command)
     cost = Cost.of(cores=units)
     if parallel_fraction is None and efficiency is None and len(cost.amounts[CORES]) > 1:
         parallel_fraction = HOPED_PARALLEL_FRACTION
@@ -198,6 +206,9 @@ def execute(
             session=session,
             command=command,
             variables=process_variables(variables),
+            cwd=folder_path("cwd", cwd),
+            interpreter=None if words is None else words[:-1],
+            merged=merged or None,
             fence=fence or None,
             stream=stream or None,
             stdin=stdin or None,

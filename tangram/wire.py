@@ -44,7 +44,7 @@ The report `used` has `id`, `attempt` and `background_cpu_s`: the core-seconds t
 | kind | arguments | value of the payload |
 |---|---|---|
 | `cpu.open` | environment, image, memory_mb | null |
-| `cpu.exec` | environment, session, command°, variables, fence, stream, stdin, terminal | `{"exit_code", "stdout"°, "stderr"°, …}` |
+| `cpu.exec` | environment, session, command°, variables, more: see `tangram.calls.ExecOptions` | `{"exit_code", "stdout"°, "stderr"°, …}` |
 | `cpu.read_file` | environment, path, offset, length | `{"data"°}` |
 | `cpu.write_file` | environment, path, data°, mode, offset | null |
 | `cpu.request` | environment, port, method, path, headers°: list of pairs, body° | `{"status", "headers"°, "body"°}` |

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import posixpath
-import shlex
 import stat
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
@@ -182,8 +181,9 @@ async def _run(request: Request, sandbox: Sandbox, script: str, *words: str) -> 
     """Run a script in the sandbox. Raises `RpcError` with the code that it says."""
     limit_s = min(limit_of(request) or LIMIT_S, LIMIT_S)
     async with sandbox.processes.unlisted_session() as session:
-        command = shlex.join(["sh", "-c", script, "sh", *words])
-        action = execute(sandbox.record.place, command, session=session, timeout_s=limit_s, action_class="e2b-filesystem")
+        *others, last = words
+        program = ["sh", "-c", script, "sh", *others]
+        action = execute(sandbox.record.place, last, interpreter=program, session=session, timeout_s=limit_s, action_class="e2b-filesystem")
         result: ExecResult = await calls.run(sandbox.caller, action)
         text = result.stdout
         if result.exit_code == 0 and result.truncated:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-import shlex
 import signal
 import time
 from functools import partial
@@ -196,14 +195,14 @@ async def not_served(method: str) -> None:
 def _action(sandbox: Sandbox, program: Program, session: str) -> Action:
     """Return the action that runs a program in a session of its sandbox."""
     left_s = UNLIMITED_S if program.ends_at is None else max(program.ends_at - program.started_at, 0.001)
-    line = shlex.join([program.cmd, *program.args])
-    if program.cwd:
-        line = f"( cd -- {_folder(program.cwd)} && exec {line} )"
+    *interpreter, command = program.cmd, *program.args
     # Clients wrap commands in a login shell.
-    inner = program.args[-1] if len(program.args) > 1 and program.args[-2] == "-c" else line
+    inner = command if interpreter[-1:] == ["-c"] else program.cmd
     return execute(
         sandbox.record.place,
-        line,
+        command,
+        interpreter=interpreter,
+        cwd=program.cwd,
         session=session,
         units=sandbox.record.units,
         timeout_s=left_s,
@@ -214,11 +213,6 @@ def _action(sandbox: Sandbox, program: Program, session: str) -> Action:
         stdin=program.stdin,
         pty=program.terminal,
     )
-
-
-def _folder(path: str) -> str:
-    home, slash, rest = path.partition("/")
-    return f'"$HOME"{shlex.quote(slash + rest) if slash else ""}' if home == "~" else shlex.quote(path)
 
 
 async def _attend(handle: Handle[Any], process: Process, table: Table, ended: asyncio.Future[None]) -> None:

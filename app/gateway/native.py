@@ -69,6 +69,9 @@ class ExecBody(_Body):
     queue_timeout_s: float | None = None
     output_timeout_s: float | None = None
     variables: dict[str, str] = {}
+    cwd: str | None = None
+    interpreter: list[str] | None = None
+    merged: bool = False
     fence: bool = False
     preemptible: bool = True
     work_s: float | None = None

@@ -52,13 +52,15 @@ def os_error(message: str) -> RemoteError:
 def of_file(path: str, error: BadRequest) -> GatewayError:
     """Return Python's error for a file that cannot be used, or the error itself where Python has none."""
     match error.problem:
-        case "NoSuchFile":
+        case "NoSuchFile" | "NoSuchFolder" | "NoSuchProgram":
             return no_such(path)
+        case "ProgramUnusable":
+            return denied(path)
         case "PathIsDirectory":
             return is_folder(path)
         case "PathOutside":
             return RemoteError("builtins.PermissionError", f"[Errno 13] {error}: {path!r}")
-        case "FileUnusable" | "FileTooLarge":
+        case "FileUnusable" | "FileTooLarge" | "FolderUnusable":
             return os_error(str(error))
     return error
 

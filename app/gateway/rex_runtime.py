@@ -33,13 +33,14 @@ from app.gateway.context import Gateway
 from app.gateway.errors import BadRequest, Cancelled, NotFound, Overloaded
 from app.gateway.records import KEPT_S, SHELLS_PREFIX, Record
 from app.gateway.rex_dialogue import Dialogue
-from app.gateway.rex_errors import denied, no_such, of_file, swerex_error
+from app.gateway.rex_errors import of_file, swerex_error
 from app.gateway.rex_programs import INTERRUPTED_CODE, LEAST_INTERRUPT_S, PROMPT
 from app.gateway.sessions import Caller, digest
 from app.gateway.stored import stored_result
 from tangram import calls as words
 from tangram import giving
 from tangram.action import Action, command_class
+from tangram.calls import ExecOptions
 from tangram.errors import ActionError
 from tangram.results import ExecResult
 from tangram.wire import RESULT_TTL_S
@@ -151,17 +152,14 @@ class Runtime:
 
     async def execute(self, body: wire.Command) -> wire.CommandDone:
         """Run a program beside all shells."""
-        argv = body.argv
-        text = scripts.execute_text(argv, env=body.env, cwd=body.cwd, merges=body.merge_output_streams, mark=self._mark)
+        cleared = [] if body.env is None else ["env", "-i", *(f"{name}={value}" for name, value in body.env.items())]
+        *interpreter, last = [*cleared, *body.argv]
         name = command_class(body.command if isinstance(body.command, str) else body.command[0])
-        result = await self.beside(text, name, timeout_s=body.timeout)
-        match scripts.fault(result.stdout, self._mark):
-            case scripts.NO_FOLDER:
-                raise no_such(body.cwd or "")
-            case scripts.NO_PROGRAM:
-                raise no_such(argv[0])
-            case scripts.NOT_EXECUTABLE:
-                raise denied(argv[0])
+        how: ExecOptions = {"interpreter": interpreter, "cwd": body.cwd, "merged": body.merge_output_streams}
+        try:
+            result = await self.beside(last, name, timeout_s=body.timeout, how=how)
+        except BadRequest as error:
+            raise of_file(body.cwd or "" if "Folder" in error.problem else body.argv[0], error) from error
         if result.status == "timed_out":
             message = f"Timeout ({body.timeout}s) exceeded while running command"
             raise swerex_error("CommandTimeoutError", message, stdout=result.stdout, stderr=result.stderr)
@@ -174,10 +172,10 @@ class Runtime:
             stdout=result.stdout, stderr=f"{result.stderr}\n[{remark}]\n" if remark else result.stderr, exit_code=result.exit_code
         )
 
-    async def beside(self, text: str, name: str, *, timeout_s: float | None = None) -> ExecResult:
-        """Run a shell text outside of the client's shells."""
+    async def beside(self, text: str, name: str, *, timeout_s: float | None = None, how: ExecOptions | None = None) -> ExecResult:
+        """Run a command outside of the client's shells."""
         async with self._gateway.tables.of(self._record.id).unlisted_session(_EXECUTE) as session:
-            return await self._exec(text, session, name, timeout_s=timeout_s)
+            return await self._exec(text, session, name, timeout_s=timeout_s, how=how)
 
     async def read_file(self, body: wire.ReadFile) -> wire.FileRead:
         """Return the text of a file, its line ends as Python reads them."""
@@ -208,10 +206,12 @@ class Runtime:
             raise swerex_error("SessionDoesNotExistError", f"session {name!r} does not exist")
         return session.decode() if isinstance(session, bytes) else str(session)
 
-    async def _exec(self, text: str, session: str, name: str, *, timeout_s: float | None = None) -> ExecResult:
-        place, variables = self._record.place, self._record.variables
-        action = words.execute(place, text, session=session, units=self._units, timeout_s=timeout_s, variables=variables, action_class=name)
-        result: ExecResult = await self._act(action)
+    async def _exec(
+        self, text: str, session: str, name: str, *, timeout_s: float | None = None, how: ExecOptions | None = None
+    ) -> ExecResult:
+        options: ExecOptions = {**(how or {}), "units": self._units, "variables": self._record.variables, "timeout_s": timeout_s}
+        options |= {"session": session, "action_class": name}
+        result: ExecResult = await self._act(words.execute(self._record.place, text, **options))
         return result
 
     async def _act(self, action: Action) -> Any:

@@ -10,10 +10,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
-BAD_SYNTAX, NO_FOLDER, NO_PROGRAM, NOT_EXECUTABLE, IS_FOLDER = "syntax", "folder", "program", "executable", "is-folder"
-
-DEFAULT_PATH = "/bin:/usr/bin"
-"""Where Python looks for a program whose environment has no PATH."""
+BAD_SYNTAX, IS_FOLDER = "syntax", "is-folder"
 
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-Z\\^_]")
 
@@ -52,29 +49,6 @@ def hang_up_text() -> str:
     return "for job in $(jobs -p); do kill -HUP $job; done; exit 0"
 
 
-def execute_text(argv: Sequence[str], *, env: Mapping[str, str] | None, cwd: str | None, merges: bool, mark: str) -> str:
-    """Return what runs a program beside all shells: `env` replaces its whole environment, `merges` puts both streams in one.
-
-    The program's own standard error is descriptor 3 first: what the shell itself says of a program that a signal has ended is dropped.
-    """
-    lines = ["exec 2>&3 3>&-"]
-    if cwd is not None:
-        lines.append(f"cd -- {shlex.quote(cwd)} 2>/dev/null || {_stop(mark, NO_FOLDER)}")
-    program = shlex.quote(argv[0])
-    if "/" in argv[0]:
-        lines.append(f"test -e {program} || {_stop(mark, NO_PROGRAM)}")
-        lines.append(f"test -f {program} && test -x {program} || {_stop(mark, NOT_EXECUTABLE)}")
-    else:
-        path = '"$PATH"' if env is None else shlex.quote(env.get("PATH", DEFAULT_PATH))
-        find = f'for folder in $path; do test -f "$folder"/{program} && test -x "$folder"/{program} && found=1; done'
-        lines.append(f"path={path} found= IFS=:; {find}; unset IFS; test $found || {_stop(mark, NO_PROGRAM)}")
-    if merges:
-        lines.append("exec 2>&1")
-    cleared = [] if env is None else ["env", "-i", *(f"{name}={value}" for name, value in env.items())]
-    lines.append(f"exec {shlex.join([*cleared, *argv])}")
-    return "{ ( " + "\n".join(lines) + "\n) ; } 3>&2 2>/dev/null"
-
-
 def join_text(folder: str, parts: str, name: str, mark: str) -> str:
     """Return what makes the file `name` in `folder` of its parts, whose names begin with `parts`."""
     target = shlex.quote(name)
@@ -105,7 +79,3 @@ def plain(output: str) -> str:
 
 def _tell(mark: str, word: str) -> str:
     return f"printf %s '{mark} {word}'"
-
-
-def _stop(mark: str, word: str) -> str:
-    return f"{{ {_tell(mark, word)}; exit 126; }}"

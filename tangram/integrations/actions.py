@@ -1,4 +1,4 @@
-"""What the classes ask of an environment, as actions: a command in a shell of its own, and folders in and out.
+"""What the classes ask of an environment, as actions: to be opened, and folders in and out.
 
 Nothing here waits or connects. A transfer is a generator of actions that is sent their results; `drive` and `drive_async` carry it out.
 """
@@ -11,7 +11,7 @@ import secrets
 import shlex
 import tarfile
 import tempfile
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -41,16 +41,6 @@ Transfer = Generator[Action, Any, T]
 
 class TransferFailed(TangramError):
     """Raised when files could not be brought into an environment, or out of it."""
-
-
-def in_fresh_shell(command: str, *, cwd: str = "", interpreter: Sequence[str] = ("bash", "-c"), merged: bool = False) -> str:
-    """Return a command line that runs `command` in a shell of its own, as `docker exec` does.
-
-    Nothing of it, such as a changed folder, is left to later commands of the session. It starts in `cwd`, else where the session is. With
-    `merged` its standard error goes where its standard output goes, in the order of writing.
-    """
-    go = f"cd {shlex.quote(cwd if cwd.startswith('/') else './' + cwd)} && " if cwd else ""
-    return f"( {go}exec {shlex.join([*interpreter, command])} )" + (" 2>&1" if merged else "")
 
 
 def open_detached(job: str, name: str = "", *, image: str | None = None, label: str = "", memory_mb: int | None = None) -> Action:

@@ -31,7 +31,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tangram.action import command_class
 from tangram.aio import AsyncClient
 from tangram.calls import Place, execute
 from tangram.errors import ActionRejected, TangramError
@@ -41,7 +40,6 @@ from tangram.results import ExecResult
 
 TIMED_OUT, FAILED = 124, 125
 
-_WORKDIR = "TANGRAM_DOCKER_WORKDIR"
 _KEEPERS = ("sleep", "tail")
 _PR_SET_PDEATHSIG = 1
 _MEMORY_MB = {"": 1 / 1024**2, "b": 1 / 1024**2, "k": 1 / 1024, "m": 1.0, "g": 1024.0}
@@ -106,7 +104,7 @@ async def _prepare(sandbox: Sandbox, folder: str, variables: dict[str, str]) -> 
     steps = [f"export {name}={shlex.quote(text)}" for name, text in variables.items()]
     if folder:
         quoted = shlex.quote(folder if folder.startswith("/") else "./" + folder)
-        steps.append(f"mkdir -p {quoted} && export {_WORKDIR}={quoted}")
+        steps.append(f"mkdir -p {quoted} && cd {quoted}")
     if steps:
         done = await sandbox.run(execute(sandbox.place, " && ".join(steps), session="main", action_class="container"))
         if done.exit_code != 0:
@@ -118,11 +116,9 @@ async def _exec(client: AsyncClient, arguments: argparse.Namespace) -> int:
         raise UsageError("name the command to run")
     sandbox = _sandbox(client, arguments.container)
     *interpreter, command = arguments.words
-    line = actions.in_fresh_shell(command, cwd=arguments.workdir, interpreter=interpreter)
-    if not arguments.workdir:
-        line = f'( cd "${{{_WORKDIR}:-.}}" && {line} )'
-    variables, kind = _variables(arguments.env), command_class(command)
-    done: ExecResult = await sandbox.run(execute(sandbox.place, line, session="main", variables=variables, action_class=kind))
+    folder = arguments.workdir if arguments.workdir[:1] in ("", "/") else f"~/{arguments.workdir}"
+    action = execute(sandbox.place, command, cwd=folder, interpreter=interpreter, session="main", variables=_variables(arguments.env))
+    done: ExecResult = await sandbox.run(action)
     sys.stdout.write(done.stdout)
     sys.stdout.flush()
     sys.stderr.write(done.stderr)

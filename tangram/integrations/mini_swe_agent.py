@@ -90,7 +90,10 @@ class TangramEnvironment:
         command = action.get("command", "")
         try:
             done = self._environment.exec(
-                actions.in_fresh_shell(command, cwd=cwd or self.config.cwd, interpreter=self.config.interpreter, merged=True),
+                command,
+                cwd=cwd or self.config.cwd,
+                interpreter=self.config.interpreter,
+                merged=True,
                 timeout_s=timeout,
                 units=self.config.units,
                 variables=forwarded | self.config.env,

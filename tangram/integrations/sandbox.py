@@ -95,8 +95,7 @@ class Sandbox:
         units: Sequence[int] = (1,),
         fence: bool = False,
     ) -> ExecResult:
-        """Run a command in a shell of its own; see `tangram.integrations.actions.in_fresh_shell` and `ExecOptions`."""
-        line = actions.in_fresh_shell(command, cwd=cwd, interpreter=interpreter, merged=merged)
+        """Run a command in a shell of its own, as `docker exec` does; see `ExecOptions`."""
         # The lowest number that is free: commands one after another are all in `main`, whose /tmp may be its own.
         number = next(free for free in itertools.count() if free not in self._busy)
         self._busy.add(number)
@@ -104,7 +103,10 @@ class Sandbox:
             result: ExecResult = await self.run(
                 calls.execute(
                     self.place,
-                    line,
+                    command,
+                    cwd=cwd,
+                    interpreter=interpreter,
+                    merged=merged,
                     units=units,
                     timeout_s=timeout_s,
                     session=f"beside-{number}" if number else "main",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import struct
+from typing import Any
 
 import httpx
 import pytest
@@ -27,6 +28,19 @@ def test_a_number_in_digits_of_another_script_is_none(served: Served, e2b_header
 def test_commands_share_nothing_but_files(e2b_sandbox: e2b.Sandbox) -> None:
     e2b_sandbox.commands.run("export LEFT=1; cd /; touch ~/left")
     assert e2b_sandbox.commands.run("echo [$LEFT]; ls ~/left | wc -l").stdout == "[]\n1\n"
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [({"cwd": "/testbed"}, "cwd '/testbed' does not exist"), ({"envs": {"A": "x" * 200_000}}, "at most 131071 bytes")],
+)
+def test_what_cannot_begin_is_an_invalid_argument(e2b_sandbox: e2b.Sandbox, how: dict[str, Any], says: str) -> None:
+    with pytest.raises(e2b.InvalidArgumentException, match=says):
+        e2b_sandbox.commands.run("exit 1", **how)
+
+
+def test_a_command_of_any_length_runs(e2b_sandbox: e2b.Sandbox) -> None:
+    assert e2b_sandbox.commands.run(f": {'x' * 300_000}; echo ran").stdout == "ran\n"
 
 
 def test_output_comes_while_a_command_runs(e2b_sandbox: e2b.Sandbox) -> None:

@@ -190,6 +190,8 @@ def test_a_caller_that_hangs_up_takes_its_command_along(served: Served, environm
         ("exec", {"command": ""}, "command"),
         ("exec", {"command": "true", "unit": 1}, "unit"),
         ("exec", {"command": "true", "timeout_s": -1}, "timeout_s"),
+        ("exec", {"command": "exit 1", "cwd": "/testbed"}, "cwd '/testbed' does not exist"),
+        ("exec", {"command": "exit 1", "interpreter": ["no-such-program"]}, "program 'no-such-program' does not exist"),
         ("/api/v1/score", {"service": "judge", "items": ["neither prompt nor response"]}, ""),
         ("/api/v1/generate", {"service": "nobody", "prompts": ["a"]}, "nobody"),
         ("/api/v1/logprobs", {"service": "teacher", "token_ids": [[1, 2]], "top_k": 129}, "top_k: must be a whole number from 0 to 128"),

@@ -248,6 +248,7 @@ def test_execute_has_the_meanings_of_subprocess_run(rex: Rex) -> None:
     assert rex.execute(["env"], env={"ONLY": "this"}).stdout == "ONLY=this\n"
     assert rex.execute(["pwd"], cwd="/usr").stdout == "/usr\n"
     assert rex.execute("echo o; echo e >&2", shell=True, merge_output_streams=True).stdout == "o\ne\n"
+    assert rex.execute(f": {'x' * 300_000}; echo ran", shell=True).stdout == "ran\n"
     killed = rex.execute("echo x; kill -9 $$", shell=True)
     assert (killed.stdout, killed.stderr, killed.exit_code) == ("x\n", "", 137)
 
@@ -270,6 +271,7 @@ def test_execute_checks(rex: Rex) -> None:
         (FileNotFoundError, {"command": ["/nowhere/program"]}),
         (PermissionError, {"command": ["/etc/passwd"]}),
         (PermissionError, {"command": ["/etc"]}),
+        (OSError, {"command": ["ls"], "cwd": "/etc/passwd"}),
     ],
 )
 def test_a_program_that_cannot_be_run_is_pythons_error(rex: Rex, error: type[Exception], options: dict[str, Any]) -> None:

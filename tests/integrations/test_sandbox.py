@@ -11,6 +11,7 @@ import pytest
 
 from tangram import AsyncClient, ClientClosed
 from tangram.calls import Place
+from tangram.errors import ActionRefused
 from tangram.integrations import actions
 from tangram.integrations.sandbox import Sandbox, borrow_client, return_client
 from tangram.integrations.verl_reward import ScoreFailed, compute_score
@@ -105,6 +106,13 @@ async def test_sandboxes_of_a_job_share_a_client_which_the_last_one_closes(live:
     await return_client(other)
     with pytest.raises(ClientClosed):
         await sandbox.exec("true")
+
+
+async def test_a_command_that_cannot_begin_is_an_error_and_one_of_any_length_runs(sandbox: Sandbox) -> None:
+    with pytest.raises(ActionRefused, match="cwd '/testbed' does not exist") as refused:
+        await sandbox.exec("exit 1", cwd="/testbed")
+    assert refused.value.fault == "caller"
+    assert (await sandbox.exec(f": {'x' * 300_000}; echo ran")).stdout == "ran\n"
 
 
 @pytest.mark.parametrize("check", ["no-such-tool -q", "A=1 no-such-tool", "cd . && no-such-tool; exit 127"])

@@ -34,8 +34,8 @@ def admit(
     session: str = "main",
     timeout_s: float | None = 120.0,
     output_timeout_s: float | None = None,
-    output_limit_bytes: int = 1_048_576,
     variables: dict[str, str] | None = None,
+    **more: Any,
 ) -> Execution:
     """Admit a command, by default bounded so that a broken protocol fails a test instead of hanging it."""
     request = ExecRequest(
@@ -45,8 +45,8 @@ def admit(
         session=session,
         timeout_s=timeout_s,
         output_timeout_s=output_timeout_s,
-        output_limit_bytes=output_limit_bytes,
         variables=variables or {},
+        **more,
     )
     return environment.start(request)
 

@@ -17,11 +17,12 @@ from __future__ import annotations
 import re
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
+from tangram.arguments import folder_path, program_words
 from tangram.errors import InvalidAction
 from workers.cpu.errors import EnvironmentGone, SnapshotUnsupported
 from workers.cpu.opening import Opening
@@ -132,7 +133,9 @@ class ExecRequest:
     `timeout_s` is how long it may run, `output_timeout_s` how long it may print nothing; what it waits in the background
     counts for neither. Of the time for which it `is_held`, up to another `timeout_s` does not count.
     `output_limit_bytes` holds for each stream.
-    `variables` are environment variables of this command alone. `on_output` is called with what the command prints, as it comes, by
+    `variables` are environment variables of this command alone. It begins in the folder `cwd`, else where the session is. With an
+    `interpreter`, `command` is the last argument of a program of its own; else the session's shell evaluates it. With `merged`, standard
+    error goes where standard output goes. `on_output` is called with what the command prints, as it comes, by
     stream (`stdout` or `stderr`), in the thread that waits for it; it must be quick.
     While `is_held` says so, nothing is read from the command, which blocks once its pipes are full; that is no silence.
     With `stdin` it reads what `Execution.give` brings, else nothing. With `terminal`, it has a terminal of this size in the place of its
@@ -144,6 +147,9 @@ class ExecRequest:
     holding: Holding = field(default_factory=Holding)
     dop: int = 1
     session: str = "main"
+    cwd: str | None = None
+    interpreter: Sequence[str] | None = None
+    merged: bool = False
     fence: bool = False
     timeout_s: float | None = None
     output_timeout_s: float | None = None
@@ -169,6 +175,9 @@ class ExecRequest:
                 raise InvalidAction("variables", f"{name!r} is no name of an environment variable")
             if "\0" in value:
                 raise InvalidAction("variables", f"{name} must not contain NUL characters")
+        folder_path("cwd", self.cwd)
+        if self.interpreter is not None:
+            program_words(self.interpreter, self.command)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +220,10 @@ class Execution(ABC):
         """Carry the command out in the calling thread and return how it ended.
 
         After a timeout or a kill it returns once the command's processes are gone. A second call returns the same outcome.
+
+        Raises:
+            NoSuchFolder, FolderUnusable, NoSuchProgram, ProgramUnusable: the command cannot begin, as their names say.
+
         """
 
     @abstractmethod

@@ -113,6 +113,22 @@ class FileUnusable(SandboxError, OSError):
     cause = "bad_input"
 
 
+class NoSuchFolder(NoSuchFile):
+    """Raised when the folder in which a command is to begin does not exist."""
+
+
+class FolderUnusable(FileUnusable):
+    """Raised when a command is to begin in what is no folder, or may not be entered."""
+
+
+class NoSuchProgram(NoSuchFile):
+    """Raised when the program that is to run a command does not exist."""
+
+
+class ProgramUnusable(FileUnusable):
+    """Raised when what is to run a command is no program, or may not be run."""
+
+
 class DiskSpent(FileUnusable):
     """Raised when an environment has written all that it may."""
 

@@ -18,6 +18,8 @@ waits on the FIFO `go` and evaluates `text`. Why it looks as it does:
    just before the worker closed it reads nothing, and opens it again. The assignment there ends a shell in which a
    command has made the variable read-only; it would never read the name of a run.
 8. A shell that cannot report, since a command took its descriptors (`ulimit -n 3`), ends with the code of that command.
+9. What keeps a command from beginning is found before its streams are opened, and told as a word between the name of the run and the
+   code. A program of its own opens them once it is in its folder, so it has not begun where they were not opened.
 """
 
 from __future__ import annotations
@@ -27,11 +29,12 @@ import errno
 import os
 import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from workers.cpu.errors import SessionUnavailable
+from workers.cpu.abstract import ExecRequest
+from workers.cpu.errors import FolderUnusable, NoSuchFolder, NoSuchProgram, ProgramUnusable, SandboxError, SessionUnavailable
 
 # One line when joined, so that the line numbers in a command's error messages are those of the command.
 _BASH = " ".join(
@@ -65,6 +68,32 @@ _POSIX = " ".join(
 
 READ_BY_SHELL, WRITTEN_BY_SHELL = 0o644, 0o666
 """Modes of files and FIFOs in the folder of a session."""
+
+DEFAULT_PATH = "/bin:/usr/bin"
+"""Where a program is searched whose environment has no PATH."""
+
+REFUSALS: Mapping[str, type[SandboxError]] = {
+    refusal.__name__: refusal for refusal in (NoSuchFolder, FolderUnusable, NoSuchProgram, ProgramUnusable)
+}
+"""What keeps a command from beginning, by the word that says so in a report."""
+
+
+def started(words: Sequence[str], path: str | None) -> tuple[str, str | None]:
+    """Return the program that `words` start, also by `env`, and the PATH on which it is searched; none is that of the shell."""
+    if words[0] != "env":
+        return words[0], path
+    for word in words[1:]:
+        name, assigns, value = word.partition("=")
+        if not assigns and word != "-i":
+            return word, path
+        path = DEFAULT_PATH if word == "-i" else value if name == "PATH" else path
+    return words[0], path
+
+
+def refusal(word: str, cwd: str | None, words: Sequence[str] | None) -> SandboxError:
+    """Return what kept a command from beginning in a folder, or by a program and arguments; without a word it is the folder."""
+    subject = f"program {started(words, None)[0]!r}" if words and "Program" in word else f"cwd {cwd!r}"
+    return REFUSALS.get(word, FolderUnusable)(f"{subject} {'does not exist' if word.startswith('NoSuch') else 'cannot be used'}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,11 +229,56 @@ class Dialect:
         flags = ["--norc", "--noprofile"] if self.is_bash else []
         return [self.program, *flags, "-c", driver, os.path.basename(self.program)]
 
-    def text(self, command: str, variables: Mapping[str, str], streams: tuple[str, str, str]) -> bytes:
-        """Return what the driver evaluates to carry `command` out, with three files as its input, output and standard error."""
-        set_variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
+    def text(self, asked: ExecRequest, words: Sequence[str] | None, variables: Mapping[str, str], streams: tuple[str, str, str]) -> bytes:
+        """Return what the driver evaluates to carry out a command, with three files as its input, output and standard error.
+
+        The command is that of the request, or the program and arguments `words`.
+        """
+        assigned = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
         stdin, stdout, stderr = map(shlex.quote, streams)
-        redirected = f"<{stdin} >{stdout} 2>{stderr}"
-        line = f"{set_variables} command eval {shlex.quote(command)} {redirected}"
+        redirected = f"<{stdin} >{stdout} {'2>&1' if asked.merged else f'2>{stderr}'}"
+        folder = None if asked.cwd is None else _word(asked.cwd)
+        go = "" if folder is None else f"{self._own} cd -- {folder} && "
+        if words is None:
+            line = f"{go}{assigned} command eval {shlex.quote(asked.command)} {redirected}"
+        else:
+            line = f"( {f'export {assigned}; ' if assigned else ''}{go}{self._own} exec {shlex.join(words)} {redirected} )"
+        for test, word in self._conditions(folder, words, variables.get("PATH")):
+            line = f'if {test}; then {line}; else __tangram_run="$__tangram_run {word}"; fi'
         # bash reads up to a NUL; a sourced file ends with its last line.
         return line.encode("utf-8", "surrogateescape") + (b"\0" if self.is_bash else b"\n")
+
+    def _conditions(self, folder: str | None, words: Sequence[str] | None, path: str | None) -> Iterator[tuple[str, str]]:
+        """Yield what must hold for a command to begin, and the error's class where it does not; the first to be tried is the last."""
+        program, path = ("", path) if words is None else started(words, path)
+        if "/" in program:
+            program = ("" if folder is None or program.startswith("/") else f"{folder}/") + shlex.quote(program)
+            yield f"{self._own} test -f {program} && {self._own} test -x {program}", ProgramUnusable.__name__
+            yield f"{self._own} test -e {program}", NoSuchProgram.__name__
+        elif program:
+            yield self._finds(shlex.quote(program), path), NoSuchProgram.__name__
+        if folder is not None:
+            yield f"{self._own} test -d {folder} && {self._own} test -x {folder}", FolderUnusable.__name__
+            yield f"{self._own} test -e {folder}", NoSuchFolder.__name__
+
+    def _finds(self, program: str, path: str | None) -> str:
+        """Return what succeeds where a program is on a PATH, whatever functions and builtins have its name."""
+        searched = '"$PATH"' if path is None else shlex.quote(path)
+        if self.is_bash:
+            return f"PATH={searched} builtin type -P -- {program} >/dev/null"
+        file = f'"$folder"/{program}'
+        looks = f"for folder in $PATH; do command test -f {file} && command test -x {file} && exit; done; exit 1"
+        return f"( PATH={searched}; IFS=:; {looks} )"
+
+    @property
+    def _own(self) -> str:
+        """Return what makes a shell take a name for its own command, whatever functions there are."""
+        return "builtin" if self.is_bash else "command"
+
+
+def _word(path: str) -> str:
+    """Return a path as a word of a shell: `~` is the home folder, and nothing else in it has a meaning."""
+    home, slash, rest = path.partition("/")
+    if home == "~":
+        return f'"$HOME"{shlex.quote(slash + rest) if slash else ""}'
+    return shlex.quote(path if path.startswith("/") else f"./{path}")

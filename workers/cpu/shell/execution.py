@@ -26,6 +26,7 @@ from typing import Literal
 from workers.cpu.abstract import ExecOutcome, ExecRequest, Execution, Given, Holding, Status, Usage
 from workers.cpu.errors import MemoryFull, SandboxError, SessionUnavailable
 from workers.cpu.shell.backend import Backend, Meter
+from workers.cpu.shell.dialect import REFUSALS
 from workers.cpu.shell.grants import Grants
 from workers.cpu.shell.run import KILLED, NEVER, Hooks, NotBegun, Run
 from workers.cpu.shell.session import NotReady, QueueEntry, Session, Shell
@@ -115,6 +116,8 @@ class ShellExecution(Execution):
                 if self._killed is not None:
                     return self._not_run()
             return self._try_shells(wake)
+        except tuple(REFUSALS.values()):
+            raise
         except (SandboxError, OSError) as error:
             if not isinstance(error, SandboxError):
                 self._session.reset()

@@ -25,6 +25,7 @@ from workers.cpu.abstract import Data, ExecOutcome, ExecRequest, Given, Signal, 
 from workers.cpu.errors import MemoryFull
 from workers.cpu.pace import Pace
 from workers.cpu.shell.backend import Event, Exited, Gone, HungUp, Meter
+from workers.cpu.shell.dialect import REFUSALS, refusal
 from workers.cpu.shell.output import CHUNK_BYTES, Capture
 from workers.cpu.shell.session import Session, Shell
 from workers.cpu.shell.streams import CommandStreams
@@ -81,7 +82,7 @@ class Run:
         self._session, self._request, self._shell = session, request, shell
         self._hooks = hooks
         self._name = secrets.token_hex(8)
-        self._ours = re.compile(f"{self._name} ({_CODE})\n".encode())
+        self._ours = re.compile(f"{self._name} (?:({'|'.join(REFUSALS)}) )?({_CODE})\n".encode())
         self._descriptors = contextlib.ExitStack()
         with self._descriptors:
             # Both ends, so that neither side's opening blocks and no hang-up is seen between two openings.
@@ -113,7 +114,7 @@ class Run:
 
     def hand_over(self, dop: int, spent_s: float) -> None:
         """Give the command, which has spent some of its time, to the shell, with the DoP `dop`."""
-        text = self._session.setup.dialect.text(self._request.command, self._streams.variables(dop), self._streams.files)
+        text = self._session.setup.dialect.text(self._request, self._streams.words, self._streams.variables(dop), self._streams.files)
         self._session.control.write(self._session.control.text, text)
         self._began = self._printed = time.monotonic()
         self._spent_s = spent_s
@@ -124,6 +125,7 @@ class Run:
 
         Raises:
             NotBegun: the shell had ended, by something that an earlier command set up, before it took this one.
+            SandboxError: one of `REFUSALS`, where the command cannot begin.
 
         """
         backend = self._shell.backend
@@ -273,11 +275,20 @@ class Run:
         self._report = self._report[-LONGEST_REPORT:]
         if found is None or self._kill is not None or self._ending is not None:
             return
+        self._check_refused((found[1] or b"").decode())
         if self._streams.terminal is not None:
             # The shell has the terminal, and would end with it at any later moment.
-            self._end("succeeded", "", "", int(found[1]))
+            self._end("succeeded", "", "", int(found[2]))
         else:
-            self._ending = Ending("succeeded", int(found[1]), "", self.meter.over())
+            self._ending = Ending("succeeded", int(found[2]), "", self.meter.over())
+
+    def _check_refused(self, word: str) -> None:
+        """Raise what kept the command from beginning, if something did: the shell says so, or its program never opened its streams."""
+        has_no_terminal = self._streams.terminal is None
+        if has_no_terminal and any(capture.was_opened() for capture in self._streams.captures):
+            return
+        if word in REFUSALS or (has_no_terminal and self._streams.words is not None):
+            raise refusal(word, self._request.cwd, self._streams.words)
 
     def _end(self, status: Status, reason: str, cause: str, exit_code: int | None = None) -> None:
         """Have the command's processes killed, unless that is under way."""

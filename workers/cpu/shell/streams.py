@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from functools import partial
 
+from tangram.arguments import script_place
 from workers.cpu.abstract import Data, EndOfInput, ExecRequest, WindowSize
 from workers.cpu.dop import with_dop
 from workers.cpu.shell.dialect import READ_BY_SHELL, make_fifo
@@ -24,7 +26,7 @@ from workers.cpu.shell.terminal import END, TYPE, Terminal, TerminalCapture
 
 MOST_INPUT = 4 * 1024 * 1024
 NAMES = ("stdout", "stderr")
-INPUT = "in"
+INPUT, SCRIPT = "in", "script"
 
 
 class CommandStreams:
@@ -41,6 +43,8 @@ class CommandStreams:
         self._opened = contextlib.ExitStack()
         self._opened.callback(self._close_input)
         with self._opened:
+            self.words = None if request.interpreter is None else self._program(session, [*request.interpreter, request.command])
+            """The program and arguments of the command, if it has some."""
             if request.terminal is not None:
                 self.terminal = self._opened.enter_context(contextlib.closing(Terminal(shell.pid, request.terminal)))
                 self.input = os.dup(self.terminal.descriptor)
@@ -56,6 +60,15 @@ class CommandStreams:
     def _capture(self, kind: type[Capture], source: str | int, name: str) -> Capture:
         on_output = partial(self._request.on_output, name) if self._request.on_output is not None else None
         return self._opened.enter_context(contextlib.closing(kind(source, self._request.output_limit_bytes, on_output)))
+
+    def _program(self, session: Session, words: list[str]) -> list[str]:
+        """Return what is to be run for `words`: a text that is too long for an argument goes into a file, which a shell reads."""
+        if (place := script_place(words)) is None:
+            return words
+        path = session.control.folder / SCRIPT
+        session.control.write(str(path), words[place].encode())
+        self._opened.callback(path.unlink, missing_ok=True)
+        return [*words[:place], f". {shlex.quote(session.control.seen(str(path)))}", *words[place + 1 :]]
 
     def _open_input(self, session: Session) -> str:
         """Make the FIFO, open both its ends, and return it as the shell sees it."""
