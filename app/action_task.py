@@ -35,7 +35,8 @@ class Call:
     A task's body fills in what it knows better than a stopwatch round it: `execution_s` without preparation, and without the
     `waited_s` seconds for which it waited in the background, `cpu_s` core-seconds used, and `status` with `reason` and `cause`
     (`tangram/ends.py`) where the action ended otherwise than by a return. `answer` is what an outside API said, for the scheduler; with
-    `waits_again` it refused, and no result is stored. `grant` is what it holds now, as of the scheduler's message `stamp`, (epoch, serial).
+    `waits_again` it refused, and no result is stored. A call whose result does not count is `refused`. `grant` is what it holds now, as of
+    the scheduler's message `stamp`, (epoch, serial).
     """
 
     id: str
@@ -53,6 +54,7 @@ class Call:
     cancel_cause: str = ""
     answer: dict[str, Any] | None = None
     waits_again: bool = False
+    refused: bool = False
     stamp: tuple[int, int] = (0, 0)
     grant_lock: Lock = field(default_factory=Lock, repr=False)
     """Held while a change of the grant is carried out, so that the last one is the one that stands."""
@@ -125,6 +127,7 @@ class ActionTask(Task):  # type: ignore[misc]
                 call.execution_s = clock.monotonic() - call.began
             if not this_node().still_holds(call):
                 log.warning("the result of action %s is dropped: its node leaves or was taken for lost", call.id)
+                call.refused = True
                 raise Ignore()
         if call.waits_again:
             raise Ignore()

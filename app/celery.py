@@ -36,6 +36,7 @@ def make_app(settings: Settings | None = None) -> Celery:
         broker_url = result_url = f"redis+socket://{settings.state_dir}/redis.sock?virtual_host=0"
     celery = Celery("tangram", broker=broker_url, backend=result_url)
     celery.conf.update(configuration(settings))
+    celery.loader.override_backends = dict.fromkeys(("redis", "rediss"), "app.broker.results:RedisResults")
     if urlsplit(broker_url).scheme in REDIS_SCHEMES:
         # Without it a server that accepts connections and never answers would be waited for without end.
         celery.conf.broker_transport_options = {"socket_timeout": settings.connect_timeout_s}
@@ -52,10 +53,6 @@ def configuration(settings: Settings) -> dict[str, Any]:
         "result_accept_content": ["json"],
         "result_expires": RESULT_TTL_S,
         "result_backend_thread_safe": True,
-        "result_backend_always_retry": True,
-        # With pauses of half a second on average: about a minute, as long as clients wait for a result store that is away.
-        "result_backend_max_retries": 120,
-        "result_backend_max_sleep_between_retries_ms": 1000,
         "task_acks_late": False,
         "task_track_started": False,
         "worker_prefetch_multiplier": 0,

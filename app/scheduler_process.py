@@ -202,7 +202,6 @@ def _app_of(settings: Settings) -> Celery:
     """Return an application that fails fast: this process has other things to do than to wait for one result to be stored."""
     app = make_app(settings)
     app.conf.update(
-        result_backend_always_retry=False,
         result_backend_transport_options={"retry_policy": {"max_retries": 0}},
         redis_socket_timeout=settings.connect_timeout_s,
         redis_socket_connect_timeout=settings.connect_timeout_s,

@@ -99,6 +99,8 @@ RESULT_KEY_PREFIX = "celery-task-meta-"
 
 CLIENT_KEY_PREFIX = "tangram-client-"
 CLAIM_KEY_PREFIX = "tangram-claim-"
+DISOWNED = "disowned"
+"""What the claim of a try says that the scheduler has given up. Otherwise it names the incarnation of the worker that runs the try."""
 BLOB_KEY_PREFIX = "tangram-blob-"
 SHARED_BLOB_KEY_PREFIX = BLOB_KEY_PREFIX + "shared-"
 """The prefix of blobs that several actions refer to. Others leave the store once their action has ended."""
@@ -254,6 +256,11 @@ class WireNode(TypedDict):
     busy_cores: NotRequired[float]
     held_cores: NotRequired[dict[str, list[int]]]
     takes_causes: NotRequired[bool]
+
+
+def claim_key(action_id: str, attempt: int) -> str:
+    """Return the key under which a try of an action is claimed."""
+    return f"{CLAIM_KEY_PREFIX}{action_id}:{attempt}"
 
 
 def node_label(name: str) -> str:

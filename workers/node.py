@@ -11,7 +11,7 @@ It claims tries of actions, holds their calls while they run, and reports.
 | `used` | every `usage_s` seconds, of each command that has got further in the background: its core-seconds there |
 | `service` | an instance of a service is in another state now, and what it holds |
 | `finished` | its result is stored and its processes are gone; again when the scheduler asks for it |
-| `unknown` | the scheduler asked for a try that never arrived here |
+| `unknown` | the scheduler asked for a try that never arrived here, or the store refused the result of one |
 | `left` | the worker shuts down |
 
 Of a request to an outside API `finished` also says what the answer means for limits, and whether the API refused it: then there
@@ -34,7 +34,7 @@ from redis import Redis, RedisError
 
 from app.action_task import Call
 from tangram import clock
-from tangram.wire import CLAIM_KEY_PREFIX, CLAIM_TTL_S, WireGrant, WireNode, WireRegrant
+from tangram.wire import CLAIM_TTL_S, WireGrant, WireNode, WireRegrant, claim_key
 from workers.cpu.abstract import Holding, Usage
 from workers.reporter import Reporter
 
@@ -189,7 +189,7 @@ class Node:
             return True
 
     def _claim_in_store(self, one: Try, lasts_s: int) -> bool:
-        key = f"{CLAIM_KEY_PREFIX}{one[0]}:{one[1]}"
+        key = claim_key(*one)
         for _ in range(_CLAIM_TRIES):
             try:
                 if self._store.set(key, self._incarnation, nx=True, ex=lasts_s):
@@ -313,7 +313,7 @@ class Node:
             return True
         while not self._has_left:
             try:
-                owner = self._store.get(f"{CLAIM_KEY_PREFIX}{call.id}:{call.grant['attempt']}")
+                owner = self._store.get(claim_key(call.id, call.grant["attempt"]))
             except RedisError:
                 clock.sleep(_CLAIM_PAUSE_S)  # the result could not be stored now either
             else:  # a store that was restarted has forgotten the claim, and nobody else's is in its place
@@ -344,7 +344,7 @@ class Node:
 
     def _report_end(self, action_id: str, attempt: int, call: Call) -> None:
         report = {
-            "type": "finished",
+            "type": "unknown" if call.refused else "finished",
             "id": action_id,
             "attempt": attempt,
             "status": call.status,

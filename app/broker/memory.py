@@ -8,7 +8,7 @@ that `tests/broker` checks for memory, Redis and RabbitMQ alike. It has no strea
 | `MemoryBroker` (`app/broker/memory_store.py`) | the server: queues and keys |
 | `MemoryStore`, `MemoryPubSub` | redis-py's client, as far as clients, schedulers and nodes use it |
 | `Transport` | kombu's transport for the scheme `tangram-memory`; the broker is its option `broker` |
-| `MemoryBackend` | Celery's result backend on Redis: stores a result and publishes it under its key |
+| `MemoryBackend` | `RedisResults`: stores a result, unless another end stands, and publishes it under its key |
 | `MemoryIntake` | `RedisIntake`: messages are taken by an epoch, and come again unless they are acknowledged |
 
 Waiting goes by `tangram.clock`, so everything may run on a virtual clock.
@@ -21,13 +21,13 @@ from queue import Empty
 from typing import Any
 
 from celery import Celery
-from celery.backends.base import KeyValueStoreBackend
 from kombu.transport import TRANSPORT_ALIASES, virtual
 from kombu.utils.json import dumps, loads
 from redis import RedisError
 
 from app.broker import redis_intake
 from app.broker.memory_store import BrokenConnection, MemoryBroker, MemoryStore
+from app.broker.results import FirstEndStays, may_stand
 from tangram import clock
 
 SCHEME = "tangram-memory"
@@ -37,11 +37,12 @@ Taken = tuple[str, bytes]
 """The name of a queue, and a message in it."""
 
 
-class MemoryBackend(KeyValueStoreBackend):  # type: ignore[misc]
+class MemoryBackend(FirstEndStays):
     """Celery's result backend in a `MemoryBroker`. An app uses it after `use`."""
 
     supports_native_join = False
     persistent = True
+    connection_errors = (RedisError, OSError)
 
     def __init__(self, app: Celery, broker: MemoryBroker) -> None:
         super().__init__(app)
@@ -55,23 +56,20 @@ class MemoryBackend(KeyValueStoreBackend):  # type: ignore[misc]
         """Return what is stored under keys."""
         return self.client.mget(map(_text, keys))
 
-    def _set_with_state(self, key: str, value: str | bytes, state: str) -> None:
-        data = value.encode() if isinstance(value, str) else value
-        self.client.broker.called("set", _text(key))
-        self.client.broker.keep(_text(key), data, self.expires)
-        self.client.broker.publish(_text(key), data)
-        self.client.broker.called("set done", _text(key))
+    def _offer(self, key: str, result: bytes, claim: str) -> bool:
+        broker = self.client.broker
+        broker.called("set", key)
+        with broker.lock:
+            stands = may_stand(broker.value(key), result, broker.value(claim))
+            if stands:
+                broker.keep(key, result, self.expires)
+                broker.publish(key, result)
+        broker.called("set done", key)
+        return stands
 
     def delete(self, key: str) -> None:
         """Remove a key."""
         self.client.delete(_text(key))
-
-    def exception_safe_to_retry(self, error: Exception) -> bool:
-        """Whether storing may be tried again after an error."""
-        return isinstance(error, RedisError | OSError)
-
-    def _sleep(self, amount: float) -> None:
-        clock.sleep(amount)
 
 
 class Channel(virtual.Channel):  # type: ignore[misc]

@@ -26,7 +26,8 @@ class MemoryBroker:
     def __init__(self, called: Callable[[str, str], None] = lambda operation, name: None) -> None:
         """Begin empty. `called(operation, name)` is told each operation on a queue or key, and may raise."""
         self.called = called
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
+        """Held by whoever does several things at once."""
         self._queues: dict[str, deque[bytes]] = {}
         self._taken: dict[str, dict[str, deque[bytes]]] = {}
         self._arrived: dict[str, list[threading.Event]] = {}
@@ -38,7 +39,7 @@ class MemoryBroker:
 
     def put(self, queue: str, message: bytes, *, first: bool = False) -> None:
         """Add a message to a queue, behind all others or as the `first`."""
-        with self._lock:
+        with self.lock:
             waiting = self._queues.setdefault(queue, deque())
             (waiting.appendleft if first else waiting.append)(message)
             for event in self._arrived.get(queue, ()):
@@ -46,35 +47,35 @@ class MemoryBroker:
 
     def pop(self, queue: str) -> bytes | None:
         """Remove and return the oldest message of a queue."""
-        with self._lock:
+        with self.lock:
             waiting = self._queues.get(queue)
             return waiting.popleft() if waiting else None
 
     def waiting(self, queue: str) -> tuple[bytes, ...]:
         """Return the messages of a queue, the oldest first."""
-        with self._lock:
+        with self.lock:
             return tuple(self._queues.get(queue, ()))
 
     def purge(self, queue: str) -> int:
         """Remove all messages of a queue; return how many."""
-        with self._lock:
+        with self.lock:
             return len(self._queues.pop(queue, ()))
 
     def listen(self, queue: str, event: threading.Event) -> None:
         """Have `event` set whenever a message arrives in a queue."""
-        with self._lock:
+        with self.lock:
             self._arrived.setdefault(queue, []).append(event)
 
     def hear_no_more(self, event: threading.Event) -> None:
         """Set `event` no more."""
-        with self._lock:
+        with self.lock:
             for events in self._arrived.values():
                 if event in events:
                     events.remove(event)
 
     def take(self, holder: str, queue: str, most: int) -> list[bytes]:
         """Move the oldest messages of a queue to `holder`; return them."""
-        with self._lock:
+        with self.lock:
             waiting = self._queues.get(queue, deque())
             found = [waiting.popleft() for _ in range(min(most, len(waiting)))]
             self._taken.setdefault(holder, {}).setdefault(queue, deque()).extend(found)
@@ -82,7 +83,7 @@ class MemoryBroker:
 
     def acknowledge(self, holder: str, queue: str, message: bytes) -> None:
         """Forget a message that `holder` has taken."""
-        with self._lock:
+        with self.lock:
             held = self._taken.get(holder, {}).get(queue)
             if held is not None and message in held:
                 held.remove(message)
@@ -90,7 +91,7 @@ class MemoryBroker:
     def put_back(self, but: str) -> int:
         """Put all messages back into their queues that others than `but` have taken; return how many."""
         count = 0
-        with self._lock:
+        with self.lock:
             for holder in [holder for holder in self._taken if holder != but]:
                 for queue, messages in self._taken.pop(holder).items():
                     count += len(messages)
@@ -100,7 +101,7 @@ class MemoryBroker:
 
     def restart(self, *, keeps: bool) -> None:
         """Break all connections; unless it `keeps` its data, forget everything."""
-        with self._lock:
+        with self.lock:
             self._connections += 1
             for subscriber in self._subscribers:
                 subscriber.wake()
@@ -121,7 +122,7 @@ class MemoryBroker:
 
     def value(self, key: str) -> bytes | None:
         """Return the value of a key, unless it has expired."""
-        with self._lock:
+        with self.lock:
             found = self._values.get(key)
             if found is None:
                 return None
@@ -132,13 +133,13 @@ class MemoryBroker:
 
     def left_s(self, key: str) -> float | None:
         """Return the seconds until a key expires; None for a key without an end, or none."""
-        with self._lock:
+        with self.lock:
             until = self._values[key][1] if self.value(key) is not None else None
             return None if until is None else until - clock.monotonic()
 
     def keep(self, key: str, value: bytes | None, lasts_s: float | None) -> None:
         """Set a key for some seconds, or for good; with None as its value, remove it."""
-        with self._lock:
+        with self.lock:
             if value is None:
                 self._values.pop(key, None)
             else:
@@ -146,23 +147,23 @@ class MemoryBroker:
 
     def keys(self, prefix: str = "") -> list[str]:
         """Return the keys that begin with `prefix`."""
-        with self._lock:
+        with self.lock:
             return [key for key in list(self._values) if key.startswith(prefix) and self.value(key) is not None]
 
     def subscribe(self, subscriber: MemoryPubSub) -> None:
         """Have what is published brought to a subscriber."""
-        with self._lock:
+        with self.lock:
             self._subscribers.append(subscriber)
 
     def unsubscribe(self, subscriber: MemoryPubSub) -> None:
         """Bring nothing to a subscriber any more."""
-        with self._lock:
+        with self.lock:
             if subscriber in self._subscribers:
                 self._subscribers.remove(subscriber)
 
     def publish(self, channel: str, data: bytes) -> int:
         """Bring `data` to all subscribers of a channel; return how many."""
-        with self._lock:
+        with self.lock:
             return sum(subscriber.bring(channel, data) for subscriber in self._subscribers)
 
 

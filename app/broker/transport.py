@@ -18,7 +18,8 @@ from __future__ import annotations
 import json
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -45,15 +46,16 @@ from tangram.life_signs import silences
 from tangram.shown import with_grant
 from tangram.wire import (
     BLOB_TTL_S,
-    CLAIM_KEY_PREFIX,
     CLAIM_TTL_S,
     CONTROL,
+    DISOWNED,
     EVENTS,
     GRANT_HEADER,
     INGRESS,
     RESULT_KEY_PREFIX,
     RESULT_TTL_S,
     SCHEDULER_KEY,
+    claim_key,
     direct_queue,
     node_queue,
 )
@@ -91,7 +93,7 @@ class KombuTransport:
         self._epoch = epoch
         self._outbox: list[tuple[str, bytes | str, dict[str, Any], dict[str, Any]]] = []
         self._ends: deque[tuple[str, str, str, str, str, str]] = deque()
-        self._disowned: list[str] = []
+        self._disowned: list[tuple[str, int]] = []
         self._asked_again: list[str] = []
         self._declared: set[str] = set()
         self._intake: RedisIntake | AmqpIntake | memory.MemoryIntake | None = None
@@ -177,15 +179,20 @@ class KombuTransport:
         """Buffer that an action has ended and is asked for again: where its result is not kept any more, that becomes its result."""
         self._asked_again.append(action_id)
 
-    def stored_ends(self, kinds: Mapping[str, str]) -> list[StoredEnd]:
-        """Return the ends of those of these actions, kinds by id, whose workers have stored a result; none while the store is away."""
-        if not kinds or clock.monotonic() < self._store_pause_until:
+    def stored_ends(self, kinds: Mapping[str, str], give_up: Mapping[str, int] = MappingProxyType({})) -> list[StoredEnd] | None:
+        """Return the ends of those of these actions, kinds by id, whose workers have stored a result; see the protocol."""
+        if not kinds:
             return []
+        if clock.monotonic() < self._store_pause_until:
+            return None
         try:
-            raws = self._app.backend.client.mget([RESULT_KEY_PREFIX + action_id for action_id in kinds])
+            with self._app.backend.client.pipeline() as pipe:
+                _disown(pipe, give_up.items())
+                pipe.mget([RESULT_KEY_PREFIX + action_id for action_id in kinds])
+                raws = pipe.execute()[-1]
         except (RedisError, OSError) as error:
             self._pause_store(error)
-            return []
+            return None
         found = [stored_end(action_id, kind, raw) for (action_id, kind), raw in zip(kinds.items(), raws, strict=True)]
         return [end for end in found if end is not None]
 
@@ -201,7 +208,7 @@ class KombuTransport:
 
     def disown(self, action_id: str, attempt: int) -> None:
         """Buffer that the worker that has claimed this try shall drop its result."""
-        self._disowned.append(f"{CLAIM_KEY_PREFIX}{action_id}:{attempt}")
+        self._disowned.append((action_id, attempt))
 
     def flush(self) -> None:
         """Send and store what was buffered; what cannot be now stays for the next time."""
@@ -333,10 +340,7 @@ class KombuTransport:
         try:
             if self._disowned:
                 with self._app.backend.client.pipeline(transaction=False) as pipe:
-                    for claim in self._disowned:
-                        # A claim that is there lasts as long as its action may run; one that comes later finds the key taken.
-                        pipe.set(claim, "disowned", xx=True, keepttl=True)
-                        pipe.set(claim, "disowned", nx=True, ex=CLAIM_TTL_S)
+                    _disown(pipe, self._disowned)
                     pipe.execute()
                 self._disowned.clear()
             until = clock.monotonic() + _STORING_S
@@ -345,7 +349,8 @@ class KombuTransport:
                 self._ends.popleft()
             # What is still to be stored above may be what is asked for.
             while self._asked_again and not self._ends and clock.monotonic() < until:
-                self._store_lost(self._asked_again[-1])
+                # It is refused where a result is kept. Callbacks were sent when the action ended.
+                self._app.backend.store_result(self._asked_again[-1], ActionFailed(_NOT_KEPT, "result_lost"), "FAILURE")
                 self._asked_again.pop()
         except self._errors as error:  # the broker's too: callbacks go out over it
             self._pause_store(error)
@@ -374,17 +379,18 @@ class KombuTransport:
             log.warning("callbacks of action %s cannot be sent: %s: %s", action_id, type(problem).__name__, problem)
             backend.store_result(action_id, error, "FAILURE")
 
-    def _store_lost(self, action_id: str) -> None:
-        backend = self._app.backend
-        if not backend.client.exists(RESULT_KEY_PREFIX + action_id):
-            # Without callbacks: those were sent when it ended.
-            backend.store_result(action_id, ActionFailed(_NOT_KEPT, "result_lost"), "FAILURE")
-
     def _check_all_is_there(self) -> None:
         """Raise one of `_errors` while the store or the broker is away."""
         self._app.backend.client.ping()
         with self._app.connection_for_write() as connection:
             connection.ensure_connection(max_retries=1, interval_start=0, timeout=self._timeout_s)
+
+
+def _disown(pipe: Any, tries: Iterable[tuple[str, int]]) -> None:
+    for one in tries:
+        # A claim that is there lasts as long as its action may run; one that comes later finds the key taken.
+        pipe.set(claim_key(*one), DISOWNED, xx=True, keepttl=True)
+        pipe.set(claim_key(*one), DISOWNED, nx=True, ex=CLAIM_TTL_S)
 
 
 def _errors_of(connection: Connection) -> tuple[type[BaseException], ...]:

@@ -19,17 +19,24 @@ from scheduler.core.environments import Environments
 from scheduler.core.pools import Pools
 from scheduler.model import NodeSpec, Running, Waiting, events
 from scheduler.model.commands import Command, NoteDraining, NoteNode, Requeue
-from scheduler.model.lifecycle import MOST_TRIES
+from scheduler.model.lifecycle import MISSED_BEATS, MOST_TRIES
 from scheduler.model.state import Node, State
 from tangram.ends import cause_of, loss_cause
 
 NODE_LOST = "node_lost"
 
+ASKED_BEATS = 4 * MISSED_BEATS
+"""For so many beats a node is asked how an action that it does not run any more has ended."""
+
 
 def takes_up_nothing(state: State, node: Node, beat: events.NodeBeat) -> bool:
-    """Return whether a node has grants that it does not run, and has taken up no grant since its last beat."""
+    """Return whether a node has grants that it does not run, and has taken up no grant since its last beat.
+
+    It had taken up what has started. Then the report of the end is missing, and the node is asked for it first.
+    """
     taken_up = any(state.running[action_id].unseen_beats for action_id in node.running if action_id in beat.running)
-    return not taken_up and any(action_id not in beat.running for action_id in node.running)
+    unseen = [state.running[action_id] for action_id in node.running if action_id not in beat.running]
+    return not taken_up and any(one.started_at is None or one.unseen_beats > ASKED_BEATS for one in unseen)
 
 
 class Nodes:

@@ -150,17 +150,20 @@ class Heartbeats:
             for name in silent(self._core.state, self._core.state.limits.beat_s, now):
                 self.lose(name, SILENCE, now)
 
-    def lose(self, name: str, reason: str, now: float, *, left: bool = False) -> None:
-        """Give a node up, if it is known. Actions with a stored result have ended, even without a report."""
+    def lose(self, name: str, reason: str, now: float, *, left: bool = False) -> bool:
+        """Give a node up, if it is known; return whether it is unknown now.
+
+        Actions with a stored result have ended, even without a report. While the store does not say which they are, the node stays.
+        """
         node = self._core.state.nodes.get(name)
         if node is None:
-            return
-        self._handle(events.NodeLost(name=name, reason=reason, left=left, ended=self._stored_ends(node.running)), now)
-
-    def _stored_ends(self, action_ids: Iterable[str]) -> tuple[events.StoredEnd, ...]:
-        """Return the ends of the running actions whose results are stored, and so known to trainers."""
-        kinds = {action_id: self._core.state.running[action_id].waiting.action.kind for action_id in action_ids}
-        return tuple(self._transport.stored_ends(kinds))
+            return True
+        running = {action_id: self._core.state.running[action_id] for action_id in node.running}
+        kinds = {action_id: one.waiting.action.kind for action_id, one in running.items()}
+        ended = self._transport.stored_ends(kinds, {action_id: one.grant.attempt for action_id, one in running.items()})
+        if ended is not None:
+            self._handle(events.NodeLost(name=name, reason=reason, left=left, ended=tuple(ended)), now)
+        return ended is not None
 
     def take_beat(self, description: Mapping[str, Any], now: float) -> None:
         """Let a node join if it, or its incarnation, is unknown. Otherwise count the beat."""
@@ -168,7 +171,8 @@ class Heartbeats:
         said = sensible(name, description.get("instances", ()))
         known = name in self._core.state.nodes
         if not known or self._incarnations.get(name) != incarnation:
-            self.lose(name, "its worker was restarted", now)
+            if not self.lose(name, "its worker was restarted", now):
+                return  # a later beat says so again
             self._incarnations[name] = incarnation
             self._unheard.pop(name, None)
             self._executor.descriptions[name] = {k: v for k, v in description.items() if k not in _OF_NOW}
@@ -273,16 +277,17 @@ class Heartbeats:
             return
         if running.started_at is not None and running.unseen_beats == 0:
             return  # the node said so before the grant arrived: its last beat shows the action
-        for end in self._stored_ends([action_id]):
-            self._handle(end.finished(attempt), now)
-            return
-        node = running.grant.node
+        node, kinds = running.grant.node, {action_id: running.waiting.action.kind}
         resent, last = self._resent.get(action_id, (0, float("-inf")))
-        if now - last < (self._core.state.limits.beat_s or 0.0):
-            return
-        resent += 1
-        self._resent[action_id] = (resent, now)
-        if running.started_at is None and resent <= MOST_RESENT:
+        under_way = now - last < (self._core.state.limits.beat_s or 0.0)
+        again = running.started_at is None and resent < MOST_RESENT
+        stored = self._transport.stored_ends(kinds, {} if under_way or again else {action_id: attempt})
+        if stored:
+            self._handle(stored[0].finished(attempt), now)
+        if stored or stored is None or under_way:
+            return  # if it has not ended, the node is asked again
+        self._resent[action_id] = (resent + 1, now)
+        if again:
             log.warning("node %s never got action %s; it is sent again", node, action_id)
             self._handle(events.NeverArrived(id=action_id, attempt=attempt), now)
             if action_id not in self._core.state.running or self._core.state.running[action_id].grant.attempt != attempt:

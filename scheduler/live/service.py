@@ -194,7 +194,8 @@ class Service:
         """End an action whose message is set aside, and have its node stop it. A stored result of its worker stands."""
         action_id, grant, kind = kept.id, kept.grant, str(kept.header["kind"])
         self._executor.keep(action_id, kept.message, kept.submitted_at)
-        stored = next(iter(self._transport.stored_ends({action_id: kind})), None) if grant is not None else None
+        tries = {} if grant is None else {action_id: grant.attempt}
+        stored = next(iter(self._transport.stored_ends(dict.fromkeys(tries, kind), tries) or ()), None)
         if grant is not None:
             self._executor.granted[action_id] = grant.attempt
         if grant is not None and stored is None:

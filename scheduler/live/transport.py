@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 from scheduler.model.events import StoredEnd
@@ -44,8 +45,12 @@ class Transport(Protocol):
     def tell_lost(self, action_id: str) -> None:
         """Store that the result of an ended action is lost, unless the store has a result."""
 
-    def stored_ends(self, kinds: Mapping[str, str]) -> list[StoredEnd]:
-        """Return the ends of the actions in `kinds`, kinds by id, whose workers have stored a result."""
+    def stored_ends(self, kinds: Mapping[str, str], give_up: Mapping[str, int] = MappingProxyType({})) -> list[StoredEnd] | None:
+        """Return the ends of the actions in `kinds`, kinds by id, whose workers have stored a result.
+
+        If the store does not answer, return None.
+        The tries in `give_up`, attempts by id, are disowned at the same moment: a worker that has stored no result of one yet never does.
+        """
 
     def disown(self, action_id: str, attempt: int) -> None:
         """Note that the result of this try no longer counts, for the worker that has claimed it."""

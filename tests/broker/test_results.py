@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from celery.app.task import Context
 
+from app.action_task import Call
 from app.broker.transport import KombuTransport
 from app.local.processes import wait_until
 from app.shown import SHOWN_TTL_S, read_shown
@@ -16,7 +18,7 @@ from tangram import Action, ActionCancelled, ActionFailed, ActionLost
 from tangram.blobs import Blobs
 from tangram.errors import EnvironmentLost
 from tangram.life_signs import give_sign
-from tangram.wire import CLAIM_KEY_PREFIX, CLAIM_TTL_S, CLIENT_KEY_PREFIX
+from tangram.wire import CLAIM_KEY_PREFIX, CLAIM_TTL_S, CLIENT_KEY_PREFIX, RESULT_KEY_PREFIX
 from tests.broker.conftest import CALLBACKS, Stack, take
 from tests.live.test_live_claims import DESCRIPTION, claim
 from workers.node import Node
@@ -64,9 +66,47 @@ def test_what_workers_have_stored_is_read_as_the_ends_it_tells_of(stack: Stack) 
         StoredEnd(id="stopped", status="cancelled", reason="by the trainer", cause="cancelled"),
         StoredEnd(id="closed", status="lost", reason="its node is gone", cause="environment_lost"),
     ]
-    # And none is while the store is away
+    # And nothing is said while the store is away
     with stack.away("store"):
-        assert transport.stored_ends(kinds) == []
+        assert transport.stored_ends(kinds) is None
+
+
+def test_the_first_end_stays(stack: Stack) -> None:
+    backend = stack.app.backend
+    # Given actions that have ended, one that has got somewhere, and something that nobody can read
+    backend.store_result("done", 1, "SUCCESS")
+    backend.mark_as_failure("lost", ActionLost("node n1 is lost"))
+    backend.store_result("running", {"pid": 1}, "STARTED")
+    stack.store.set(RESULT_KEY_PREFIX + "odd", b"?")
+    # When other ends, and what is no end, are stored for them
+    for action_id in ("done", "lost", "running", "odd"):
+        backend.store_result(action_id, 2, "SUCCESS")
+        backend.mark_as_failure(action_id, ActionFailed("late"))
+        backend.store_result(action_id, {"pid": 2}, "STARTED")
+    # Then each has the first one
+    assert [backend.get_result("done"), backend.get_result("running")] == [1, 2]
+    assert (stack.store.get(RESULT_KEY_PREFIX + "odd"), 3500 < stack.store.pttl(RESULT_KEY_PREFIX + "done") / 1000 <= 3600) == (b"?", True)
+    with pytest.raises(ActionLost, match="n1"):
+        raise backend.get_result("lost")
+
+
+def test_a_try_that_is_given_up_stores_nothing_any_more(stack: Stack) -> None:
+    backend, transport = stack.app.backend, stack.open()
+
+    def store(action_id: str, attempt: int) -> bool:
+        call = Call(id=action_id, grant={}, header={}, started_at=0.0, began=0.0)  # type: ignore[typeddict-item]
+        backend.store_result(action_id, attempt, "SUCCESS", request=Context(grant={"attempt": attempt}, tangram_call=call))
+        return not call.refused
+
+    # Given two actions, of which the worker of one has stored its result
+    assert store("early", 1)
+    # When the scheduler gives both up, and asks how they have ended
+    ends = transport.stored_ends({"early": "my.task", "late": "my.task"}, {"early": 1, "late": 1})
+    # Then it knows all that its worker ever stores
+    assert ends == [StoredEnd(id="early", status="succeeded")]
+    assert (store("late", 1), transport.stored_ends({"late": "my.task"})) == (False, [])
+    # And the next try stores its own
+    assert (store("late", 2), backend.get_result("late")) == (True, 2)
 
 
 def test_ends_without_a_worker_are_stored_in_order_and_call_what_hangs_on_them(stack: Stack) -> None:

@@ -19,9 +19,6 @@ from tests.virtual.trainer import Told, Trainer
 if TYPE_CHECKING:
     from tests.virtual.run import Run
 
-LATE_RESULTS = {"cut node", "broker away", "answers lost", "messages lost"}
-"""Faults after which a worker may store a result although its node was given up: it goes on trying to store it, or its beats were lost."""
-
 Condition = Callable[[], bool]
 
 CANCELLED_S = 20.0
@@ -120,8 +117,11 @@ def at_the_end(run: Run) -> list[str]:
     """Laws about what everybody knows in the end."""
     broken = [f"nothing is left anywhere: {what}" for what in left(run)]
     journal = {row[0]: row for row in run.database.execute("select id, status, cause, reason, kind from actions")}
-    reachable = not {fault.kind for fault in run.scenario.faults} & LATE_RESULTS
-    for name, (_, status, cause, _, kind) in journal.items() if reachable else ():
+    emptied_at = max((1000.0 + fault.at_s for fault in run.scenario.faults if fault.kind == "broker comes back empty"), default=-1.0)
+    told_at = {told.action: told.told_at or 0.0 for trainer in run.trainers for told in trainer.told}
+    for name, (_, status, cause, _, kind) in journal.items():
+        if told_at.get(name, 0.0) <= emptied_at:  # the store has forgotten this end since, and may have got another one
+            continue
         stored = stored_end(name, kind, run.network.broker.value(RESULT_KEY_PREFIX + name))
         if stored is not None and stored.cause != "result_lost" and stored.status != status:
             broken.append(f"the journal agrees: {name}, {kind} is stored as {stored}, the journal says {status} by {cause}")

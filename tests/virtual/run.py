@@ -125,7 +125,7 @@ class Run:
         app = Celery("tangram", set_as_current=False)
         app.conf.update(configuration(self.settings))
         use(app, self.network.broker)
-        app.conf.result_backend_always_retry = False
+        app.conf.result_backend_transport_options = {"retry_policy": {"max_retries": 0}}
 
         def connect(epoch: int) -> KombuTransport:
             self.note(f"{process.name} leads, epoch {epoch}")

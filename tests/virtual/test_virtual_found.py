@@ -15,6 +15,10 @@ def run(work_s: float, print_: int, *units: int, **more: Any) -> dict[str, Any]:
     return {"work_s": work_s, "parallel": 0.0, "exit": 0, "print": print_, "units": units, **more}
 
 
+def work(work_s: float, number: int, quota: bool) -> dict[str, Any]:
+    return {"work_s": work_s, "number": number, "quota": quota}
+
+
 OPEN = Step(0.0, "open")
 
 FOUND = {
@@ -97,6 +101,73 @@ FOUND = {
             Fault(3.513, "messages late", 3, 20.0, 5.0),
             Fault(16.779, "freeze scheduler", 4, 20.0, -20.0),
             Fault(17.279, "freeze node", 0, 8.0, 0.5),
+        ),
+    ),
+    "a worker that was cut off stored a result over the end that the scheduler had stored": Scenario(
+        218,
+        (2,),
+        (
+            Rollout(
+                "t1",
+                "a",
+                10.0,
+                (OPEN, Step(1.0, "exec", (run(0.0, 1, 1, 2, parallel=0.9),)), Step(0.1, "exec", (run(2.0, 2, 1, 2, parallel=0.9),))),
+            ),
+            Rollout("t3", "a", 0.0, ()),
+        ),
+        (Fault(12.582, "cut node", 1, 4.0, -20.0),),
+    ),
+    "a worker stored a result between the scheduler's look at it and the end that the scheduler stored": Scenario(
+        255,
+        (4,),
+        (
+            Rollout("t0", "a", 0.0, ()),
+            Rollout("t1", "a", 10.0, (OPEN, Step(1.0, "work", (work(4.0, 198, True), work(4.0, 553, False), work(1.0, 259, False))))),
+            Rollout(
+                "t2",
+                "a",
+                10.0,
+                (
+                    OPEN,
+                    Step(0.1, "exec", (run(200.0, 1, 1, 2, 4, exit=1, timeout_s=3.0, cancel_s=0.5),)),
+                    Step(0.1, "work", (work(1.0, 626, True), work(0.1, 855, True))),
+                    Step(0.1, "exec", (run(20.0, 2, 1, 2),)),
+                ),
+            ),
+        ),
+        (Fault(11.348, "answers lost", 5, 20.0, 5.0), Fault(17.9, "clock steps", 0, 4.0, 5.0)),
+    ),
+    "a node whose report of an end was lost counted as one that takes up nothing": Scenario(
+        1349,
+        (4, 4),
+        (
+            Rollout(
+                "t0",
+                "b",
+                10.0,
+                (
+                    OPEN,
+                    Step(1.0, "exec", (run(200.0, 1, 1, 2, 4, parallel=0.9, cancel_s=0.0),)),
+                    Step(0.0, "exec", (run(0.05, 2, 1, 2, 4, parallel=0.9, idempotent=True),)),
+                    Step(1.0, "exec", (run(2.0, 3, 1, 2),)),
+                    Step(
+                        0.0,
+                        "exec",
+                        (
+                            run(8.0, 4, 1, 2, 4, parallel=0.9, timeout_s=3.0, idempotent=True),
+                            run(200.0, 5, 1, 2, 4, parallel=0.9, timeout_s=0.2, cancel_s=0.5),
+                        ),
+                    ),
+                ),
+                lease_s=4.0,
+            ),
+            Rollout("t2", "a", 2.0, (OPEN, Step(1.0, "exec", (run(0.05, 6, 1, 2, exit=137),)))),
+            Rollout("t3", "a", 0.0, (Step(3.0, "exec", (run(2.0, 7, 1, parallel=0.9, timeout_s=3.0),)), Step(1.0, "file")), lease_s=15.0),
+        ),
+        (
+            Fault(5.96, "broker away", 5, 0.2, -20.0),
+            Fault(13.517, "messages lost", 5, 2.5, 5.0),
+            Fault(18.775, "broker comes back empty", 3, 4.0, 0.2),
         ),
     ),
 }

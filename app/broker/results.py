@@ -1,0 +1,104 @@
+"""Celery's result backends with one more rule: the first end of an action stays.
+
+Workers and scheduler store ends through these. Which of two comes first, the store decides, since nobody else sees both:
+
+| stored so far | what is offered | then |
+|---|---|---|
+| nothing, or no end | anything, by a try that counts | it is stored, and published under its key |
+| nothing, or no end | anything, by a try whose claim the scheduler has disowned | it is refused |
+| an end, or what nobody can read | the same once more, since an answer got lost | it stands already |
+| an end, or what nobody can read | anything else | it is refused |
+
+So what a client was told stays true. The call of a refused try is marked, and its node reports that it does not know the end.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+
+from celery.backends.base import KeyValueStoreBackend
+from celery.backends.redis import RedisBackend
+from kombu.utils.functional import retry_over_time
+
+from tangram.connection import OUTAGE_LIMIT_S
+from tangram.decode import read_meta
+from tangram.errors import ActionError
+from tangram.wire import DISOWNED, GRANT_HEADER, claim_key
+
+log = logging.getLogger(__name__)
+
+_PAUSE_S = 0.5
+RETRIES = {"max_retries": int(OUTAGE_LIMIT_S / _PAUSE_S), "interval_start": 0.1, "interval_step": 0.2, "interval_max": _PAUSE_S}
+"""How a worker goes on trying to store a result: for as long as clients wait for a result store that is away."""
+
+# KEYS: the result's key, and the claim of its try. ARGV: the result, the seconds that it lasts, and what a disowned claim says.
+# `may_stand` is the same rule for the memory of a process.
+_OFFER = """
+local stored = redis.call('GET', KEYS[1])
+if stored == ARGV[1] then return 1 end
+if stored then
+  local read, meta = pcall(cjson.decode, stored)
+  if not read or type(meta) ~= 'table' or type(meta.status) ~= 'string' then return 0 end
+  if meta.status == 'SUCCESS' or meta.status == 'FAILURE' or meta.status == 'REVOKED' then return 0 end
+end
+if redis.call('GET', KEYS[2]) == ARGV[3] then return 0 end
+redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[2])
+redis.call('PUBLISH', KEYS[1], ARGV[1])
+return 1
+"""
+
+
+def may_stand(stored: bytes | None, offered: bytes, claim: bytes | None) -> bool:
+    """Return whether a result may stand where `stored` is, with what the claim of its try says now."""
+    if stored == offered:
+        return True
+    try:
+        if stored is not None and read_meta(stored).final:
+            return False
+    except ActionError:
+        return False
+    return claim != DISOWNED.encode()
+
+
+class FirstEndStays(KeyValueStoreBackend):  # type: ignore[misc]
+    """What the backends share. They say in `connection_errors` what is tried again, and in `_offer` how a result is stored."""
+
+    connection_errors: tuple[type[Exception], ...]
+
+    def _offer(self, key: str, result: bytes, claim: str) -> bool:
+        """Store and publish a result if it may stand; return whether it stands."""
+        raise NotImplementedError
+
+    def _store_result(self, task_id: str, result: Any, state: str, traceback: str | None = None, request: Any = None, **_: Any) -> Any:
+        meta = self._get_result_meta(result=result, state=state, traceback=traceback, request=request)
+        encoded = self.encode({**meta, "task_id": task_id})
+        grant = getattr(request, GRANT_HEADER, None) or {}
+        offered = (self.get_key_for_task(task_id).decode(), encoded.encode(), claim_key(task_id, grant.get("attempt", 0)))
+        policy = self.app.conf.result_backend_transport_options.get("retry_policy", RETRIES)
+        if not retry_over_time(self._offer, self.connection_errors, offered, errback=_complain, **policy):
+            log.warning("the result of action %s is refused: another one stands, or its try was given up", task_id)
+            call = getattr(request, "tangram_call", None)
+            if call is not None:
+                call.refused = True
+        return result
+
+
+class RedisResults(FirstEndStays, RedisBackend):  # type: ignore[misc]
+    """Celery's result backend on Redis."""
+
+    @cached_property
+    def _script(self) -> Any:
+        return self.client.register_script(_OFFER)
+
+    def _offer(self, key: str, result: bytes, claim: str) -> bool:
+        return bool(self._script(keys=[key, claim], args=[result, self.expires, DISOWNED]))
+
+
+def _complain(error: Exception, pauses: Iterator[float], retries: int) -> float:
+    """Say once that a store is away, and return the pause before the next try."""
+    if retries == 0:
+        log.warning("the result store is away, a result waits for it: %s", error)
+    return next(pauses)
