@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import re
 import shutil
@@ -39,8 +40,31 @@ def real_component() -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Refuse stacks where no tests of real components are wanted, so that none is left without its mark."""
-    if config.option.markexpr.startswith("not real"):
+    if no_real_ones(config):
         os.environ["TANGRAM_TEST_NO_STACKS"] = "yes"
+
+
+def no_real_ones(config: pytest.Config) -> bool:
+    """Return whether tests of real components are left out."""
+    return bool(config.option.markexpr.startswith("not real"))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out modules that are marked as a whole, with all that they import."""
+    if collection_path.suffix == ".py" and no_real_ones(config):
+        return says(collection_path, r"^pytestmark = .*\bmark\.(real|long)\b") or None
+    return None
+
+
+def pytest_collection() -> None:
+    """Look for no garbage while modules are imported."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Keep what was imported from being looked at for garbage by each test, and from being copied in forks."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -54,7 +78,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Have one process run a file, or with `--dist loadgroup` the files of a folder that share a stack. Seeds go where there is time."""
+    """Have one process run a file, or with `--dist loadgroup` the files of a folder that share a stack.
+
+    With `loadfile`, one alone runs those that import torch. Seeds go where there is time.
+    """
     how = config.getoption("dist")
     if how not in ("loadfile", "loadgroup"):
         return None
@@ -65,16 +92,23 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             file = Path(nodeid.partition("::")[0])
             if file.name == "test_virtual_seeds.py":
                 return nodeid
+            if how == "loadfile" and says(config.rootpath / file, r"^from tests\.(engines|lazily|vllm)\b"):
+                return "torch"
             shares = starts_a_stack(config.rootpath / file.with_name("conftest.py")) and not starts_a_stack(config.rootpath / file)
             return str(file.parent if how == "loadgroup" and shares else file)
 
     return ByStack(config, log)
 
 
-@cache
 def starts_a_stack(file: Path) -> bool:
     """Return whether a file has what starts a stack."""
-    return file.exists() and bool(re.search(r"^from tests\..* import .*\b(running|started|serving)\b", file.read_text(), re.MULTILINE))
+    return says(file, r"^from tests\..* import .*\b(running|started|serving)\b")
+
+
+@cache
+def says(file: Path, pattern: str) -> bool:
+    """Return whether a line of a file has a pattern."""
+    return file.exists() and bool(re.search(pattern, file.read_text(), re.MULTILINE))
 
 
 @dataclass

@@ -24,7 +24,7 @@ from tests.cli.support import environment, leftovers, started, tangram
 from tests.cli.template import PROGRAM, Forked
 from tests.ports import free_port, free_ports
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 CLIENT = """
 from tangram import Client

@@ -19,6 +19,8 @@ from verifiers.v1.runtimes import E2BConfig, Runtime, make_runtime, provision_ru
 
 from tests.clients.conftest import Served, left_open
 
+pytestmark = pytest.mark.real
+
 IMAGE = "python:3.12-slim"
 
 

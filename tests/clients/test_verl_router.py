@@ -11,6 +11,8 @@ from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
 
 from tests.clients.conftest import Served
 
+pytestmark = pytest.mark.real
+
 TEXT = "<|user|>1 + 1 =<|assistant|>2"
 
 

@@ -19,6 +19,8 @@ import pytest
 from tests.freezing import freeze
 from tests.gateway.conftest import Served, options_of
 
+pytestmark = pytest.mark.real
+
 CREATES: list[tuple[str, dict[str, Any]]] = [
     ("/api/v1/environments", {"trajectory": "t"}),
     ("/v2/sandboxes", {"templateID": "base", "timeout": 60}),

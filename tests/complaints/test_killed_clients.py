@@ -14,6 +14,8 @@ import pytest
 
 from tests.gateway.conftest import Served
 
+pytestmark = pytest.mark.real
+
 LEASE_S = 15
 
 

@@ -10,12 +10,16 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
 from app.cli.environments import read_environments
 from app.journal.environments import SILENCE_S
 from tangram.life_signs import silences
 from tests.gateway.conftest import Served
 from tests.live.support import Live
 from tests.live.test_live_trainers import training
+
+pytestmark = pytest.mark.real
 
 
 def listed(live: Live, *flags: str) -> dict[str, dict[str, Any]]:

@@ -17,6 +17,8 @@ from swerex.runtime.abstract import CreateBashSessionRequest
 
 from tests.gateway.rex_support import do
 
+pytestmark = pytest.mark.real
+
 
 def test_is_alive_with_a_timeout_is_asked_of_the_runtime(served: Served) -> None:
     # Given a deployment as a user makes it: its class takes no timeout, although the class that it is one of does

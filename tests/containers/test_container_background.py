@@ -12,6 +12,8 @@ from workers.cpu import weight
 from workers.cpu.abstract import Holding
 from workers.cpu.docker.environment import ContainerEnvironment
 
+pytestmark = pytest.mark.real
+
 HERE = sorted(os.sched_getaffinity(0))
 FIRST, BACK = Holding((HERE[0],)), Holding(background=True)
 

@@ -21,6 +21,8 @@ from workers.cpu.errors import EnvironmentGone
 from .conftest import NODE
 from .support import containers, descriptors, groups_of, neighbour_at_work, processes_of, sandbox_threads
 
+pytestmark = pytest.mark.real
+
 NAP = f"322.7341{RUN}"
 """A time to sleep that no other program here sleeps."""
 

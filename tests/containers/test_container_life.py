@@ -25,6 +25,8 @@ from .images import make_busybox
 from .killed_worker import STARTS
 from .support import box_of, containers, docker, groups_of, processes_of, waits_for_its_worker, worker
 
+pytestmark = pytest.mark.real
+
 NAP = f"320.2917{RUN}"
 NO_SHELL = "tangram-test-no-shell:1"
 

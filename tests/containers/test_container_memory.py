@@ -21,6 +21,8 @@ from workers.cpu.docker.sandbox import ContainerSandbox
 from .conftest import NODE
 from .support import containers, engine_says, groups_of, pauses, worker
 
+pytestmark = pytest.mark.real
+
 TAKES_PROCESS_1 = "echo 1000 >/proc/1/oom_score_adj; for f in 1 2 3 4; do head -c 30000000 /dev/zero >/dev/shm/$f; done"
 """Has the kernel end process 1 of a container of 64 MB."""
 OVER_LATER = "(sleep 1; touch over) >/dev/null 2>&1 &"

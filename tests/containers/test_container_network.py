@@ -16,6 +16,8 @@ from workers.cpu.docker.options import ContainerOptions
 from .conftest import NODE
 from .support import box_of, docker
 
+pytestmark = pytest.mark.real
+
 INSIDE, OUTSIDE = f"{NODE}-inside", f"{NODE}-outside"
 GREETING = "hello"
 

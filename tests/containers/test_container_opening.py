@@ -26,6 +26,8 @@ from .conftest import NODE
 from .registry import Registry, served
 from .support import containers, sandbox_threads
 
+pytestmark = pytest.mark.real
+
 SLOW = 1.0
 """Seconds after which the registry sends the next piece of an image; it has 40 pieces."""
 

@@ -17,6 +17,8 @@ from workers.cpu.errors import FileTooLarge, FileUnusable, NoSuchFile
 from .conftest import NODE
 from .support import box_of
 
+pytestmark = pytest.mark.real
+
 
 @pytest.fixture
 def env(shared: ContainerEnvironment) -> ContainerEnvironment:

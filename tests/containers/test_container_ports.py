@@ -17,6 +17,8 @@ from workers.cpu.errors import EnvironmentGone
 from .conftest import NODE
 from .support import box_of, docker
 
+pytestmark = pytest.mark.real
+
 
 def networks() -> set[str]:
     """Return the networks that threads of this process are on."""

@@ -19,6 +19,8 @@ from .support import alone_as, containers, docker
 e2b = pytest.importorskip("e2b", reason="the extra `clients` is not installed")
 pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
 
+pytestmark = pytest.mark.real
+
 NODE, FILLING = "cpu-0", "tangram-test-filling:1"
 
 

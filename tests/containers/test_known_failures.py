@@ -27,6 +27,8 @@ from .conftest import NODE
 from .images import make_with_volume
 from .support import box_of, containers, docker, pauses
 
+pytestmark = pytest.mark.real
+
 MANY = int(os.environ.get("TANGRAM_TEST_CONTAINERS", "40"))
 
 

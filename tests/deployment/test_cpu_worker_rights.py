@@ -11,6 +11,8 @@ import pytest
 from tests.containers.images import BUSYBOX, busybox, make_busybox
 from tests.deployment.support import ROOT, services
 
+pytestmark = pytest.mark.real
+
 WORK = f"""
 from pathlib import Path
 from workers.cpu.abstract import Data, EnvironmentSpec, ExecRequest, Holding, WindowSize

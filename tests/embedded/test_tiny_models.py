@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 from app.services_file import ConfigError, check_models, load_services_file
 from app.tiny_models import make_services, make_tiny
+from tests.lazily import needs
+
+pytestmark = needs("torch", "transformers")
 
 ROOT = Path(__file__).parents[2]
 WEIGHTS = "model.safetensors"

@@ -12,6 +12,8 @@ from tests.gateway.conftest import Served, options_of
 
 e2b = pytest.importorskip("e2b", reason="the extra `clients` is not installed")
 
+pytestmark = pytest.mark.real
+
 Options = dict[str, str]
 
 LEASE_S = 8

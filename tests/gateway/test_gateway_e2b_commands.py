@@ -14,6 +14,8 @@ from tests.gateway.conftest import Served
 
 e2b = pytest.importorskip("e2b", reason="the extra `clients` is not installed")
 
+pytestmark = pytest.mark.real
+
 
 def test_a_number_in_digits_of_another_script_is_none(served: Served, e2b_headers: dict[str, str]) -> None:
     # When a header that is a number has a digit that is not of ASCII, where the client asks for signs of life

@@ -14,6 +14,8 @@ from tests.gateway.conftest import Served, options_of
 
 e2b = pytest.importorskip("e2b", reason="the extra `clients` is not installed")
 
+pytestmark = pytest.mark.real
+
 
 @dataclass
 class Busy:

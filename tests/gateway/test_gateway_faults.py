@@ -25,6 +25,8 @@ from tests.gateway.score_methods import score_calls
 from tests.gateway.test_gateway_rock import VERBS, Sandbox
 from tests.live.support import FAST_BEATS, SERVICES
 
+pytestmark = pytest.mark.real
+
 WRONG = "exit 3"
 SLOW = "sleep 600"
 

@@ -13,6 +13,8 @@ import pytest
 from tests.gateway.conftest import Served
 from tests.gateway.netns import Network, network
 
+pytestmark = pytest.mark.real
+
 SERVE = """
 import sys
 from app.gateway.server import Keepalive, serve

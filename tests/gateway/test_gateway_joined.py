@@ -19,6 +19,8 @@ from app.gateway.joined import JoinedRuns
 from tangram.connection import redis_url
 from tests.gateway.conftest import Served
 
+pytestmark = pytest.mark.real
+
 
 @pytest.fixture
 async def store(served: Served) -> AsyncIterator[Redis]:

@@ -10,6 +10,8 @@ import pytest
 
 from tests.gateway.conftest import Served
 
+pytestmark = pytest.mark.real
+
 MIB = 2**20
 SIZE_MIB = 6
 BOUNDARY = b"part-of-a-form"

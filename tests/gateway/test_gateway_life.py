@@ -17,6 +17,8 @@ from tests.cli.support import started
 from tests.gateway.conftest import Served, options_of, serving
 from tests.ports import free_port
 
+pytestmark = pytest.mark.real
+
 MEMORY_MB = 10**6
 BLOCKING_MB = MEMORY_MB - 96
 """What leaves too little memory for anything else."""

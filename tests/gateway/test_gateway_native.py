@@ -14,6 +14,8 @@ from tangram.connection import open_store
 from tangram.wire import BLOB_KEY_PREFIX, RESULT_KEY_PREFIX
 from tests.gateway.conftest import Served
 
+pytestmark = pytest.mark.real
+
 Run = Callable[..., dict[str, object]]
 
 

@@ -9,6 +9,8 @@ import pytest
 
 from tests.gateway.score_methods import METHODS
 
+pytestmark = pytest.mark.real
+
 CALLS: dict[str, tuple[tuple[str, Any], ...]] = {
     "trl-VLLMClient.image_features": (("/image_features/", {"images": ["aGk="]}),),
     "trl-VLLMClient.init_communicator,-update_named_param,-update_model_params,-reset_prefix_cache": (

@@ -14,6 +14,8 @@ import pytest
 
 from tests.gateway.conftest import Served
 
+pytestmark = pytest.mark.real
+
 ROCK = "/apis/envs/sandbox/v1"
 HUGE = "1" + "0" * 400
 HALF = '"\\ud800"'

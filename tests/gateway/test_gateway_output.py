@@ -11,6 +11,8 @@ from tests.gateway.conftest import Served, options_of
 
 e2b = pytest.importorskip("e2b", reason="the extra `clients` is not installed")
 
+pytestmark = pytest.mark.real
+
 LINE = "0123456789" * 10
 LINES = 80_000
 """Some 8 MB, many times what waits for a reader."""

@@ -6,8 +6,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.gateway.conftest import Served
+
+pytestmark = pytest.mark.real
 
 ROCK = "/apis/envs/sandbox/v1"
 

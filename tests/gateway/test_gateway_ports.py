@@ -16,6 +16,8 @@ import pytest
 from tests.gateway.conftest import Served
 from tests.ports import free_port
 
+pytestmark = pytest.mark.real
+
 SERVER = Path(__file__).with_name("ports_server.py").read_bytes()
 
 

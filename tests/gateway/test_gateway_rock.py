@@ -10,6 +10,8 @@ import pytest
 
 from tests.gateway.conftest import Served
 
+pytestmark = pytest.mark.real
+
 VERBS = "/apis/envs/sandbox/v1"
 
 START = {

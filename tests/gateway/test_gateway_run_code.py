@@ -17,6 +17,8 @@ from tests.gateway.conftest import Served
 
 fusion = pytest.importorskip("sandbox_fusion", reason="the extra `clients` is not installed")
 
+pytestmark = pytest.mark.real
+
 
 @pytest.fixture(scope="module")
 def endpoint(served: Served) -> str:

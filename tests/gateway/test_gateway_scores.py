@@ -39,6 +39,8 @@ from tests.gateway.score_methods import (
     sigmoid,
 )
 
+pytestmark = pytest.mark.real
+
 QUEUE_LIMIT = 8
 SERVICES = """
 [services.judge]

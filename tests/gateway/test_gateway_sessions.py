@@ -23,6 +23,8 @@ from tangram.connection import find_addresses, redis_url
 from tangram.session import Session
 from tests.gateway.conftest import Served
 
+pytestmark = pytest.mark.real
+
 
 class Pool(BlockingConnectionPool):
     """Connections of which one request gets none, as where all are taken for too long."""

@@ -35,6 +35,8 @@ from swerex.runtime.remote import RemoteRuntime
 
 from tests.gateway.rex_support import Rex, do, rex, runtime_of
 
+pytestmark = pytest.mark.real
+
 __all__ = ["MATRIX", "rex", "runtime_of"]
 
 MATRIX = (

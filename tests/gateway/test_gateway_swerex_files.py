@@ -18,6 +18,8 @@ from swerex.runtime.abstract import ReadFileRequest, UploadRequest, WriteFileReq
 
 from tests.gateway.rex_support import Rex, do, rex, runtime_of
 
+pytestmark = pytest.mark.real
+
 __all__ = ["rex", "runtime_of"]
 
 

@@ -26,6 +26,8 @@ from swerex.runtime.local import LocalRuntime
 
 from tests.gateway.rex_support import Rex, do, rex, runtime_of
 
+pytestmark = pytest.mark.real
+
 __all__ = ["rex", "runtime_of"]
 
 PROMPT = "SHELLPS1PREFIX"

@@ -14,7 +14,7 @@ from tests.integrations.conftest import standing
 from tests.integrations.docker_forks import Forks, forks
 from tests.live.support import Live
 
-pytestmark = pytest.mark.usefixtures("live")
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("live")]
 Docker = Callable[..., "subprocess.CompletedProcess[str]"]
 
 

@@ -19,6 +19,8 @@ from tests.containers.images import make_with_shell
 from tests.containers.support import alone_as
 from tests.live.support import Live, running
 
+pytestmark = pytest.mark.real
+
 TASK = Path(__file__).resolve().parents[2] / "examples" / "integrations" / "harbor_task"
 SHELL, BASE, IMAGE = "tangram-test-bash:1", "tangram-test-bash-tar:1", "tangram-harbor-task:1"
 

@@ -20,7 +20,7 @@ from tangram.integrations.mini_swe_agent import TangramEnvironment
 from tests.integrations.conftest import standing
 from tests.live.support import Live
 
-pytestmark = pytest.mark.usefixtures("live")
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("live")]
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from tangram.integrations.sandbox import Sandbox as Opened
 from tests.integrations.conftest import standing
 from tests.live.support import Live
 
-pytestmark = pytest.mark.usefixtures("live")
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("live")]
 _FOUND = """
 from nemo_gym.sandbox.providers.registry import get_provider_class
 found = get_provider_class("tangram")

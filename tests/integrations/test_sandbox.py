@@ -18,7 +18,7 @@ from tangram.integrations.verl_reward import ScoreFailed, compute_score
 from tangram.results import Act, ExecResult
 from tests.live.support import Live
 
-pytestmark = pytest.mark.usefixtures("live")
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("live")]
 
 
 @pytest.fixture

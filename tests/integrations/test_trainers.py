@@ -12,7 +12,7 @@ from tangram import AsyncClient, EnvironmentLost
 from tests.integrations.conftest import standing
 from tests.live.support import Live
 
-pytestmark = pytest.mark.usefixtures("live")
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("live")]
 
 
 async def test_a_policy_learns_the_repair_and_no_environment_is_left(live: Live) -> None:

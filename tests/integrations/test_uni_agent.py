@@ -15,7 +15,7 @@ from tangram import ActionCancelled, ActionFailed, AsyncClient
 from tests.integrations.conftest import standing
 from tests.live.support import Live
 
-pytestmark = pytest.mark.usefixtures("live")
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("live")]
 
 
 def built(**options: object) -> Sandbox:

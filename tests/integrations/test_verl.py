@@ -21,7 +21,7 @@ from tangram.integrations.verl_reward import ScoreFailed, compute_score
 from tests.integrations.conftest import standing
 from tests.live.support import Live
 
-pytestmark = pytest.mark.usefixtures("live")
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("live")]
 PROMPT = [{"role": "user", "content": "Make add() add."}]
 
 

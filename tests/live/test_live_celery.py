@@ -21,6 +21,8 @@ from tangram.wire import INGRESS_QUEUE
 from tests.live import live_tasks
 from tests.live.support import Live
 
+pytestmark = pytest.mark.real
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -17,7 +17,7 @@ from tangram.calls import Place
 from tests.live.support import Live
 from tests.ports import free_port
 
-pytestmark = pytest.mark.usefixtures("gpu_node", "api_node")
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("gpu_node", "api_node")]
 
 SEQUENCES = [[1, 2, 3], [4, 5], [6]]
 SERVER = """

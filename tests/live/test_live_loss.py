@@ -16,6 +16,8 @@ from tests.freezing import freeze
 from tests.live.support import Live
 from tests.workers_cpu.support import RUN
 
+pytestmark = pytest.mark.real
+
 
 def mark(path: Path, word: str, until: Path | None = None, **fields: object) -> Action:
     """Return an action without an environment that adds a line to a file, and waits for another."""

@@ -17,6 +17,8 @@ from tangram.errors import ActionError
 from tangram.wire import node_queue
 from tests.live.support import FAST_BEATS, Live, running
 
+pytestmark = pytest.mark.real
+
 ITEM = [{"prompt": "p", "response": "r"}]
 
 

@@ -11,6 +11,8 @@ import pytest
 from tangram import ActionCancelled, AsyncClient, Chunk, Client
 from tests.live.support import Live
 
+pytestmark = pytest.mark.real
+
 
 def text_of(chunks: Iterable[Chunk], stream: str = "stdout") -> str:
     """Return what was printed on a stream."""

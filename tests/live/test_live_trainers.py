@@ -9,9 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import pytest
+
 from tangram import Action, Cost
 from tests.freezing import freeze
 from tests.live.support import ORPHAN_S, Live
+
+pytestmark = pytest.mark.real
 
 GONE = f"its client gave no sign of life for {ORPHAN_S:g} s"
 

@@ -21,6 +21,8 @@ from workers.cpu.abstract import Environment, EnvironmentSpec
 
 from .conftest import Boxes, params
 
+pytestmark = pytest.mark.real
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 CHOSEN = ("add-stopwords", "rename-figures")
 LINES = (EXAMPLES / "rollouts.jsonl").read_text(encoding="utf-8").splitlines()

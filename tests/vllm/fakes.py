@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -19,7 +19,9 @@ from tests.engines.waiting import until
 from tests.vllm import fake_gpus
 from workers.gpu.device_memory import CpuMemory, DeviceMemory
 from workers.gpu.devices import Device
-from workers.gpu.engines.vllm.engine import VllmEngine
+
+if TYPE_CHECKING:
+    from workers.gpu.engines.vllm.engine import VllmEngine
 
 CUDA = [Device(f"cuda:{index} (made up)", "cuda", 10_000, f"cuda:{index}") for index in range(2)]
 CPU = [Device("cpu:0 (no GPU here)", "cpu", 10_000, "cpu")]
@@ -116,6 +118,8 @@ class Fake:
 
     def make(self, name: str, config: ServiceConfig, state_dir: Path, memory: DeviceMemory) -> VllmEngine:
         """Make an engine, as hosts have them made."""
+        from workers.gpu.engines.vllm.engine import VllmEngine
+
         engine = VllmEngine(name, config, state_dir, memory)
         self.engines.append(engine)
         return engine

@@ -13,6 +13,8 @@ from tests.freezing import freeze
 from tests.vllm.fakes import Fake, fake_python, gone, until
 from tests.vllm.system import System, services_toml, system
 
+pytestmark = pytest.mark.real
+
 ITEMS = [{"prompt": "a", "response": "b"}, {"prompt": "c", "response": "d e f"}]
 
 

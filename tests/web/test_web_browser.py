@@ -21,7 +21,7 @@ from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 from app.web.looks import Look
 from app.web.rendering import make_templates
 
-pytestmark = pytest.mark.timeout(280)
+pytestmark = [pytest.mark.real, pytest.mark.timeout(280)]
 
 # What a page shows comes with its next look, which takes longer on a busy machine.
 expect.set_options(timeout=30_000)

@@ -12,7 +12,7 @@ import pytest
 from app.web.looks import INTERVAL_S
 from tests.web.conftest import HOSTILE, LONG, RIGHT_TO_LEFT, TOKEN, Trouble
 
-pytestmark = pytest.mark.timeout(280)
+pytestmark = [pytest.mark.real, pytest.mark.timeout(280)]
 
 
 def path_of(name: str, folder: str) -> str:

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.gpu.engines.compute import share_out
+from tests.lazily import Lazily, needs
 
-torch = pytest.importorskip("torch")
-
-from workers.gpu.engines.host_copy import FileCopy  # noqa: E402
-from workers.gpu.engines.weights import Layout  # noqa: E402
+pytestmark = needs("torch")
+torch = Lazily("torch")
+compute, host_copy, weights = (Lazily(f"workers.gpu.engines.{name}") for name in ("compute", "host_copy", "weights"))
 
 
 @given(st.lists(st.integers(1, 100), max_size=60), st.integers(1, 300), st.integers(1, 5))
 def test_devices_get_like_shares_of_every_input_once_in_batches_within_the_bound(
     lengths: list[int], most_tokens: int, devices: int
 ) -> None:
-    shares = share_out(lengths, most_tokens, devices)
+    shares = compute.share_out(lengths, most_tokens, devices)
 
     assert sorted(index for share in shares for batch in share for index in batch) == list(range(len(lengths)))
     for batch in (batch for share in shares for batch in share):
@@ -31,30 +31,28 @@ def test_devices_get_like_shares_of_every_input_once_in_batches_within_the_bound
     assert max(map(sum, had)) - min(map(sum, had)) <= max(lengths, default=0)
 
 
-class Odd(torch.nn.Module):  # type: ignore[misc, name-defined]
-    """Tied, empty, scalar, boolean and half-precision tensors."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = torch.nn.Linear(3, 5)
-        self.tied = torch.nn.Linear(3, 5)
-        self.tied.weight = self.first.weight
-        self.nothing = torch.nn.Parameter(torch.empty(0, 4))
-        self.scalar = torch.nn.Parameter(torch.tensor(2.5))
-        self.small = torch.nn.Parameter(torch.randn(7).bfloat16())
-        self.register_buffer("mask", torch.tensor([True, False, True]), persistent=False)
+def odd() -> Any:
+    """Make a module of tied, empty, scalar, boolean and half-precision tensors."""
+    module = torch.nn.Module()
+    module.first, module.tied = torch.nn.Linear(3, 5), torch.nn.Linear(3, 5)
+    module.tied.weight = module.first.weight
+    module.nothing = torch.nn.Parameter(torch.empty(0, 4))
+    module.scalar = torch.nn.Parameter(torch.tensor(2.5))
+    module.small = torch.nn.Parameter(torch.randn(7).bfloat16())
+    module.register_buffer("mask", torch.tensor([True, False, True]), persistent=False)
+    return module
 
 
-def values(module: Odd) -> list[bytes]:
+def values(module: Any) -> list[bytes]:
     return [
         tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for tensor in [*module.parameters(), *module.buffers()]
     ]
 
 
 def test_a_block_holds_every_kind_of_tensor_and_gives_it_back_bit_by_bit() -> None:
-    module = Odd().requires_grad_(False)
+    module = odd().requires_grad_(False)
     before, shapes = values(module), [tensor.shape for tensor in module.parameters()]
-    layout = Layout.of(module)
+    layout = weights.Layout.of(module)
 
     block = torch.zeros(layout.size_bytes, dtype=torch.uint8)
     layout.take(module, block)
@@ -68,7 +66,7 @@ def test_a_block_holds_every_kind_of_tensor_and_gives_it_back_bit_by_bit() -> No
 
 
 def test_a_file_copy_that_was_cut_short_is_an_error_and_not_wrong_weights(tmp_path: Path) -> None:
-    copy = FileCopy(torch.ones(1000, dtype=torch.uint8), tmp_path)
+    copy = host_copy.FileCopy(torch.ones(1000, dtype=torch.uint8), tmp_path)
     copy._file.truncate(400)
 
     with pytest.raises(OSError, match="ends after 400 of 1000 bytes"):

@@ -6,15 +6,16 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+from app.services_file import ConfigError
+from tests.lazily import Lazily, needs
 
-from app.services_file import ConfigError  # noqa: E402
-from workers.gpu.engines.loading import load  # noqa: E402
-from workers.gpu.engines.weights import Layout  # noqa: E402
+pytestmark = needs("torch", "transformers")
+torch, transformers = Lazily("torch"), Lazily("transformers")
+loading, weights = Lazily("workers.gpu.engines.loading"), Lazily("workers.gpu.engines.weights")
 
 SMALL = {
     "vocab_size": 512, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -29,7 +30,7 @@ class Blocks:
         self.sizes: list[int] = []
         self.block = torch.empty(0)
 
-    def __call__(self, layout: Layout) -> torch.Tensor:  # type: ignore[name-defined]
+    def __call__(self, layout: Any) -> Any:
         self.sizes.append(layout.size_bytes)
         self.block = torch.zeros(layout.size_bytes, dtype=torch.uint8)
         return self.block
@@ -56,7 +57,7 @@ def saved(models: Path, tmp_path: Path) -> Callable[..., Path]:
 def same_as_transformers(folder: Path, task: str, dtype: str) -> Blocks:
     """Load a folder, compare every tensor with what transformers loads, and return the blocks that were made for it."""
     blocks = Blocks()
-    loaded = load(folder, task, dtype, blocks)  # type: ignore[arg-type]
+    loaded = loading.load(folder, task, dtype, blocks)
     kind = transformers.AutoModelForCausalLM if task == "logprobs" else transformers.AutoModelForSequenceClassification
     want = kind.from_pretrained(folder, dtype=torch.float32 if dtype == "auto" else getattr(torch, dtype))
     loaded.layout.fill(loaded.model, blocks.block)
@@ -84,7 +85,7 @@ def test_a_shard_that_is_missing_is_named(saved: Callable[..., Path]) -> None:
     gone.unlink()
 
     with pytest.raises(ConfigError, match=rf"cannot be loaded: model\.safetensors\.index\.json names {gone.name}, which is not in"):
-        load(folder, "logprobs", "auto", Blocks())
+        loading.load(folder, "logprobs", "auto", Blocks())
 
 
 def test_tied_weights_are_held_once(saved: Callable[..., Path]) -> None:
@@ -92,7 +93,7 @@ def test_tied_weights_are_held_once(saved: Callable[..., Path]) -> None:
         saved("Qwen2ForCausalLM", transformers.Qwen2Config(**SMALL, tie_word_embeddings=True)), "logprobs", "auto"
     )
 
-    untied = Layout.of(transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**SMALL, tie_word_embeddings=False)))
+    untied = weights.Layout.of(transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**SMALL, tie_word_embeddings=False)))
     assert blocks.sizes[0] <= untied.size_bytes - 512 * 32 * 4
 
 
@@ -118,7 +119,7 @@ def test_weights_that_stay_in_float32_in_a_model_of_less_are_not_rounded(saved: 
 
 def test_a_tensor_in_another_ones_place_is_moved_and_not_lost() -> None:
     module = torch.nn.ParameterList([torch.ones(300), torch.zeros(300)]).requires_grad_(False)
-    layout = Layout.of(module)
+    layout = weights.Layout.of(module)
     block = torch.zeros(layout.size_bytes, dtype=torch.uint8)
     first, second = layout.views(block).values()
     # Given two tensors, each in the other's place
@@ -142,37 +143,37 @@ def changed(folder: Path, **keys: object) -> Path:
 @pytest.mark.parametrize(
     ("keys", "held"),
     [
-        ({"dtype": "bfloat16"}, torch.bfloat16),
-        ({"dtype": None, "torch_dtype": "float32"}, torch.float32),
-        ({"dtype": None}, torch.float16),
+        ({"dtype": "bfloat16"}, "bfloat16"),
+        ({"dtype": None, "torch_dtype": "float32"}, "float32"),
+        ({"dtype": None}, "float16"),
     ],
 )
 def test_the_dtype_is_what_the_checkpoint_says_or_else_that_of_its_first_tensor(
-    saved: Callable[..., Path], keys: dict[str, object], held: object
+    saved: Callable[..., Path], keys: dict[str, object], held: str
 ) -> None:
     folder = saved("Qwen2ForCausalLM", transformers.Qwen2Config(**SMALL))
     transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float16).save_pretrained(folder)
 
-    loaded = load(changed(folder, **keys), "logprobs", "auto", Blocks())
+    loaded = loading.load(changed(folder, **keys), "logprobs", "auto", Blocks())
 
-    assert {parameter.dtype for parameter in loaded.model.parameters()} == {held}
+    assert {parameter.dtype for parameter in loaded.model.parameters()} == {getattr(torch, held)}
 
 
 def test_a_dtype_that_no_engine_computes_in_is_refused_unless_another_is_declared(saved: Callable[..., Path]) -> None:
     folder = changed(saved("Qwen2ForCausalLM", transformers.Qwen2Config(**SMALL)), dtype="float64")
 
     with pytest.raises(ConfigError, match="config.json says dtype 'float64': declare dtype as one of float32, bfloat16, float16"):
-        load(folder, "logprobs", "auto", Blocks())
-    load(folder, "logprobs", "bfloat16", Blocks())
+        loading.load(folder, "logprobs", "auto", Blocks())
+    loading.load(folder, "logprobs", "bfloat16", Blocks())
 
 
 def test_pickled_and_quantized_weights_are_refused(saved: Callable[..., Path]) -> None:
     folder = saved("Qwen2ForCausalLM", transformers.Qwen2Config(**SMALL))
     quantized = {"quant_method": "fp8", "activation_scheme": "dynamic"}
     with pytest.raises(ConfigError, match='is quantized, which the torch engine does not load: use engine = "vllm"'):
-        load(changed(folder, quantization_config=quantized), "logprobs", "auto", Blocks())
+        loading.load(changed(folder, quantization_config=quantized), "logprobs", "auto", Blocks())
     changed(folder, quantization_config=None)
     (folder / "model.safetensors").unlink()
     torch.save({}, folder / "pytorch_model.bin")
     with pytest.raises(ConfigError, match="has pickled weights only, which are not read: convert them to safetensors"):
-        load(folder, "logprobs", "auto", Blocks())
+        loading.load(folder, "logprobs", "auto", Blocks())

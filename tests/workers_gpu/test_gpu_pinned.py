@@ -8,20 +8,24 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+from tests.engines.kinds import Shelf
+from tests.lazily import Lazily, needs
+from workers.gpu.devices import MIB, Device
+from workers.gpu.errors import EngineFailed
 
-from tests.engines.kinds import Shelf  # noqa: E402
-from workers.gpu.devices import MIB, Device  # noqa: E402
-from workers.gpu.engines import compute, side_streams, torch_hf  # noqa: E402
-from workers.gpu.engines.host_copy import PinnedCopy  # noqa: E402
-from workers.gpu.engines.pinned import PinnedBlock  # noqa: E402
-from workers.gpu.engines.torch_hf import TorchEngine  # noqa: E402
-from workers.gpu.errors import EngineFailed  # noqa: E402
+if TYPE_CHECKING:
+    from workers.gpu.engines.host_copy import PinnedCopy
+    from workers.gpu.engines.torch_hf import TorchEngine
+
+pytestmark = needs("torch", "transformers")
+torch = Lazily("torch")
+compute, host_copy, pinned_blocks, side_streams, torch_hf = (
+    Lazily(f"workers.gpu.engines.{name}") for name in ("compute", "host_copy", "pinned", "side_streams", "torch_hf")
+)
 
 
 class Cuda:
@@ -72,25 +76,23 @@ class Cuda:
         return Event
 
 
-class DeviceBlock(torch.Tensor):  # type: ignore[misc, name-defined]
-    """A host tensor that says what is done to it, as one on a device."""
-
-    cuda: Cuda
-
-    def record_stream(self, stream: Any) -> None:
-        self.cuda.calls.append("block bound to the stream")
-
-    def copy_(self, source: Any, non_blocking: bool = False) -> Any:
-        assert non_blocking
-        if self.cuda.breaks_at == len(self.cuda.calls):
-            raise RuntimeError("CUDA error: an illegal memory access")
-        self.cuda.calls.append("piece")
-        return super().copy_(source)
-
-
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
     fake = Cuda()
+
+    class DeviceBlock(torch.Tensor):  # type: ignore[misc]
+        """A host tensor that says what is done to it, as one on a device."""
+
+        def record_stream(self, stream: Any) -> None:
+            fake.calls.append("block bound to the stream")
+
+        def copy_(self, source: Any, non_blocking: bool = False) -> Any:
+            assert non_blocking
+            if fake.breaks_at == len(fake.calls):
+                raise RuntimeError("CUDA error: an illegal memory access")
+            fake.calls.append("piece")
+            return super().copy_(source)
+
     monkeypatch.setattr(torch.cuda, "cudart", lambda: fake)
     monkeypatch.setattr(torch.cuda, "Stream", fake.stream())
     monkeypatch.setattr(torch.cuda, "Event", fake.event())
@@ -100,23 +102,22 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100 * MIB)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: (100 + fake.peak_mb) * MIB)
-    monkeypatch.setattr(torch_hf, "_BATCH_TOKENS", 1024)
-    monkeypatch.setattr(DeviceBlock, "cuda", fake, raising=False)
-    monkeypatch.setattr(side_streams, "PIECE", 1000)
+    monkeypatch.setattr("workers.gpu.engines.torch_hf._BATCH_TOKENS", 1024)
+    monkeypatch.setattr("workers.gpu.engines.side_streams.PIECE", 1000)
     real = torch.empty
 
     def empty(*size: Any, **words: Any) -> Any:
         made = real(*size, **words)
         return made.as_subclass(DeviceBlock) if words.get("dtype") is torch.uint8 else made
 
-    monkeypatch.setattr(torch, "empty", empty)
+    monkeypatch.setattr("torch.empty", empty)
     yield fake
     assert fake.pinned == {}, "something is still pinned"
 
 
 @pytest.fixture
 def engine(models: Path, tmp_path: Path) -> TorchEngine:
-    return TorchEngine("teacher-0", "logprobs", models / "teacher-0", tmp_path)
+    return torch_hf.TorchEngine("teacher-0", "logprobs", models / "teacher-0", tmp_path)
 
 
 def filled(copy: PinnedCopy) -> Any:
@@ -124,7 +125,7 @@ def filled(copy: PinnedCopy) -> Any:
 
 
 def test_a_copy_waits_for_the_compute_stream_before_and_for_its_own_events_after(cuda: Cuda) -> None:
-    copy = PinnedCopy(2500)
+    copy = host_copy.PinnedCopy(2500)
     want = filled(copy).clone()
     blocks = [torch.empty(2500, dtype=torch.uint8) for _ in range(2)]
 
@@ -141,7 +142,7 @@ def test_a_copy_waits_for_the_compute_stream_before_and_for_its_own_events_after
 
 
 def test_a_copy_that_breaks_is_waited_for_before_the_pinned_bytes_can_go(cuda: Cuda) -> None:
-    copy = PinnedCopy(2500)
+    copy = host_copy.PinnedCopy(2500)
     blocks = [torch.empty(2500, dtype=torch.uint8) for _ in range(2)]
     cuda.breaks_at = len(["stream made", *["."] * 6, "waits for compute", "block bound to the stream"])
 
@@ -153,7 +154,7 @@ def test_a_copy_that_breaks_is_waited_for_before_the_pinned_bytes_can_go(cuda: C
 
 
 def test_pinned_memory_is_exactly_as_large_as_asked_for_and_goes_with_the_last_that_refers_to_it(cuda: Cuda) -> None:
-    pinned = PinnedBlock(5 * MIB + 1)
+    pinned = pinned_blocks.PinnedBlock(5 * MIB + 1)
     assert list(cuda.pinned.values()) == [5 * MIB + 1]
     assert pinned.block.data_ptr() % 4096 == 0
     view = pinned.block[100:200]
@@ -184,9 +185,9 @@ def test_an_error_of_pinning_is_not_left_for_the_next_kernel_of_another_service(
         cuda.calls.append(f"kernel on {device}")
         raise RuntimeError("CUDA error: out of memory")
 
-    monkeypatch.setattr(torch, "ones", kernel)
+    monkeypatch.setattr("torch.ones", kernel)
     with pytest.raises(RuntimeError, match="CUDA cannot pin 1 MiB"):
-        PinnedBlock(MIB)
+        pinned_blocks.PinnedBlock(MIB)
     assert cuda.calls == ["kernel on cuda"]
 
 
@@ -236,7 +237,7 @@ def test_a_device_without_room_for_the_largest_batch_is_named(cuda: Cuda, engine
     def full(model: Any, batch: list[list[int]]) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(compute, "logprobs", full)
+    monkeypatch.setattr("workers.gpu.engines.compute.logprobs", full)
     with pytest.raises(EngineFailed, match=r"no room beside the weights on cuda:0 for a batch of 1024 tokens"):
         engine.start([Device("cuda:0", "cuda", 1000, "cpu")])
 

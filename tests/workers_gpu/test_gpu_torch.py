@@ -10,26 +10,26 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+from app.services_file import load_services_file
+from tests.engines.kinds import Shelf, Torch
+from tests.engines.waiting import until
+from tests.lazily import Lazily, needs
+from workers.gpu.devices import MIB, Device
+from workers.gpu.engines.abstract import Engine
+from workers.gpu.errors import BadInput, CallFailed, EngineFailed, NotResident, WrongAnswer
+from workers.gpu.host import ServiceHost
+from workers.gpu.instances import InstanceName
+from workers.gpu.items import Reading, TokenLogprobs
 
-from safetensors.torch import load_file, save_file  # noqa: E402
-from tokenizers import Tokenizer  # noqa: E402
+if TYPE_CHECKING:
+    from workers.gpu.engines.torch_hf import TorchEngine
 
-from app.services_file import load_services_file  # noqa: E402
-from tests.engines.kinds import Shelf, Torch  # noqa: E402
-from tests.engines.waiting import until  # noqa: E402
-from workers.gpu.devices import MIB, Device  # noqa: E402
-from workers.gpu.engines import compute, torch_hf  # noqa: E402
-from workers.gpu.engines.abstract import Engine  # noqa: E402
-from workers.gpu.engines.torch_hf import TorchEngine  # noqa: E402
-from workers.gpu.errors import BadInput, CallFailed, EngineFailed, NotResident, WrongAnswer  # noqa: E402
-from workers.gpu.host import ServiceHost  # noqa: E402
-from workers.gpu.instances import InstanceName  # noqa: E402
-from workers.gpu.items import Reading, TokenLogprobs  # noqa: E402
+pytestmark = needs("torch", "transformers")
+torch, files, torch_hf, compute = map(Lazily, ("torch", "safetensors.torch", "workers.gpu.engines.torch_hf", "workers.gpu.engines.compute"))
 
 CLOSE = 1e-4
 CELL = [Device("cpu:0", "cpu", 1000, "cpu")]
@@ -46,7 +46,7 @@ def teacher(shelf: Shelf) -> Engine:
 @pytest.fixture
 def own(models: Path, tmp_path: Path) -> TorchEngine:
     """Return an absent teacher that no other test has."""
-    return TorchEngine("teacher-0", "logprobs", models / "teacher-0", tmp_path / "state")
+    return torch_hf.TorchEngine("teacher-0", "logprobs", models / "teacher-0", tmp_path / "state")
 
 
 @pytest.fixture
@@ -63,8 +63,8 @@ def test_small_batches_and_logits_in_parts_give_the_same_answers_in_the_same_ord
 ) -> None:
     whole = teacher.ranked(SEQUENCES, 5)
 
-    monkeypatch.setattr(torch_hf, "_BATCH_TOKENS", 8)
-    monkeypatch.setattr(compute, "_LOGITS_AT_ONCE", 3 * 512)
+    monkeypatch.setattr("workers.gpu.engines.torch_hf._BATCH_TOKENS", 8)
+    monkeypatch.setattr("workers.gpu.engines.compute._LOGITS_AT_ONCE", 3 * 512)
 
     for said, expected in zip(teacher.ranked(SEQUENCES, 5), whole, strict=True):
         assert said.logprobs == pytest.approx(expected.logprobs, abs=CLOSE)
@@ -92,7 +92,7 @@ def test_callers_at_once_have_one_text_at_a_time_continued(teacher: Engine, monk
         finally:
             working.release()
 
-    monkeypatch.setattr(compute, "generate", counted)
+    monkeypatch.setattr("workers.gpu.engines.compute.generate", counted)
     with ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(teacher.generate, ["What is", "def add"], 6) for _ in range(4)]
         assert [call.result(120) for call in asked] == [alone] * 4
@@ -103,11 +103,13 @@ def test_callers_at_once_have_one_text_at_a_time_continued(teacher: Engine, monk
 def test_no_text_is_chosen_from_what_are_no_numbers(models: Path, tmp_path: Path, temperature: float) -> None:
     # Given weights that are no numbers for one word, which no question asks that is put to a model when it starts
     folder = Path(shutil.copytree(models / "teacher-0", tmp_path / "poisoned"))
-    weights = load_file(folder / "model.safetensors")
-    engine = TorchEngine("poisoned", "logprobs", folder, tmp_path / "state")
+    weights = files.load_file(folder / "model.safetensors")
+    engine = torch_hf.TorchEngine("poisoned", "logprobs", folder, tmp_path / "state")
+    from tokenizers import Tokenizer
+
     (word,) = Tokenizer.from_file(str(folder / "tokenizer.json")).encode("Z").ids
     weights["model.embed_tokens.weight"][word] = math.nan
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    files.save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     engine.start(CELL)
     # When it is asked with that word, then that fails, and other questions do not
     with pytest.raises(CallFailed, match=r"^prompts\[0\]: the model's logits are not numbers$"):
@@ -131,7 +133,7 @@ def test_calls_that_wait_are_computed_in_one_batch_each_with_its_own_top_k_and_b
         assert gate.wait(60)
         return real(model, batch)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(compute, "logprobs", slow)
+    monkeypatch.setattr("workers.gpu.engines.compute.logprobs", slow)
     monkeypatch.setattr(teacher, "_limit", 5)
     with ThreadPoolExecutor(5) as pool:
         first = pool.submit(teacher.logprobs, [[1, 2]])
@@ -157,7 +159,7 @@ def test_a_model_larger_than_its_cell_is_refused_before_it_is_read(models: Path,
     folder = Path(shutil.copytree(models / "rm-small", tmp_path / "rm"))
     whole = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(whole[:-100])
-    made = TorchEngine("rm", "score", folder, tmp_path)
+    made = torch_hf.TorchEngine("rm", "score", folder, tmp_path)
 
     # Then a device that is too small for it is refused, with what to do
     with pytest.raises(EngineFailed, match=r'rm: .*its weights take 0\.4 MiB and cpu:0 has 0: they need engine = "vllm", which splits'):
@@ -175,11 +177,11 @@ def test_weights_of_another_architecture_are_refused_though_none_are_missing(mod
     (folder / "config.json").write_text(json.dumps(config))
 
     with pytest.raises(EngineFailed, match=r"weights of another architecture than its config.json names: model.layers.0.self_attn"):
-        TorchEngine("rm", "score", folder, tmp_path).start(CELL)
+        torch_hf.TorchEngine("rm", "score", folder, tmp_path).start(CELL)
 
 
 def test_half_precision_is_held_in_half_the_memory(models: Path, shelf: Shelf, tmp_path: Path) -> None:
-    whole, half = shelf.engine("torch", "score"), TorchEngine("rm", "score", models / "rm-small", tmp_path, dtype="bfloat16")
+    whole, half = shelf.engine("torch", "score"), torch_hf.TorchEngine("rm", "score", models / "rm-small", tmp_path, dtype="bfloat16")
     half.start(CELL)
 
     assert half.memory_mb() == pytest.approx(whole.memory_mb() / 2, rel=0.05)
@@ -199,11 +201,11 @@ def test_a_wrong_byte_on_one_of_several_devices_is_noticed(torch_kind: Torch, ce
 def test_a_device_of_another_model_may_compute_other_bits(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given an engine that was started on one device, and two devices, one of the same model, that compute other last bits
     first, alike, another = (Device(name, "cpu", 1000, "cpu") for name in ("cpu:0 (A)", "cpu:1 (A)", "cpu:2 (B)"))
-    engine = TorchEngine("a", "score", models / "rm-small", tmp_path)
+    engine = torch_hf.TorchEngine("a", "score", models / "rm-small", tmp_path)
     engine.start([first])
     engine.evict()
     noise, real = [1e-6], compute.scores
-    monkeypatch.setattr(compute, "scores", lambda *asked: [value + noise[0] for value in real(*asked)])
+    monkeypatch.setattr("workers.gpu.engines.compute.scores", lambda *asked: [value + noise[0] for value in real(*asked)])
     # Then the answers of the device of another model may be off by so little
     engine.restore([another])
     engine.evict()
