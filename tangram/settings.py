@@ -178,6 +178,11 @@ class Settings(BaseSettings):
         default=0, ge=0, description="Cores that a CPU worker leaves to the system, whole physical ones where that can be."
     )
     memory_mb: int | None = Field(default=None, ge=1, description="Memory that a CPU worker offers; by default the host's.")
+    process_memory_mb: int | None = Field(
+        default=None,
+        ge=6,
+        description="Memory of environments of the process sandbox that name none; by default half of what all may have together.",
+    )
     cells: int | None = Field(default=None, ge=1, description="GPU cells that a GPU worker offers; by default one per CUDA device, else 1.")
     cell_memory_mb: int | None = Field(
         default=None,

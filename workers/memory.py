@@ -13,12 +13,20 @@ import psutil
 
 MIB = 1 << 20
 
+MOST_KEPT_MB = 1024
+
 _LIMIT = {"cgroup": "memory.limit_in_bytes", "cgroup2": "memory.max"}
 
 
 def usable_mb(proc: Path = Path("/proc/self")) -> int:
     """Return the MiB that this process may use; `proc` is its folder of the kernel's."""
     return min(psutil.virtual_memory().total, *_limits(proc), 1 << 63) // MIB
+
+
+def for_environments_mb() -> int:
+    """Return the MiB that all environments of a process sandbox may use together: the rest is for the worker and what is beside it."""
+    usable = usable_mb()
+    return usable - min(usable // 8, MOST_KEPT_MB)
 
 
 def _limits(proc: Path) -> Iterator[int]:

@@ -290,7 +290,13 @@ def _process_sandbox(base: Path, core_map: CoreMap, settings: Settings) -> tuple
     from workers.cpu.process.sandbox import ProcessSandbox
 
     try:
-        sandbox = ProcessSandbox(base, core_map=core_map, disk_floor_mb=settings.disk_floor_mb, isolation=settings.isolation)
+        sandbox = ProcessSandbox(
+            base,
+            core_map=core_map,
+            disk_floor_mb=settings.disk_floor_mb,
+            memory_mb=settings.process_memory_mb,
+            isolation=settings.isolation,
+        )
     except SessionUnavailable as error:
         raise ConfigError(f"TANGRAM_ISOLATION={settings.isolation}: {error}") from error
 
@@ -298,6 +304,9 @@ def _process_sandbox(base: Path, core_map: CoreMap, settings: Settings) -> tuple
         fell_back = settings.isolation == "auto" and sandbox.isolation == "none"
         level = logging.WARNING if fell_back else logging.INFO
         log.log(level, "commands are set apart by: %s (%s)", sandbox.isolation, sandbox.isolation_reason)
+        if sandbox.enforces_memory:
+            most = (sandbox.memory_mb, sandbox.default_memory_mb)
+            log.info("environments have at most %d MiB of memory together, and %d each where they name none", *most)
 
     # Celery sets logging up only later.
     signals.worker_ready.connect(say, weak=False)

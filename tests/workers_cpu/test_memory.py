@@ -14,6 +14,7 @@ from workers.cpu.process.background import GroupBackground
 from workers.cpu.process.groups import Groups, find_groups
 from workers.cpu.process.members import Members
 from workers.cpu.process.sandbox import ProcessSandbox
+from workers.memory import usable_mb
 
 from .conftest import make
 from .support import RUN, groups_like, printed, run
@@ -35,7 +36,7 @@ def bounded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ProcessS
 def test_a_command_whose_shell_cannot_start_in_its_memory_ends_as_one_that_the_kernel_has_killed(bounded: ProcessSandbox) -> None:
     # Given an environment of less memory than any shell needs; when a command is to run there, again and again; then each is killed
     env = bounded.open(EnvironmentSpec(id=f"tiny-{RUN}", memory_mb=1))
-    (folder,) = groups_like(f"tangram-*-tiny-{RUN}")
+    (folder,) = groups_like(f"tiny-{RUN}")
     bound = next(folder / name for name in ("memory.max", "memory.limit_in_bytes") if (folder / name).exists())
     bound.write_text("8192")
     for session in ("one", "one", "two"):
@@ -51,6 +52,31 @@ def test_a_worker_that_cannot_bound_memory_says_so(tmp_path: Path, monkeypatch: 
     assert not box.enforces_memory
     assert printed(box.open(EnvironmentSpec(id="e", memory_mb=64)), EATS_100_MB) == f"{100 << 20}\n"
     box.close()
+
+
+def test_an_environment_that_names_no_memory_has_a_part_of_that_of_all(bounded: ProcessSandbox) -> None:
+    # Given environments that name no memory
+    env = bounded.open(EnvironmentSpec(id=f"plain-{RUN}"))
+    (folder,) = groups_like(f"plain-{RUN}")
+    limit = next(name for name in ("memory.max", "memory.limit_in_bytes") if (folder / name).exists())
+    own, of_all = (int((group / limit).read_text()) >> 20 for group in (folder, folder.parent))
+    assert 2 * own <= of_all <= bounded.memory_mb < usable_mb()
+    # When one fills that; then it has ended by its own fault, and the kernel would end it before the worker
+    (folder / limit).write_text(str(64 << 20))
+    assert run(env, EATS_100_MB).cause == "out_of_memory"
+    assert printed(env, "cat /proc/self/oom_score_adj") == "1000\n"
+
+
+def test_a_program_that_ends_as_the_memory_of_all_environments_is_full_has_not_failed(bounded: ProcessSandbox) -> None:
+    # Given environments that have less memory together than one of them may have
+    env = bounded.open(EnvironmentSpec(id=f"innocent-{RUN}"))
+    (folder,) = groups_like(f"innocent-{RUN}")
+    limit = next(name for name in ("memory.max", "memory.limit_in_bytes") if (folder.parent / name).exists())
+    (folder.parent / limit).write_text(str(64 << 20))
+    # When the kernel ends its program for that; then the infrastructure has failed
+    outcome = run(env, EATS_100_MB)
+    assert (outcome.status, outcome.exit_code, outcome.cause) == ("failed", None, "sandbox_failed"), outcome
+    assert "the memory of the node was full" in outcome.reason
 
 
 # -- version 2, by its files --------------------------------------------------------------------------------------------
@@ -84,12 +110,15 @@ def unified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_in_version_2_sessions_have_their_groups_in_that_of_the_environment(unified: Path) -> None:
     # Given a worker that may write a group of version 2; when an environment has 64 MB and a session
     found = find_groups("/base")
+    found.bound_all(256)
     inside, memory = found.of_environment("e1", 64)
     inside.make(17, processes=9)
     # Then the bound is on the environment without swap, and the session is in there with its own bound and weight
     assert memory is not None
     folder = Path(memory.folder)
-    assert folder.parent == unified
+    assert folder.parent.parent == unified
+    assert (folder.parent / "memory.max").read_text() == str(256 << 20)
+    assert (folder.parent / "cgroup.subtree_control").read_text() == "+memory +pids +cpu"
     assert (folder / "memory.max").read_text() == str(64 << 20)
     assert (folder / "memory.swap.max").read_text() == "0"
     assert (folder / "cgroup.subtree_control").read_text() == "+pids +cpu"
@@ -98,16 +127,18 @@ def test_in_version_2_sessions_have_their_groups_in_that_of_the_environment(unif
     # And kills are counted where the kernel counts them
     (folder / "memory.events").write_text("low 0\nhigh 0\nmax 7\noom 2\noom_kill 2\noom_group_kill 0\n")
     assert memory.oom_kills() == 2
-    # And without a bound a session has its group beside the others
-    assert found.of_environment("e2", None) == (found, None)
-    # And a later sandbox of the same folder removes both
+    # And what the kernel ended counts for the environment only if its own memory was full
+    assert (memory.was_full(1), memory.was_full(memory.watch())) == (True, False)
+    # And a later sandbox of the same folder removes all
     found.remove()
     assert not list(unified.iterdir())
 
 
 def test_in_version_2_an_environment_weighs_as_much_as_its_sessions(unified: Path) -> None:
     # Given an environment with two sessions
-    inside, memory = find_groups("/base").of_environment("e1", 64)
+    found = find_groups("/base")
+    found.bound_all(256)
+    inside, memory = found.of_environment("e1", 64)
     assert memory is not None
     assert inside.cpu is not None
     background = GroupBackground((0,), inside.cpu, inside.around)
@@ -115,8 +146,12 @@ def test_in_version_2_an_environment_weighs_as_much_as_its_sessions(unified: Pat
     for members in (first, second):
         inside.make(members.supervisor, processes=9)
 
+    own = Path(memory.folder)
+
     def weight() -> tuple[str, str]:
-        return Path(memory.folder, "cpu.idle").read_text(), Path(memory.folder, "cpu.weight").read_text()
+        alike = {tuple((folder / f"cpu.{name}").read_text() for name in ("idle", "weight")) for folder in (own, own.parent)}
+        (both,) = alike  # the group of all environments weighs as much as they do together
+        return both[0], both[1]
 
     # When one has two cores and the other one; then it counts for three
     background.weigh(first, 2)

@@ -133,6 +133,7 @@ class DockerEngine:
             pids_limit=limits.processes,
             mem_limit=memory,
             memswap_limit=memory,
+            oom_score_adj=1000,
             read_only=options.read_only,
             runtime=options.runtime,
             shm_size=min(memory, 64 << 20),

@@ -262,4 +262,5 @@ class ProcessBackends(Backends):
 
     def oom_kills(self) -> int:
         """Return how many processes the kernel has ended; see the base class."""
-        return self._setup.memory.oom_kills() if self._setup.memory is not None else 0
+        memory = self._setup.memory
+        return memory.oom_kills() if memory is not None and memory.was_full(0) else 0

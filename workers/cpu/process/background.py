@@ -91,17 +91,19 @@ class Background:
 class GroupBackground(Background):
     """By the weight of the session's control group, called `prefix` and the supervisor's id.
 
-    Where that is in the group `around` of the environment, which the kernel compares first, the environment weighs as much as
-    its sessions in the foreground do together.
+    Where that is in groups `around` it, such as that of its environment, the kernel compares these first. Each weighs as much as its
+    sessions in the foreground do together.
     """
 
     means = "cgroup"
 
-    def __init__(self, cores: Iterable[int], prefix: str, around: str | None = None) -> None:
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+    _weights: ClassVar[dict[str, dict[str, int]]] = {}
+    """The cores of the groups in each group, by its folder."""
+
+    def __init__(self, cores: Iterable[int], prefix: str, around: tuple[str, ...] = ()) -> None:
         super().__init__(cores)
         self._prefix, self._around = prefix, around
-        self._lock = threading.Lock()
-        self._weights: dict[str, int] = {}
 
     def send(self, members: Members) -> None:
         """Take the weight, then widen the mask; see the base class."""
@@ -118,14 +120,15 @@ class GroupBackground(Background):
         self._write(members, cores)
 
     def _write(self, members: Members, cores: int) -> None:
-        """Weigh a session by its cores, 0 for the background, and then its environment."""
+        """Weigh a session by its cores, 0 for the background, and then what is around it."""
         folder = self._folder(members)
         with contextlib.suppress(OSError), self._lock:
             _set_weight(folder, cores)
-            if self._around is not None:
-                living = {other: count for other, count in self._weights.items() if os.path.exists(other)}
-                self._weights = living | {folder: cores}
-                _set_weight(self._around, sum(self._weights.values()))
+            for group in self._around:
+                living = {other: count for other, count in self._weights.get(group, {}).items() if os.path.exists(other)}
+                self._weights[group] = living | {folder: cores}
+                folder, cores = group, sum(self._weights[group].values())
+                _set_weight(folder, cores)
 
     def _threads(self, members: Members) -> tuple[list[int], bool]:
         """Find what is in the group, and what has left it but is still below the supervisor; see the base class."""
@@ -201,7 +204,7 @@ def background_of(means: Means, cores: Iterable[int], groups: Groups) -> Backgro
     """Return the background by one means; `cgroup` needs a group for `cpu`."""
     if means == "cgroup":
         assert groups.cpu is not None, "the caller has found one"
-        return GroupBackground(cores, groups.cpu, groups.around if groups.is_v2 else None)
+        return GroupBackground(cores, groups.cpu, groups.around if groups.is_v2 else ())
     return AutogroupBackground(cores) if means == "autogroup" else AffinityBackground(cores)
 
 

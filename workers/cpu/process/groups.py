@@ -6,10 +6,11 @@ The groups of a sandbox have names made of its folder. They lie beside each othe
 |----------------|------------|---------------------------------------------------------------|------------------------------------------|
 | a session      | `pids`     | a bound on processes: RLIMIT_NPROC does not hold for root     | the worker's own group, else the topmost |
 | a session      | `cpu`      | idle time only, see `background.py`                           | the worker's own group                   |
-| an environment | `memory`   | `memory_mb`                                                   | the worker's own group                   |
+| an environment | `memory`   | its bound on memory                                           | that of all                              |
+| all            | `memory`   | a bound for all environments together                         | the worker's own group                   |
 
 In version 1 a group has a folder for each controller. In version 2 it has one for all, and a process is in one group only. So there
-the group of an environment with a memory limit contains the groups of its sessions.
+the group of an environment contains the groups of its sessions, where the worker can bound memory.
 
 The supervisor makes the group of its session. The worker makes and removes that of an environment.
 Rules: the standard library only; the supervisor imports this file too.
@@ -27,11 +28,12 @@ from dataclasses import dataclass, replace
 from workers.cpu import control_files, weight
 
 ROOT = "/sys/fs/cgroup"
+_SLACK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryGroup:
-    """The group of one environment that bounds its memory; `is_v2` where the groups of its sessions are in it."""
+    """A group that bounds the memory of an environment, or of all; `is_v2` where the groups of sessions are in it."""
 
     folder: str
     memory_mb: int
@@ -41,6 +43,9 @@ class MemoryGroup:
         """Make the group, without swap where the kernel counts it. Raises `OSError`."""
         limit_bytes = self.memory_mb << 20
         os.makedirs(self.folder, exist_ok=True)
+        with contextlib.suppress(OSError):
+            # Before Linux 5.11, a group of version 1 bounds what is below it only where that is asked for.
+            control_files.write(f"{self.folder}/memory.use_hierarchy", "1")
         control_files.write(f"{self.folder}/memory.{'max' if self.is_v2 else 'limit_in_bytes'}", str(limit_bytes))
         with contextlib.suppress(OSError):
             # Version 1 bounds memory and swap together.
@@ -57,6 +62,23 @@ class MemoryGroup:
             return control_files.keyed(f"{self.folder}/memory.{'events' if self.is_v2 else 'oom_control'}", "oom_kill")
         return 0
 
+    def watch(self) -> int:
+        """Begin to look whether the memory gets full; return what `was_full` is to be told."""
+        with contextlib.suppress(OSError):
+            if self.is_v2:
+                return control_files.keyed(f"{self.folder}/memory.events", "oom")
+            control_files.write(f"{self.folder}/memory.max_usage_in_bytes", "0")
+        return 0
+
+    def was_full(self, before: int) -> bool:
+        """Return whether the memory was full; processes that the kernel ended at other times were ended for want of memory elsewhere."""
+        with contextlib.suppress(OSError):
+            if self.is_v2:
+                return control_files.keyed(f"{self.folder}/memory.events", "oom") > before
+            highest, bound = (int(control_files.read(f"{self.folder}/memory.{name}_in_bytes")) for name in ("max_usage", "limit"))
+            return highest + _SLACK_BYTES > bound
+        return True
+
     def remove(self) -> None:
         """Remove the group, whose processes must have ended."""
         remove_folder(self.folder)
@@ -66,27 +88,41 @@ class MemoryGroup:
 class Groups:
     """Where the groups of a sandbox's sessions, and in `memory` of its environments, are; None where they cannot be made.
 
-    Each is a prefix of the folders of groups. `around` is the group of an environment in which the session is.
+    Each is a prefix of the folders of groups, but `memory` the group of all. `around` are the groups in which a session is, first that of
+    its environment.
     """
 
     pids: str | None = None
     cpu: str | None = None
     memory: str | None = None
     is_v2: bool = False
-    around: str | None = None
+    around: tuple[str, ...] = ()
 
-    def of_environment(self, name: str, memory_mb: int | None) -> tuple[Groups, MemoryGroup | None]:
+    def bound_all(self, memory_mb: int) -> None:
+        """Make the group of all environments, where memory can be bounded. Raises `OSError`."""
+        if self.memory is not None:
+            group = MemoryGroup(self.memory, memory_mb, self.is_v2)
+            group.make()
+            if self.is_v2:
+                group.hand_down(["memory", *self._controllers])
+
+    def of_environment(self, name: str, memory_mb: int) -> tuple[Groups, MemoryGroup | None]:
         """Return where the groups of an environment's sessions are, and its own group if its memory can be bounded. Raises `OSError`."""
-        if self.memory is None or memory_mb is None:
+        if self.memory is None:
             return self, None
-        group = MemoryGroup(f"{self.memory}-{name}", memory_mb, self.is_v2)
+        group = MemoryGroup(f"{self.memory}/{name}", memory_mb, self.is_v2)
         group.make()
-        controllers = [controller for controller in ("pids", "cpu") if getattr(self, controller) is not None]
-        if self.is_v2 and controllers:
-            group.hand_down(controllers)
-            inside = dict.fromkeys(controllers, f"{group.folder}/session")
-            return replace(self, **inside, around=group.folder), group  # type: ignore[arg-type]
-        return replace(self, around=group.folder), group
+        around = (group.folder, self.memory)
+        if self.is_v2 and self._controllers:
+            group.hand_down(self._controllers)
+            inside = dict.fromkeys(self._controllers, f"{group.folder}/session")
+            return replace(self, **inside, around=around), group  # type: ignore[arg-type]
+        return replace(self, around=around), group
+
+    @property
+    def _controllers(self) -> list[str]:
+        """Return the controllers of the groups of sessions."""
+        return [controller for controller in ("pids", "cpu") if getattr(self, controller) is not None]
 
     def folders(self, supervisor: int) -> list[str]:
         """Return the folders of the group of a supervisor's session."""
@@ -95,7 +131,7 @@ class Groups:
     def joined(self, supervisor: int) -> list[str]:
         """Return the folders of all groups that the processes of a session are in."""
         folders = self.folders(supervisor)
-        return folders if self.around is None or (self.is_v2 and folders) else [*folders, self.around]
+        return folders if self.is_v2 and folders else [*folders, *self.around[:1]]
 
     def make(self, supervisor: int, processes: int) -> None:
         """Make the group of a supervisor's session, of `processes` where it bounds them. Raises `OSError`."""
@@ -108,11 +144,13 @@ class Groups:
 
     def remove(self) -> None:
         """Remove what a worker that was killed has left."""
-        for prefix in filter(None, (self.pids, self.cpu, self.memory)):
+        for prefix in filter(None, (self.pids, self.cpu)):
             for folder in glob.glob(f"{glob.escape(prefix)}-*"):
-                for inner in glob.glob(f"{glob.escape(folder)}/session-*"):
-                    remove_folder(inner)
                 remove_folder(folder)
+        if self.memory is not None:
+            for pattern in ("/*/session-*", "/*/", ""):
+                for folder in glob.glob(f"{glob.escape(self.memory)}{pattern}"):
+                    remove_folder(folder)
 
 
 def find_groups(base: str | os.PathLike[str]) -> Groups:

@@ -35,7 +35,8 @@ class TreeMeter(Meter):
         super().__init__()
         self._members, self._seen = members, seen
         self._spared = dict.fromkeys(spared, 0.0)
-        self._memory, self._ended_before = memory, memory.oom_kills() if memory is not None else 0
+        self._memory = memory
+        self._ended_before, self._full_before = (memory.oom_kills(), memory.watch()) if memory is not None else (0, 0)
         self._before_s = 0.0
         self._before_s = self._total_s([process] if (process := tree.read_process(members.shell)) else [])
 
@@ -52,7 +53,12 @@ class TreeMeter(Meter):
         """Say that the kernel has ended processes for want of memory; see the base class."""
         if self._memory is None or (ended := self._memory.oom_kills() - self._ended_before) <= 0:
             return ""
-        return f"the environment's {self._memory.memory_mb} MB of memory were full: the kernel has ended {ended} of its processes"
+        whose = f"the environment's {self._memory.memory_mb} MB of memory were" if self.was_full() else "the memory of the node was"
+        return f"{whose} full: the kernel has ended {ended} of its processes"
+
+    def was_full(self) -> bool:
+        """Return whether the bound of the environment is why; see the base class."""
+        return self._memory is None or self._memory.was_full(self._full_before)
 
     def _total_s(self, found: Collection[tree.Process]) -> float:
         reapers = map(tree.read_process, self._members.roots)

@@ -16,7 +16,7 @@ It does not protect from the following:
 
 * The kernel is the host's: a hole in it is a way out.
 * Disk is not limited.
-* Memory is not limited where the worker may make no control groups.
+* Memory is not limited where the worker may make no control groups. Where it may, all environments together have less than the node.
 * Processes are not limited with `none`, nor for a worker that is root and may make no control groups. A fork bomb then reaches the
   whole machine.
 * Core affinity is a convention, which a program can undo for itself.
@@ -65,6 +65,7 @@ from workers.cpu.shell.dialect import Dialect
 from workers.cpu.shell.output import Drain
 from workers.cpu.shell.session import SessionSetup
 from workers.cpu.weight import Means
+from workers.memory import for_environments_mb
 
 DEFAULT_MAX_FILE_BYTES = 64 << 20
 TRIAL_LIMIT_S = 10.0
@@ -81,6 +82,7 @@ class ProcessSandbox(Sandbox):
         start_timeout_s: how long a shell may take to come up.
         core_map: the cores that environments may use; by default those of this process.
         max_file_bytes: the most that `read_file` and `write_file` pass in one piece.
+        memory_mb: the most that an environment has where it names none, MiB; by default half of what all may have together.
         disk_floor_mb: no environment is opened while less disk is free, MiB.
         isolation: how shells are set apart from the host. `auto` is `bubblewrap` where a trial of it works, else `none`.
         background: by what means processes are held in the background. `auto` is the best that works here.
@@ -102,6 +104,7 @@ class ProcessSandbox(Sandbox):
         max_file_bytes: int = DEFAULT_MAX_FILE_BYTES,
         core_map: CoreMap | None = None,
         disk_floor_mb: int = 0,
+        memory_mb: int | None = None,
         isolation: IsolationChoice = "auto",
         background: Means | Literal["auto"] = "auto",
     ) -> None:
@@ -117,6 +120,9 @@ class ProcessSandbox(Sandbox):
         self._disk_floor, self._leftovers = DiskFloor(disk_floor_mb, [self._base]), Leftovers()
         self._groups = find_groups(self._base)
         self._groups.remove()
+        self.memory_mb = for_environments_mb()
+        self.default_memory_mb = memory_mb or self.memory_mb // 2
+        self._groups.bound_all(self.memory_mb)
         self._fork_client, self._drain = ForkClient(self._cleanup_lock), Drain()
         self._lock = threading.Lock()
         self._environments: dict[str, ProcessEnvironment] = {}
@@ -214,7 +220,7 @@ class ProcessSandbox(Sandbox):
         if bubblewrap is not None and counts_by_namespace():
             limits = replace(limits, processes=processes)
         try:
-            groups, memory = self._groups_of(bubblewrap).of_environment(spec.id, spec.memory_mb)
+            groups, memory = self._groups_of(bubblewrap).of_environment(spec.id, spec.memory_mb or self.default_memory_mb)
         except OSError as error:
             raise SandboxError(f"the memory of environment {spec.id} cannot be bounded: {error}") from error
         shells = ShellSetup(

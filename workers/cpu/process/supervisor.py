@@ -27,6 +27,7 @@ Rules: the standard library only, one thread, no code of a command ever runs in 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -220,6 +221,9 @@ def become_shell(asked: dict[str, Any], parent: int | None) -> NoReturn:
         if os.getppid() != parent:
             os._exit(127)
     reset_signals()
+    # Where the memory of the machine is full, the kernel is to end programs first, and none of ours.
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("1000")
     for name, wanted in asked["limits"].items():
         limit(getattr(resource, name), int(wanted))
     os.umask(0o022)

@@ -181,6 +181,10 @@ class Meter(ABC):
         """Return what a person should know of how the command fared, such as a limit that it ran into; else nothing."""
         return ""
 
+    def was_full(self) -> bool:
+        """Return whether it was its own memory that was full, where the remark says that the kernel ended processes for memory."""
+        return True
+
     def disk_limit_exceeded(self) -> str:
         """Return why the command must be ended now, as it has gone beyond a limit that is only watched; else nothing."""
         return ""

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from signal import SIGINT, SIGKILL
 
 from workers.cpu.abstract import Data, ExecOutcome, ExecRequest, Given, Signal, Status
-from workers.cpu.errors import MemoryFull
+from workers.cpu.errors import MemoryFull, SandboxError
 from workers.cpu.pace import Pace
 from workers.cpu.shell.backend import Event, Exited, Gone, HungUp, Meter
 from workers.cpu.shell.dialect import REFUSALS, refusal
@@ -361,11 +361,14 @@ class Run:
         self._hand_on(held)
         stdout, stderr = self._streams.outputs()
         remark, cause = self._remark(ending), ending.cause
-        if ending.exit_code:
+        status, exit_code = ending.status, ending.exit_code
+        if exit_code and remark and not self.meter.was_full():
+            status, exit_code, cause = "failed", None, SandboxError.cause
+        elif exit_code:
             cause = "out_of_memory" if remark else "exit"
         return ExecOutcome(
-            status=ending.status,
-            exit_code=ending.exit_code,
+            status=status,
+            exit_code=exit_code,
             stdout=stdout,
             stderr=stderr,
             truncated=any(capture.truncated for capture in self._streams.captures),
