@@ -44,7 +44,8 @@ def firm_future() -> Future[Any]:
 class _Entry:
     """One action that has not ended; `submitted` is on the monotonic clock, `again` says whether others may ask for its result.
 
-    `repeats` send what the broker may have lost: the submission, and then its cancel, if it was cancelled.
+    `repeats` send what the broker may have lost: the submission, and then its cancel, if it was cancelled. `group` is its job and its
+    trajectory.
     """
 
     kind: str
@@ -52,6 +53,7 @@ class _Entry:
     future: Future[Any]
     again: bool
     span: ActionSpan | None = None
+    group: tuple[str, str] = ("", "")
     repeats: list[Callable[[], None]] = field(default_factory=list)
 
 
@@ -74,6 +76,7 @@ class Inbox:
         *,
         again: bool = False,
         send_again: Callable[[], None] | None = None,
+        group: tuple[str, str] = ("", ""),
     ) -> Future[Any]:
         """Wait for the result of a task that is about to be submitted; its `span`, where there is one, is told.
 
@@ -82,7 +85,8 @@ class Inbox:
         Large parts of the result leave the store once they are here, unless it may be asked for `again`, by whoever knows the task's id.
         """
         future = firm_future()
-        self._waiting[task_id] = _Entry(kind, clock.monotonic(), future, again, span, [send_again] if send_again is not None else [])
+        repeats = [send_again] if send_again is not None else []
+        self._waiting[task_id] = _Entry(kind, clock.monotonic(), future, again, span, group, repeats)
         if span is not None:
             future.add_done_callback(span.ended)
         return future
@@ -95,6 +99,10 @@ class Inbox:
     def waiting(self) -> list[str]:
         """Return the ids of all tasks that have not ended."""
         return list(self._waiting)
+
+    def waiting_of(self, job: str, trajectory: str | None) -> list[str]:
+        """Return those of a trajectory of a job, or of the whole job."""
+        return [id_ for id_, one in list(self._waiting.items()) if one.group[0] == job and trajectory in (None, one.group[1])]
 
     def send_again(self) -> int:
         """Submit all tasks that have not ended once more; return how many."""

@@ -161,12 +161,15 @@ class Session:
         """
         if (trajectory is None) == (job is None):
             raise InvalidAction("cancel", "name either a trajectory or a job")
-        what = {"job": job} if trajectory is None else {"trajectory": trajectory, "job": self.job}
+        of = self.job if job is None else job
+        what = {"job": of} if trajectory is None else {"trajectory": trajectory, "job": of}
         with self._lock:
             self._check_open()
             for environment, place in tuple(self._environments.items()):
-                if place.job == what["job"] and trajectory in (None, place.trajectory):
+                if place.job == of and trajectory in (None, place.trajectory):
                     del self._environments[environment]
+            for task_id in self._inbox.waiting_of(of, trajectory):
+                self._note_cancel(task_id)
             control = ControlRequest({"cancel": what})
             self._publisher.send(control)
             return control
@@ -199,10 +202,14 @@ class Session:
         if self._closed:
             control.sent.set_exception(ClientClosed("the client is closed: open another one"))
         else:
-            publisher = self._publisher
-            self._inbox.note_cancel(task_id, lambda: publisher.send(ControlRequest({"cancel": {"ids": [task_id]}})))
-            publisher.send(control)
+            self._note_cancel(task_id)
+            self._publisher.send(control)
         return control
+
+    def _note_cancel(self, task_id: str) -> None:
+        """Have a task cancelled again whenever it is submitted again."""
+        publisher = self._publisher  # a task that waits must not keep a forgotten session alive
+        self._inbox.note_cancel(task_id, lambda: publisher.send(ControlRequest({"cancel": {"ids": [task_id]}})))
 
     def give(self, task_id: str, what: What) -> ControlRequest:
         """Give a running command something (`tangram.giving`); `wait_for` what this returns. Raises `ClientClosed`."""
@@ -246,6 +253,7 @@ class Session:
             submission.span,
             again=task_id is not None,
             send_again=lambda: publisher.send(submission.repeated()),
+            group=(action.job, action.trajectory),
         )
         self._publisher.send(submission)
         return Handle(submission.task_id, future, self)

@@ -34,6 +34,7 @@ from scheduler.live.entries import (
     InstanceChanged,
     InstancesForgotten,
     MessageFailed,
+    MessageReplaced,
     NodeChanged,
     NodeDraining,
 )
@@ -81,6 +82,8 @@ class Fold:
             match entry:
                 case ActionReceived():
                     self._received(entry)
+                case MessageReplaced():
+                    self._change(entry.id, {"message": clean(entry.message)})
                 case ActionGranted():
                     self._granted(entry)
                 case ActionResized():

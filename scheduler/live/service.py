@@ -17,7 +17,6 @@ requests. `poison.py` handles messages on which schedulers fail.
 
 from __future__ import annotations
 
-import json
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -28,13 +27,23 @@ from scheduler.core.core import Core
 from scheduler.live import poison, reports
 from scheduler.live.clients import Clients
 from scheduler.live.command_executor import REMEMBERED_ENDS, CommandExecutor
-from scheduler.live.entries import EnvironmentChanged, Journal, NodeChanged, SetAside, SpentAction, Unfinished, UnfinishedAction
+from scheduler.live.entries import (
+    EnvironmentChanged,
+    Journal,
+    MessageReplaced,
+    NodeChanged,
+    SetAside,
+    SpentAction,
+    Unfinished,
+    UnfinishedAction,
+)
 from scheduler.live.event_log import EventLog
 from scheduler.live.heartbeats import HOUSEKEEPING_S, Heartbeats
 from scheduler.live.observer import Nobody, Observer
 from scheduler.live.poison import CoreBroken, Quarantine
 from scheduler.live.requests import Requests
 from scheduler.live.showing import queues_and_shares
+from scheduler.live.submissions import UNREADABLE, action_of, blobs_of, blobs_of_kept, is_repeated, submitted_at
 from scheduler.live.transport import Received, Transport
 from scheduler.model import Grant, commands, events
 from scheduler.model.lifecycle import ENVIRONMENT, NODE, End, InvalidTransition
@@ -43,9 +52,6 @@ from tangram.action import Action
 from tangram.ends import cause_of
 from tangram.errors import InvalidAction
 from tangram.wire import ACTION_HEADER, BLOB_TTL_S, LONGEST_ID
-
-UNREADABLE = Action(kind="unreadable")
-"""The journal's entry for an action whose header cannot be understood."""
 
 REMEMBERED_DECISIONS = 20_000
 """Number of last decisions for the percentiles of their durations."""
@@ -160,7 +166,7 @@ class Service:
         self._handle(events.EnvironmentGone(id=kept.id, state="lost", node=kept.node or "", reason=reason, at=now), now)
 
     def _resume(self, kept: UnfinishedAction, close_requested: Mapping[str, tuple[str, str]], now: float) -> None:
-        self._executor.keep(kept.id, kept.message, kept.submitted_at, _blobs_of(kept.message))
+        self._executor.keep(kept.id, kept.message, kept.submitted_at, blobs_of_kept(kept.message))
         action, grant = Action.from_header(kept.header), kept.grant
         closing, cause = close_requested.get(action.environment or "", ("", "")) if action.kind == "cpu.open" else ("", "")
         if grant is None:
@@ -272,6 +278,9 @@ class Service:
             elif received.id and not self._executor.knows(received.id):
                 take, end = partial(self._take_action, received, now), partial(self._end_received, received, now)
                 self._quarantine.deal(poison.of_action(received.id, "action"), now, take, end)
+            elif is_repeated(received) and blobs_of(received.header):  # the store may have lost the first ones
+                self._keep(received, now)
+                self._executor.note(MessageReplaced(id=received.id, message=received.message))
         elif received.sort == "events":
             for said in reports.read_all(received.body):
                 message = poison.of_report(said, self._executor.descriptions)
@@ -281,8 +290,7 @@ class Service:
 
     def _ended_long_ago(self, received: Received) -> bool:
         """Whether an action that its client submits again has ended so long ago that only the journal knows it."""
-        again = isinstance(received.header, Mapping) and received.header.get("again") is True
-        return again and not self._executor.knows(received.id) and self._journal.has_ended(received.id)
+        return is_repeated(received) and not self._executor.knows(received.id) and self._journal.has_ended(received.id)
 
     def _tick(self, now: float) -> None:
         with self._quarantine.watch(poison.TICK, now):
@@ -296,7 +304,7 @@ class Service:
     def _take_action(self, received: Received, now: float) -> None:
         self._keep(received, now)
         try:
-            action = _action_of(received)
+            action = action_of(received)
         except (InvalidAction, TypeError) as error:
             self._end_unscheduled(received.id, UNREADABLE, "rejected", f"header {ACTION_HEADER}: {error}", "bad_input", now)
             return
@@ -305,17 +313,13 @@ class Service:
 
     def _keep(self, received: Received, now: float) -> None:
         """Keep the message of an action, with its time of submission and its blobs."""
-        header = received.header if isinstance(received.header, Mapping) else {}
-        submitted_at, blobs = header.get("submitted_at", now), header.get("blobs", ())
-        if isinstance(submitted_at, bool) or not isinstance(submitted_at, (int, float)) or not now - 86_400 <= submitted_at <= now:
-            submitted_at = now
-        self._executor.keep(received.id, received.message, submitted_at, blobs if isinstance(blobs, list) else ())
+        self._executor.keep(received.id, received.message, submitted_at(received, now), blobs_of(received.header))
 
     def _end_received(self, received: Received, now: float, found: SetAside) -> None:
         """End an action whose message is set aside."""
         self._keep(received, now)
         try:
-            action = _action_of(received)
+            action = action_of(received)
         except Exception:  # the schedulers before this one may have failed here
             action = UNREADABLE
         self._end_unscheduled(received.id, action, "failed", poison.reason_of(found), poison.CAUSE, now)
@@ -396,21 +400,3 @@ class Service:
                 **queues_and_shares(self._core, self._heartbeats.busy_cores, now),
             }
         )
-
-
-def _action_of(received: Received) -> Action:
-    """Return the action that a message describes. Raises `InvalidAction` or `TypeError` if it describes none."""
-    if not isinstance(received.header, Mapping):
-        raise InvalidAction(received.task, "the message does not describe its action: send it with `tangram.Client` or `app.routing`")
-    header = {name: value for name, value in received.header.items() if name not in ("submitted_at", "blobs", "again")}
-    if header.get("kind") != received.task:
-        raise InvalidAction("kind", f"the message is for the task {received.task!r}, its header says {header.get('kind')!r}")
-    return Action.from_header(header)
-
-
-def _blobs_of(message: str) -> Sequence[object]:
-    """Return the blobs that a kept message refers to."""
-    if '"blobs"' not in message:
-        return ()
-    blobs = json.loads(message).get("headers", {}).get(ACTION_HEADER, {}).get("blobs", ())
-    return blobs if isinstance(blobs, list) else ()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from celery import Celery
 from celery.app.task import Context
+from redis import RedisError
 
 from app.action_task import Call
 from app.broker.transport import KombuTransport
@@ -88,6 +89,15 @@ def test_the_first_end_stays(stack: Stack) -> None:
     assert (stack.store.get(RESULT_KEY_PREFIX + "odd"), 3500 < stack.store.pttl(RESULT_KEY_PREFIX + "done") / 1000 <= 3600) == (b"?", True)
     with pytest.raises(ActionLost, match="n1"):
         raise backend.get_result("lost")
+
+
+def test_a_store_that_is_away_is_tried_again_and_complained_of_once(stack: Stack, caplog: pytest.LogCaptureFixture) -> None:
+    stack.app.conf.result_backend_transport_options = {"retry_policy": {"max_retries": 3, "interval_max": 0.01}}
+    with stack.away("store"), pytest.raises((RedisError, OSError)):
+        stack.app.backend.store_result("a", 1, "SUCCESS")
+    assert [record.exc_info for record in caplog.records if "away" in record.message] == [None]
+    stack.app.backend.store_result("a", 1, "SUCCESS")
+    assert stack.app.backend.get_result("a") == 1
 
 
 def test_a_try_that_is_given_up_stores_nothing_any_more(stack: Stack) -> None:

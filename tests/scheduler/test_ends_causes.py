@@ -140,9 +140,10 @@ def test_a_program_that_ends_its_environment_is_the_cause_for_all_that_is_lost_w
     w.exec("fills", "e", session="main")
     w.exec("beside", "e", session="other")
     w.exec("waits", "e", session="other")
-    # When the first one ends with its environment, and the node's next beat is without that
+    # When the first one ends with its environment, and the node's next beat is without that, and knows no better cause
     w.finish("fills", "lost", cause="out_of_memory")
-    w.beat(running=("beside",))
+    loss = events.Loss(id="e", reason="its container ended", cause="environment_lost")
+    w.handle(events.NodeBeat(name="n0", running=frozenset({"beside"}), environments=frozenset(), lost=(loss,)))
     w.exec("during", "e")
     # Then its room comes back when all that ran in it has ended
     assert "open-next" in w.waiting

@@ -61,6 +61,17 @@ def test_what_was_lost_with_the_store_is_not_run_again_by_a_scheduler_that_knows
     assert [status for _, status, _ in told] == ["succeeded", "failed"]
 
 
+def test_the_cancel_of_a_job_that_the_broker_lost_is_sent_again() -> None:
+    runs = replace(ROLLOUT, steps=(Step(0.0, "open"), Step(0.1, "exec", ({**COMMAND, "work_s": 200.0},))))
+    cancels = replace(ROLLOUT, name="t1", begins_s=7.0, steps=(Step(0.0, "cancel job"),))
+    faults = (Fault(6.0, "kill scheduler", amount=1.0), Fault(8.0, "broker comes back empty"))
+
+    broken, log, _, told = story(Scenario(1, (2,), (runs, cancels), faults))
+
+    assert broken == [], log
+    assert [status for _, status, _ in told][:2] == ["succeeded", "cancelled"]
+
+
 def test_a_scheduler_may_die_at_each_of_its_calls() -> None:
     for call in range(1, 40):
         broken, log, _, told = story(Scenario(call, (2,), (ROLLOUT,), (Fault(0.02, "kill scheduler", 0, amount=call),)))

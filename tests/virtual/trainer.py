@@ -144,7 +144,10 @@ class Trainer:
                 self._all(session, [Action(kind="virtual.work", job=self.job, **one) for one in map(_work, step.commands)])
             elif step.does in ("cancel", "cancel job"):
                 whom = (rollout.name, None) if step.does == "cancel" else (None, self.job)
-                self._ask(partial(session.cancel, *whom))
+                waiting = [one for one in self.told if not one.times and one.kind != "cpu.close"] if step.does == "cancel job" else []
+                if self._ask(partial(session.cancel, *whom)):
+                    for one in waiting:
+                        one.cancelled_at = one.cancelled_at or clock.monotonic()
                 place = None
             elif step.does == "open":
                 opening = calls.open_environment(
@@ -197,10 +200,13 @@ class Trainer:
         handle.when_done(ended)
         return told
 
-    def _ask(self, ask: Callable[[], ControlRequest]) -> None:
+    def _ask(self, ask: Callable[[], ControlRequest]) -> bool:
+        """Ask the scheduler for something; return whether the broker has got that."""
         assert self.session is not None
         with contextlib.suppress(TangramError):
             self.session.wait_for(ask())
+            return True
+        return False
 
 
 def _command(
