@@ -41,6 +41,7 @@ class Broker(MemoryBroker):
     def __init__(self) -> None:
         super().__init__()
         self.app = use(Celery(set_as_current=False), self)
+        self.app.conf.result_backend_transport_options = {"retry_policy": {"max_retries": 0}}  # as a scheduler has it
 
     def transport(self, epoch: int) -> Transport:
         """Return that of the scheduler of an epoch."""
