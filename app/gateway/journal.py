@@ -1,11 +1,13 @@
 """What the gateway reads from the journal's database: nodes' labels, environments that stand, how actions are.
 
-Queries run on threads, so that the event loop goes on. Every method raises `InfraFailed` when the database cannot be read.
+Queries run on threads, so that the event loop goes on. Every method raises `InfraFailed` when the database cannot be read, and
+`NotFound` for a name that it cannot hold.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,11 +15,13 @@ from typing import TypeVar
 
 from sqlalchemy import Connection, Engine, select
 
-from app.gateway.errors import InfraFailed
-from app.journal.database import DatabaseError, snapshot
+from app.gateway.errors import InfraFailed, NotFound
+from app.journal.database import DatabaseError, Unaskable, snapshot
 from app.journal.leader import SCHEDULER_LEASE
 from app.journal.models import NODE_UP, Action, Environment, LeaseRow, Node, table
 from tangram.ends import fault_of, loss_cause
+
+_log = logging.getLogger(__name__)
 
 LABELS_S = 5.0
 """Seconds for which the labels of nodes are remembered."""
@@ -113,8 +117,11 @@ class Journal:
     async def _ask(self, question: Callable[[Connection], T]) -> T:
         try:
             return await asyncio.to_thread(self._answer, question)
+        except Unaskable as error:
+            raise NotFound(str(error)) from error
         except DatabaseError as error:
-            raise InfraFailed(f"the journal cannot be read: {error}", "stack_unreachable") from error
+            _log.warning("the journal cannot be read: %s", error)  # with the address, which is nothing for callers
+            raise InfraFailed("the journal cannot be read", "stack_unreachable") from error
 
     def _answer(self, question: Callable[[Connection], T]) -> T:
         with snapshot(self._engine) as connection:

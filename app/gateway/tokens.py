@@ -10,6 +10,7 @@ import asyncio
 import base64
 import binascii
 import hashlib
+import logging
 import secrets
 import time
 from collections.abc import Mapping
@@ -20,6 +21,8 @@ from app.gateway.errors import InfraFailed, Unauthorized
 from app.journal.database import DatabaseError, database_errors, writing
 from app.journal.models import GatewayToken, table
 from tangram.action import Action
+
+_log = logging.getLogger(__name__)
 
 CACHE_S = 5.0
 _MOST_CACHED = 10_000
@@ -90,7 +93,8 @@ class Tokens:
             try:
                 found = now + CACHE_S, await asyncio.to_thread(self._look_up, condition)
             except DatabaseError as error:
-                raise InfraFailed(f"tokens cannot be looked up: {error}", "stack_unreachable") from error
+                _log.warning("tokens cannot be looked up: %s", error)  # with the address, which is nothing for callers
+                raise InfraFailed("tokens cannot be looked up", "stack_unreachable") from error
             if len(known) >= _MOST_CACHED:
                 known.clear()
             known[key] = found

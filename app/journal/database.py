@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url, text
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from tangram.errors import TangramError
@@ -26,6 +26,10 @@ BUSY_TIMEOUT_S = 5.0
 
 class DatabaseError(TangramError):
     """Raised when the database cannot be reached, read or written; the message is one line for a person."""
+
+
+class Unaskable(DatabaseError):
+    """Raised for a question with a value that no row can have: a text with a NUL in PostgreSQL, half of a surrogate pair, a huge number."""
 
 
 def sqlite_url(path: Path) -> str:
@@ -70,6 +74,8 @@ def snapshot(engine: Engine) -> Iterator[Connection]:
 
     Raises
     ------
+    Unaskable
+        When a question has a value that no row can have.
     DatabaseError
         When it cannot be reached or read.
 
@@ -77,7 +83,10 @@ def snapshot(engine: Engine) -> Iterator[Connection]:
     with database_errors(engine.url), engine.connect() as connection:
         if engine.dialect.name == "postgresql":  # on SQLite a transaction always is one
             connection.execution_options(isolation_level="REPEATABLE READ")
-        yield connection
+        try:
+            yield connection
+        except (DataError, UnicodeEncodeError, OverflowError) as error:
+            raise Unaskable("the database has no room for a value that was asked for") from error
 
 
 def current_revision(engine: Engine) -> str | None:

@@ -18,7 +18,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from sqlalchemy import Connection
 
-from app.journal.database import DatabaseError
+from app.journal.database import DatabaseError, Unaskable
 from app.journal.detail import action_detail, environment_detail, job_detail, node_detail, service_detail
 from app.journal.environments import lease_left
 from app.journal.listing import ActionFilter, list_actions, list_environments
@@ -95,6 +95,8 @@ class Pages:
         if question is not None and ask is not None:
             try:
                 found, took_s = await ask(lambda connection: _timed(question, connection, look))
+            except Unaskable:
+                return self.missing(look, request.url.path)
             except DatabaseError as error:
                 return self._render("problem.html", look, {"problem": str(error), "path": request.url.path}, 503)
             kept.until = time.monotonic() + took_s / LOOKING_FRACTION

@@ -106,7 +106,7 @@ def test_files_beyond_the_limit_are_refused(env: Environment) -> None:
         env.write_file("new", bytes(MAX_FILE_BYTES + 1))
 
 
-@pytest.mark.parametrize("path", ["a/" * 2100 + "x", "a" * 300, "\udcff", "a\nb", "-rf"], ids=range(5))
+@pytest.mark.parametrize("path", ["a/" * 2100 + "x", "a" * 300, "\udcff", "\ud800", "a\nb", "-rf"], ids=range(6))
 def test_a_strange_path_is_a_file_or_one_of_our_errors(sandbox: Sandbox, path: str) -> None:
     env = sandbox.open(EnvironmentSpec(id="strange"))
     # Given a path that is very deep, long or odd; when a file is written there; then it is there, or was refused in our words

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, event, text
 
+from app.gateway.errors import NotFound
+from app.gateway.journal import Journal
 from app.journal.database import open_engine, sqlite_url
 from app.journal.leader import Lease
 from app.journal.writing import JournalError, LeaseLost, SqlJournal
@@ -175,6 +179,12 @@ def test_what_the_database_refuses_is_not_tried_again(postgres_engine: Engine, m
             journal.write([make.received(), make.granted(units=2**40)])
         assert time.monotonic() - began < 150.0
     assert tables.rows(postgres_engine, "actions") == []
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800"])
+def test_a_name_that_no_database_can_hold_is_unknown_and_no_outage(engine: Engine, name: str) -> None:
+    with suppress(NotFound):
+        assert asyncio.run(Journal(engine).action(name)) is None
 
 
 def test_a_scheduler_that_slept_through_its_lease_writes_no_more(engine: Engine, make: Any, tables: Any) -> None:

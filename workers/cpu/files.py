@@ -74,7 +74,11 @@ class RegularFiles(ABC):
 
 def check_path(path: str) -> None:
     """Refuse what no system can name."""
-    if not path or "\0" in path:
+    try:
+        is_path = bool(path) and b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:  # half of a surrogate pair, which models write
+        is_path = False
+    if not is_path:
         raise FileUnusable(f"{path!r} is no path")
 
 

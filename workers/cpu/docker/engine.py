@@ -64,6 +64,10 @@ class ContainerSpec:
     options: ContainerOptions
 
 
+BEFORE_OURS = 900
+"""By what the kernel ends programs first where the memory of the machine is full; within a container they can choose among themselves."""
+
+
 class DockerEngine:
     """A connection to the engine at `url`, by default its Unix socket. Any thread may ask.
 
@@ -133,7 +137,7 @@ class DockerEngine:
             pids_limit=limits.processes,
             mem_limit=memory,
             memswap_limit=memory,
-            oom_score_adj=1000,
+            oom_score_adj=BEFORE_OURS,
             read_only=options.read_only,
             runtime=options.runtime,
             shm_size=min(memory, 64 << 20),
