@@ -5,7 +5,6 @@ Exits with 1 where a law is broken, after printing the shortest schedule that br
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import time
@@ -69,7 +68,6 @@ def _shown(short: Scenario) -> Iterator[str]:
 
 
 def _outcomes(seeds: range) -> Iterable[tuple[int, list[str]]]:
-    logging.disable(logging.CRITICAL)
     if len(seeds) <= AT_ONCE:
         yield from _some(seeds)
         return
@@ -80,7 +78,6 @@ def _outcomes(seeds: range) -> Iterable[tuple[int, list[str]]]:
 
 
 def _some(seeds: Iterable[int]) -> list[tuple[int, list[str]]]:
-    logging.disable(logging.CRITICAL)
     return [(seed, broken_laws(scenario(seed))) for seed in seeds]
 
 
