@@ -5,9 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from tangram.ends import Fault, fault_of
+from tangram.errors import TangramError
+
+LEFT_OUT = "output is left out: it was longer than TANGRAM_OUTPUT_LIMIT_BYTES"
+"""What shapes and classes say of a result that is `truncated`."""
+
+FINISHED = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+"""What agents of mini-swe-agent print before a submission."""
+
+_FIRST_LINE = 1000
+
+
+class SubmissionCut(TangramError):
+    """Raised when a submission is longer than results of commands can be: what is left of it must not be judged."""
+
+    cause = "bad_input"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +49,8 @@ class ExecResult:
 
     `status` is `succeeded` when the command ran to its end, whatever its `exit_code`; `timed_out` when it was
     killed at a timeout: then `exit_code` is None and the output is what had been printed so far.
-    `cpu_s` are core-seconds used. `truncated` says that output beyond the cap was dropped. `cause` is a word of `tangram/ends.py`, such as
+    `cpu_s` are core-seconds used. `truncated` says that a stream was longer than `TANGRAM_OUTPUT_LIMIT_BYTES`: its beginning and its end
+    are there, and a line says how much is left out between them. `cause` is a word of `tangram/ends.py`, such as
     `exit`, `timeout` or `out_of_memory`; it is empty where the command ended with exit code 0.
     """
 
@@ -49,6 +65,23 @@ class ExecResult:
     cause: str = ""
     cpu_s: float = 0.0
     max_rss_mb: float = 0.0
+
+    @property
+    def remark(self) -> str:
+        """What a person should know of it that streams and exit code do not show: why it ended, and that output is left out."""
+        return "; ".join(filter(None, (self.reason, LEFT_OUT if self.truncated else "")))
+
+    @property
+    def stderr_and_remark(self) -> str:
+        """Its standard error, and the remark in brackets where there is one: for whoever is given no more than streams and exit code."""
+        return f"{self.stderr}\n[{self.remark}]\n".lstrip() if self.remark else self.stderr
+
+    def whole_submission(self) -> Self:
+        """Return it, unless it is a submission of mini-swe-agent of which something is left out. Raises `SubmissionCut`."""
+        first = self.stdout[:_FIRST_LINE].lstrip().partition("\n")[0].strip()
+        if self.truncated and self.exit_code == 0 and first == FINISHED:
+            raise SubmissionCut(f"the submission is not whole: {LEFT_OUT}")
+        return self
 
     @property
     def fault(self) -> Fault:

@@ -90,7 +90,12 @@ class Settings(BaseSettings):
         gt=0,
         description="Time within which an environment must be open, fetching its image included, where its open names none.",
     )
-    output_limit_bytes: int = Field(default=1_048_576, ge=1, description="Captured output per stream; what is beyond is dropped.")
+    output_limit_bytes: int = Field(
+        default=1_048_576, ge=1, description="Captured output per stream; of more, the middle is left out, and results say `truncated`."
+    )
+    output_tail_fraction: float = Field(
+        default=0.5, ge=0, le=1, description="Which part of that is kept of the end of longer output; the rest is kept of its beginning."
+    )
     depth: int = Field(default=16, ge=0, description="Waiting actions that the eviction estimate of the policy `paper` looks at.")
     connect_timeout_s: float = Field(default=5.0, gt=0, description="Longest wait for a broker, store or database to answer.")
 

@@ -24,7 +24,7 @@ from app.gateway.errors import Cancelled, Overloaded, classify
 from app.gateway.shape import counted
 from tangram.errors import TangramError
 from tangram.handles import Handle
-from tangram.results import Chunk, ExecResult
+from tangram.results import LEFT_OUT, Chunk, ExecResult
 
 KEEPALIVE_S = 20.0
 """Seconds between two signs of life of a stream, unless its client asks for more."""
@@ -141,7 +141,7 @@ def _told(result: ExecResult, process: Process, output: _Output | None) -> list[
         return [*parts, end_of_stream(RpcError("deadline_exceeded", result.reason or "the command was ended at its time limit"))]
     end: dict[str, Any] = {"exitCode": result.exit_code, "exited": True, "status": f"exit status {result.exit_code}"}
     if result.truncated if output is None else output.dropped:
-        end["error"] = "output was dropped: there was more than the nodes let through"
+        end["error"] = LEFT_OUT if output is None else f"{output.dropped} bytes of output are missing: nobody has read on for too long"
     return [*parts, _event("end", **end), end_of_stream()]
 
 

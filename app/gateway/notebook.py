@@ -24,6 +24,8 @@ from typing import Any, Callable, Dict, List, Optional, TextIO, Tuple
 Error = Optional[Dict[str, Any]]
 Run = Callable[[str], Tuple[List[Dict[str, Any]], Error]]
 
+LEFT_OUT = "\n[output is left out here]\n"
+
 ALL_CELLS = 16
 """How many times as much is kept of all cells together: their results are read in one piece."""
 
@@ -101,7 +103,7 @@ class Printed:
     """What the processes of a notebook print to a descriptor. A thread reads it, and drops what is too much."""
 
     def __init__(self, descriptor: int, most: int) -> None:
-        """Have the descriptor lead here; somewhat more than `most` characters of each cell are kept."""
+        """Have the descriptor lead here; of each cell somewhat more than the first and the last `most` characters are kept."""
         self._descriptor, self._before, self._bytes = descriptor, os.dup(descriptor), 4 * (most + 1)
         self._source, self._sink = os.pipe()
         self._mark, self._texts = secrets.token_bytes(16), queue.SimpleQueue()  # type: ignore[var-annotated]
@@ -124,15 +126,18 @@ class Printed:
         os.dup2(self._before, self._descriptor)
 
     def _read(self) -> None:
-        kept, rest = bytearray(), b""
+        first, last, rest = bytearray(), bytearray(), b""
         while True:
             rest += os.read(self._source, 1 << 16)
             while self._mark in rest:
-                last, _, rest = rest.partition(self._mark)
-                self._texts.put((kept + last)[: self._bytes])
-                kept = bytearray()
+                end, _, rest = rest.partition(self._mark)
+                self._texts.put(first + last + end)
+                first, last = bytearray(), bytearray()
             cut = max(0, len(rest) - len(self._mark))  # the mark may come in two parts
-            kept += rest[: min(cut, self._bytes - len(kept))]
+            room = min(cut, self._bytes - len(first))
+            first += rest[:room]
+            last += rest[room:cut]
+            del last[: -self._bytes]
             rest = rest[cut:]
 
 
@@ -155,9 +160,13 @@ class Kept:
         return {**result, "dropped": self._dropped}
 
     def _text(self, text: str) -> str:
-        kept = text[: min(self._most, self._left)]
-        self._note(len(kept), whole=len(kept) == len(text))
-        return kept
+        room = min(self._most, self._left)
+        is_whole = len(text) <= room
+        if not is_whole:
+            half = max(0, room - len(LEFT_OUT)) // 2
+            text = text[:half] + LEFT_OUT + text[-half:] if half else text[:room]
+        self._note(len(text), whole=is_whole)
+        return text
 
     def _list(self, things: list[Any]) -> list[Any]:
         """Return the first of some things; each is there as a whole, as half a picture is none."""

@@ -150,7 +150,7 @@ class Programs:
         handle = self._submitted(program, session)
         chunks = cast(AsyncGenerator[Chunk, None], self._caller.session.streams.read_async(handle.id, program.after))
         buffer, after = bytearray(program.left.encode("utf-8", "surrogateescape")), program.after
-        deadline = time.monotonic() + timeout_s
+        deadline, lost = time.monotonic() + timeout_s, 0
         coming = asyncio.ensure_future(calls.next_chunk(chunks))
         try:
             while True:
@@ -158,13 +158,14 @@ class Programs:
                 if (found := await asyncio.to_thread(_search, compiled, text)) is not None:
                     which, start, end = found
                     await self._keep(session, program.model_copy(update={"after": after, "left": text[end:]}))
-                    return Seen(_shown(text[:start]), patterns[which])
+                    return Seen(_shown(text[:start], lost), patterns[which])
                 if not await self._comes(coming, deadline, handle):
                     raise TimeoutError
                 if (chunk := coming.result()) is None:
                     await self.forget(session)
-                    return Seen(_shown(text), PROMPT, await _exit_code(handle))
+                    return Seen(_shown(text, lost), PROMPT, await _exit_code(handle))
                 buffer += chunk.data
+                lost += chunk.dropped + max(0, len(buffer) - MOST_BYTES)
                 del buffer[:-MOST_BYTES]
                 after = chunk.id
                 coming = asyncio.ensure_future(calls.next_chunk(chunks))
@@ -250,8 +251,9 @@ def _search(patterns: Sequence[Any], text: str) -> tuple[int, int, int] | None:
     return which, start, end
 
 
-def _shown(text: str) -> str:
-    return scripts.plain(text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace"))
+def _shown(text: str, lost: int) -> str:
+    plain = scripts.plain(text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace"))
+    return f"[{lost} bytes are left out here: of one call, the last {MOST_BYTES} are kept]\n{plain}" if lost else plain
 
 
 async def _exit_code(handle: Handle[Any]) -> int | None:

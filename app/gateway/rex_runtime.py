@@ -42,7 +42,7 @@ from tangram import giving
 from tangram.action import Action, command_class
 from tangram.calls import ExecOptions
 from tangram.errors import ActionError
-from tangram.results import ExecResult
+from tangram.results import ExecResult, SubmissionCut
 from tangram.wire import RESULT_TTL_S
 
 HOLD_S = 280.0
@@ -105,7 +105,7 @@ class Runtime:
             message = f"timeout after {body.timeout} seconds while running command {body.command!r}"
             raise swerex_error("CommandTimeoutError", message, output=output)
         return self._checked(
-            body, wire.Observation(output=output, exit_code=result.exit_code, failure_reason=_remark(result), expect_string=PROMPT)
+            body, wire.Observation(output=output, exit_code=result.exit_code, failure_reason=result.remark, expect_string=PROMPT)
         )
 
     async def interrupt(self, body: wire.BashInterrupt) -> wire.Observation:
@@ -167,10 +167,13 @@ class Runtime:
             streams = f"Stdout:\n{result.stdout!r}\nStderr:\n{result.stderr!r}"
             message = f"Command {body.command!r} failed with exit code {result.exit_code}. {streams}"
             raise swerex_error("NonZeroExitCodeError", f"{body.error_msg}: {message}" if body.error_msg else message)
-        remark = _remark(result)
-        return wire.CommandDone(
-            stdout=result.stdout, stderr=f"{result.stderr}\n[{remark}]\n" if remark else result.stderr, exit_code=result.exit_code
-        )
+        try:
+            result.whole_submission()
+        except SubmissionCut as error:
+            raise swerex_error("SwerexException", str(error)) from error
+        remark = f"\n[{result.remark}]\n" if result.remark and body.merge_output_streams else ""
+        stderr = result.stderr if body.merge_output_streams else result.stderr_and_remark
+        return wire.CommandDone(stdout=result.stdout + remark, stderr=stderr, exit_code=result.exit_code)
 
     async def beside(self, text: str, name: str, *, timeout_s: float | None = None, how: ExecOptions | None = None) -> ExecResult:
         """Run a command outside of the client's shells."""
@@ -266,9 +269,3 @@ def _text(data: bytes, body: wire.ReadFile) -> str:
 def _bad_syntax(command: str, result: ExecResult) -> Exception:
     message = f"Error (exit code {result.exit_code}) while checking bash command \n{command!r}\n---- Stderr ----\n{result.stderr}"
     return swerex_error("BashIncorrectSyntaxError", message, bash_stdout="", bash_stderr=result.stderr)
-
-
-def _remark(result: ExecResult) -> str:
-    """Return what a person should know of a result that its streams do not show."""
-    cut = "what was printed beyond TANGRAM_OUTPUT_LIMIT_BYTES was dropped" if result.truncated else ""
-    return "; ".join(filter(None, (result.reason, cut)))

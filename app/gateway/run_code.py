@@ -42,7 +42,7 @@ from tangram import calls as words
 from tangram.action import LONGEST_S, Action
 from tangram.errors import TangramError
 from tangram.handles import Handle
-from tangram.results import ExecResult
+from tangram.results import LEFT_OUT, ExecResult
 
 MARGIN_S = 30.0
 """Seconds by which the lease of a call's environment is longer than anybody may wait for the call, from when the environment stands."""
@@ -238,7 +238,7 @@ class _Once:
     def __init__(self, gateway: Gateway, caller: Caller, body: _Files, limits_s: float) -> None:
         self._gateway, self._caller, self._body = gateway, caller, body
         self._remarks: list[str] = []
-        """What is to be said of commands that the kernel has ended."""
+        """What is to be said of commands that the kernel has ended, and of output that is left out."""
         self._lease_s = min(limits_s + gateway.settings.gateway_patience_s + ABANDONED_S + MARGIN_S, LONGEST_S)
         self._keeping: asyncio.Task[None] | None = None
 
@@ -328,6 +328,8 @@ class _Once:
     def _result(self, result: ExecResult) -> CommandResult:
         if result.cause == "out_of_memory":
             self._remarks.append(result.reason)
+        if result.truncated:
+            self._remarks.append(LEFT_OUT)
         return CommandResult.of(result)
 
     async def _has(self, record: Record, tool: str) -> bool:

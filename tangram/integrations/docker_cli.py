@@ -10,7 +10,7 @@ until nothing has used it for `TANGRAM_LEASE_S`. So nothing is kept on this mach
 |---|---|
 | that of the command | `exec` ran it |
 | 124 | `exec` ended it, as it took longer than `TANGRAM_TIMEOUT_S` |
-| 125 | the stack failed, or the arguments are wrong: nothing was found out about the command |
+| 125 | the stack failed, or the arguments are wrong, or some output is missing: nothing was found out about the command |
 
 Folders without a leading `/` start at the environment's own folder; a process sandbox can write to no other. Commands of one container
 run one after another. Where a program kills `tangram-docker exec`, even with SIGKILL, the command in the environment is cancelled too.
@@ -34,6 +34,7 @@ from typing import Any, NoReturn
 from tangram.aio import AsyncClient
 from tangram.calls import Place, execute
 from tangram.errors import ActionRejected, TangramError
+from tangram.handles import AsyncHandle
 from tangram.integrations import actions
 from tangram.integrations.sandbox import Sandbox
 from tangram.results import ExecResult
@@ -117,11 +118,21 @@ async def _exec(client: AsyncClient, arguments: argparse.Namespace) -> int:
     sandbox = _sandbox(client, arguments.container)
     *interpreter, command = arguments.words
     folder = arguments.workdir if arguments.workdir[:1] in ("", "/") else f"~/{arguments.workdir}"
-    action = execute(sandbox.place, command, cwd=folder, interpreter=interpreter, session="main", variables=_variables(arguments.env))
-    done: ExecResult = await sandbox.run(action)
-    sys.stdout.write(done.stdout)
-    sys.stdout.flush()
-    sys.stderr.write(done.stderr)
+    given = _variables(arguments.env)
+    action = execute(sandbox.place, command, cwd=folder, interpreter=interpreter, session="main", variables=given, stream=True)
+    handle: AsyncHandle[ExecResult] = await client.submit(action)
+    missing, streams = 0, {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
+    try:
+        async for chunk in handle.output():
+            missing += chunk.dropped
+            streams[chunk.stream].write(chunk.data)
+            streams[chunk.stream].flush()
+        done = await handle
+    except asyncio.CancelledError:
+        await handle.cancel()
+        raise
+    if missing:
+        raise TangramError(f"{missing} bytes of what the command printed are missing: the result store was away for too long")
     if done.exit_code is None:
         print(f"tangram-docker: exec ended the command: {done.reason or 'its time was over'}", file=sys.stderr)
         return TIMED_OUT

@@ -132,9 +132,8 @@ class TangramEnvironment(BaseEnvironment):  # type: ignore[misc]  # Harbor is no
             timeout_s=timeout_sec or LONGEST_COMMAND_S,
             units=self._units,
         )
-        if done.exit_code is None:
-            return ExecResult(stdout=done.stdout, stderr=f"{done.stderr}\n{done.reason}".strip(), return_code=TIMED_OUT)
-        return ExecResult(stdout=done.stdout, stderr=done.stderr, return_code=done.exit_code)
+        code = TIMED_OUT if done.exit_code is None else done.exit_code
+        return ExecResult(stdout=done.stdout, stderr=done.stderr_and_remark, return_code=code)
 
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
         """Bring a file into the environment."""

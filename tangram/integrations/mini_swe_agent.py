@@ -23,10 +23,8 @@ from tangram.calls import Place
 from tangram.client import Client, Environment
 from tangram.errors import ActionRejected, InvalidAction
 from tangram.integrations import actions
-from tangram.results import ExecResult
+from tangram.results import FINISHED, LEFT_OUT, ExecResult
 from tangram.settings import Settings
-
-FINISHED = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
 _log = logging.getLogger(__name__)
 
@@ -83,6 +81,8 @@ class TangramEnvironment:
             When the command says that the task is done.
         ActionError, StackUnreachable
             When the stack failed; `EnvironmentLost` where the environment is gone.
+        SubmissionCut
+            When the command submits more than its result can hold.
 
         """
         forwarded = {name: os.environ[name] for name in self.config.forward_env if name in os.environ}
@@ -101,7 +101,7 @@ class TangramEnvironment:
             )
         except InvalidAction as error:
             return _failed(error, "")
-        output = _observation(done, command, timeout)
+        output = _observation(done.whole_submission(), command, timeout)
         _check_finished(output)
         return output
 
@@ -150,9 +150,10 @@ class TangramEnvironment:
 
 
 def _observation(done: ExecResult, command: str, timeout_s: float) -> dict[str, Any]:
+    printed = f"{done.stdout}\n[{LEFT_OUT}]\n" if done.truncated else done.stdout
     if done.exit_code is not None:
-        return {"output": done.stdout, "returncode": done.exit_code, "exception_info": ""}
-    return _failed(subprocess.TimeoutExpired(command[:200], timeout_s), done.stdout)
+        return {"output": printed, "returncode": done.exit_code, "exception_info": ""}
+    return _failed(subprocess.TimeoutExpired(command[:200], timeout_s), printed)
 
 
 def _failed(error: Exception, printed: str) -> dict[str, Any]:

@@ -99,9 +99,10 @@ class TangramProvider:
         opened: _Opened = handle.raw
         variables = opened.variables | (env or {})
         done = await opened.sandbox.exec(command, cwd=cwd or "", variables=variables, timeout_s=timeout_s, units=opened.units)
+        stdout, stderr = done.whole_submission().stdout, done.stderr_and_remark
         if done.exit_code is None:
-            return SandboxExecResult(done.stdout, f"{done.stderr}\n{done.reason}".strip(), TIMED_OUT, "timeout")
-        return SandboxExecResult(done.stdout, done.stderr, done.exit_code)
+            return SandboxExecResult(stdout, stderr, TIMED_OUT, "timeout")
+        return SandboxExecResult(stdout, stderr, done.exit_code)
 
     async def upload_file(self, handle: SandboxHandle, source_path: Path, target_path: str) -> None:
         """Bring a file into the environment."""

@@ -126,7 +126,7 @@ class TangramSandbox(BaseSandbox):  # type: ignore[misc]  # uni-agent is not the
             self._failed = True
             raise
         self._failed = False
-        return _result(done, timeout)
+        return _result(done)
 
     @property
     def _opened(self) -> Sandbox:
@@ -144,15 +144,12 @@ class TangramShell:
     async def run(self, command: str, *, timeout: float | None = None) -> ExecResult:
         """Run a command. One that runs out of time is ended, and the shell goes on."""
         done = await self._sandbox._opened.exec_in_session(command, session=self._session, timeout_s=timeout, units=self._sandbox._units)
-        return _result(done, timeout)
+        return _result(done)
 
     async def close(self) -> None:
         """End the shell."""
         await self._sandbox._opened.exec_in_session("exit 0", session=self._session)
 
 
-def _result(done: Done, timeout_s: float | None) -> ExecResult:
-    if done.exit_code is None:
-        ended = done.reason or f"ended after {timeout_s:g} s" if timeout_s else done.reason
-        return ExecResult(exit_code=TIMED_OUT, stdout=done.stdout, stderr=f"{done.stderr}\n{ended}".strip())
-    return ExecResult(exit_code=done.exit_code, stdout=done.stdout, stderr=done.stderr)
+def _result(done: Done) -> ExecResult:
+    return ExecResult(exit_code=TIMED_OUT if done.exit_code is None else done.exit_code, stdout=done.stdout, stderr=done.stderr_and_remark)

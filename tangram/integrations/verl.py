@@ -28,7 +28,7 @@ from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
 from tangram.errors import InvalidAction, TangramError
 from tangram.integrations.sandbox import Sandbox, borrow_client, keep
-from tangram.results import ExecResult
+from tangram.results import LEFT_OUT, ExecResult
 
 ATTEMPTS = 3
 """How often a rollout is begun at most."""
@@ -190,7 +190,8 @@ class _Rollout:
 
 def _text(done: ExecResult) -> str:
     ended = f"[ended: {done.reason or 'its time was over'}]" if done.exit_code is None else f"[exit code {done.exit_code}]"
-    return "\n".join(part.rstrip("\n") for part in (done.stdout, done.stderr, ended if done.exit_code != 0 else "") if part)
+    parts = (done.stdout, done.stderr, f"[{LEFT_OUT}]" if done.truncated else "", ended if done.exit_code != 0 else "")
+    return "\n".join(part.rstrip("\n") for part in parts if part)
 
 
 def _schema() -> OpenAIFunctionToolSchema:

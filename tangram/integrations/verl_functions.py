@@ -38,4 +38,4 @@ async def run_python(code: str) -> str:
     except TangramError as error:
         note_failure(error)
         raise
-    return done.stdout if done.exit_code is not None else f"{done.stdout}\n[ended after {TIMEOUT_S:g} s]"
+    return done.stdout + (f"\n[{done.remark}]" if done.remark else "")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "app" / "gateway" / "notebook.py"
+LEFT_OUT = "\n[output is left out here]\n"
 IPYTHON = pytest.param((), marks=pytest.mark.skipif(importlib.util.find_spec("IPython") is None, reason="IPython is not installed"))
 
 
@@ -44,13 +45,14 @@ def test_what_the_child_processes_of_a_cell_print_is_in_its_output(tmp_path: Pat
         "import os, subprocess, sys; print('a'); _ = subprocess.run(['echo', 'b']); _ = os.system('echo c; echo d >&2'); print('e')",
         "os.close(1); sys.stderr.close()",
         "_ = os.system('echo f')",
-        "_ = os.system('head -c 100000000 /dev/zero')",
+        "_ = os.system('head -c 100000000 /dev/zero; echo end')",
         "print('g')",
     ]
     code, done = results(tmp_path, flags, cells)
     assert code == 0
     assert [(cell["stdout"], cell["stderr"]) for cell in done[:3]] == [("a\nb\nc\ne\n", "d\n"), ("", ""), ("f\n", "")]
-    assert (done[3]["stdout"], done[3]["dropped"], done[4]["stdout"]) == ("\0" * 1000, True, "g\n")
+    assert done[3]["stdout"] == "\0" * 486 + LEFT_OUT + "\0" * 482 + "end\n"
+    assert (done[3]["dropped"], done[4]["stdout"]) == (True, "g\n")
     assert not any(cell["error"] for cell in done)
 
 
@@ -84,7 +86,11 @@ def test_of_what_cells_give_a_bounded_part_is_kept_and_always_that_there_was_an_
     )
     assert (code, len(cells)) == (0, 43)
     assert [cell["dropped"] for cell in cells[:3]] == [True, True, True]
-    assert (cells[0]["stdout"], cells[1]["display"], cells[2]["error"][0]["evalue"]) == ("x" * 50, [], "z" * 50)
+    assert (cells[0]["stdout"], cells[1]["display"], cells[2]["error"][0]["evalue"]) == (
+        "x" * 11 + LEFT_OUT + "x" * 10 + "\n",
+        [],
+        "z" * 11 + LEFT_OUT + "z" * 11,
+    )
     # Of all cells together there is a bound, too
     assert sum(len(cell["stdout"]) for cell in cells) <= 16 * 50 and cells[-1]["dropped"]
 

@@ -49,6 +49,7 @@ def test_a_container_is_an_environment_that_begins_with_its_name_and_has_its_mem
 def test_exec_has_folder_variables_streams_and_exit_code(docker: Docker, container: str) -> None:
     done = docker("exec", container, "bash", "-c", "basename $PWD; echo $A; echo bad >&2; exit 7")
     assert (done.stdout, done.stderr, done.returncode) == ("down\n1\n", "bad\n", 7)
+    assert docker("exec", container, "bash", "-c", "head -c 3000000 /dev/zero | tr '\\0' x").stdout == "x" * 3_000_000
     done = docker("exec", "-w", "/testbed", container, "bash", "-c", "exit 1")
     assert (done.stdout, done.stderr, done.returncode) == ("", "tangram-docker: exec failed: cwd '/testbed' does not exist\n", 125)
     done = docker("exec", "-w", ".", "-e", "A=2", container, "bash", "-lc", "ls; echo $A")

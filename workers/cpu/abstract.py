@@ -132,7 +132,7 @@ class ExecRequest:
     Commands that other sessions are running go on.
     `timeout_s` is how long it may run, `output_timeout_s` how long it may print nothing; what it waits in the background
     counts for neither. Of the time for which it `is_held`, up to another `timeout_s` does not count.
-    `output_limit_bytes` holds for each stream.
+    `output_limit_bytes` holds for each stream: of more, the last `output_tail_fraction` of it is kept, and the rest from the beginning.
     `variables` are environment variables of this command alone. It begins in the folder `cwd`, else where the session is. With an
     `interpreter`, `command` is the last argument of a program of its own; else the session's shell evaluates it. With `merged`, standard
     error goes where standard output goes. `on_output` is called with what the command prints, as it comes, by
@@ -154,6 +154,7 @@ class ExecRequest:
     timeout_s: float | None = None
     output_timeout_s: float | None = None
     output_limit_bytes: int = 1_048_576
+    output_tail_fraction: float = 0.5
     variables: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     on_output: Callable[[str, bytes], None] | None = None
     is_held: Callable[[], bool] | None = None

@@ -154,6 +154,7 @@ def execute(
             timeout_s=limits.get("timeout_s") or cpu().settings.timeout_s,
             output_timeout_s=limits.get("output_timeout_s"),
             output_limit_bytes=cpu().settings.output_limit_bytes,
+            output_tail_fraction=cpu().settings.output_tail_fraction,
             variables={MOST_VARIABLE: str(call.grant.get("most_units", call.grant["units"])), **(cpu().blobs.get_json(variables) or {})},
             on_output=output.write if output is not None else None,
             is_held=output.is_full if output is not None else None,

@@ -44,22 +44,34 @@ class StreamFifo:
 
 
 class Capture:
-    """The reading end of one stream during one command; keeps at most `limit_bytes`. `on_output` is called with all that comes.
+    """The reading end of one stream during one command; keeps its first `head_bytes` and its last `tail_bytes`.
 
-    The stream is the FIFO at a path, or what a descriptor that does not block stands for.
+    The stream is the FIFO at a path, or what a descriptor that does not block stands for. `on_output` is called with all that comes.
     """
 
-    def __init__(self, source: str | int, limit_bytes: int, on_output: Callable[[bytes], None] | None = None) -> None:
+    def __init__(self, source: str | int, head_bytes: int, tail_bytes: int = 0, on_output: Callable[[bytes], None] | None = None) -> None:
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
         self.descriptor = os.dup(source) if isinstance(source, int) else os.open(source, flags)
-        self._limit_bytes, self._on_output = limit_bytes, on_output
-        self._kept = bytearray()
-        self.truncated = False
+        self._head_bytes, self._tail_bytes, self._on_output = head_bytes, tail_bytes, on_output
+        self._head, self._rest, self._dropped = bytearray(), bytearray(), 0
+
+    @property
+    def truncated(self) -> bool:
+        """Whether something is not kept."""
+        return self._dropped + len(self._rest) > self._tail_bytes
 
     @property
     def data(self) -> bytes:
-        """Return the bytes kept."""
-        return bytes(self._kept)
+        """Return the bytes kept, with a line where others are left out."""
+        self._shorten()
+        left_out = f"\n[{self._dropped} bytes are left out here: TANGRAM_OUTPUT_LIMIT_BYTES]\n" if self._dropped else ""
+        return bytes(self._head + left_out.encode() + self._rest)
+
+    def _shorten(self) -> None:
+        """Drop what is in the middle for good."""
+        more = max(0, len(self._rest) - self._tail_bytes)
+        del self._rest[:more]
+        self._dropped += more
 
     def pull(self, most: int = CHUNK_BYTES) -> int:
         """Take what is there, up to `most` bytes; return how many came, 0 when nobody writes or nothing is there."""
@@ -71,9 +83,11 @@ class Capture:
     def _read(self, most: int) -> int:
         """Take what is there; return 0 when nobody writes. Raises `BlockingIOError` when somebody might."""
         chunk = os.read(self.descriptor, most)
-        room = self._limit_bytes - len(self._kept)
-        self._kept += chunk[:room] if room > 0 else b""
-        self.truncated = self.truncated or len(chunk) > room
+        room = self._head_bytes - len(self._head)
+        self._head += chunk[:room]
+        self._rest += chunk[room:]
+        if len(self._rest) > 2 * self._tail_bytes:
+            self._shorten()
         if self._on_output is not None and chunk:
             self._on_output(chunk)
         return len(chunk)

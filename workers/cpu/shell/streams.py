@@ -59,7 +59,9 @@ class CommandStreams:
 
     def _capture(self, kind: type[Capture], source: str | int, name: str) -> Capture:
         on_output = partial(self._request.on_output, name) if self._request.on_output is not None else None
-        return self._opened.enter_context(contextlib.closing(kind(source, self._request.output_limit_bytes, on_output)))
+        limit_bytes = self._request.output_limit_bytes
+        tail_bytes = int(limit_bytes * self._request.output_tail_fraction)
+        return self._opened.enter_context(contextlib.closing(kind(source, limit_bytes - tail_bytes, tail_bytes, on_output)))
 
     def _program(self, session: Session, words: list[str]) -> list[str]:
         """Return what is to be run for `words`: a text that is too long for an argument goes into a file, which a shell reads."""

@@ -1,0 +1,143 @@
+"""A result of which output is left out: every class says so in the words of its framework, which is stood in for where it is missing."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Awaitable, Callable
+from importlib.util import find_spec
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+
+from tangram.integrations.sandbox import Sandbox
+from tangram.results import FINISHED, LEFT_OUT, Act, ExecResult, SubmissionCut
+
+
+def result(stdout: str, *, truncated: bool) -> ExecResult:
+    act = Act(queue_s=0.0, overhead_s=0.0, execution_s=0.0)
+    return ExecResult(status="succeeded", exit_code=0, stdout=stdout, stderr="", truncated=truncated, dop=1, act=act)
+
+
+class Anything(Exception):
+    """What a framework has: a base class, a decorator, or a value that shows what it was made of."""
+
+    def __init__(self, *values: Any, **fields: Any) -> None:
+        super().__init__(*values, *fields.values())
+
+    def __call__(self, decorated: Any) -> Any:
+        return decorated
+
+
+class Framework(ModuleType):
+    """A module of a framework that is not installed."""
+
+    __path__: ClassVar[list[str]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (Anything,), {})
+
+
+MODULES = """
+harbor harbor.environments harbor.environments.base harbor.environments.capabilities harbor.models harbor.models.trial
+harbor.models.trial.paths minisweagent minisweagent.exceptions minisweagent.utils minisweagent.utils.serialize nemo_gym nemo_gym.sandbox
+nemo_gym.sandbox.providers nemo_gym.sandbox.providers.base uni_agent uni_agent.sandbox uni_agent.sandbox.base uni_agent.sandbox.registry
+verl verl.experimental verl.experimental.agent_loop verl.experimental.agent_loop.agent_loop
+verl.experimental.agent_loop.tool_agent_loop verl.tools verl.tools.base_tool verl.tools.schemas verl.tools.function_tool
+"""
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """Return what imports a class's module, which is forgotten afterwards where its framework was stood in for."""
+    missing = [name for name in MODULES.split() if find_spec(name.partition(".")[0]) is None]
+
+    def imported(name: str) -> ModuleType:
+        for module in missing:
+            monkeypatch.setitem(sys.modules, module, Framework(module))
+        for module in ("verl", "verl_functions", name) if missing else ():
+            monkeypatch.delitem(sys.modules, f"tangram.integrations.{module}", raising=False)
+        return importlib.import_module(f"tangram.integrations.{name}")
+
+    yield imported
+    for name in [name for name in sys.modules if name.startswith("tangram.integrations.")] if missing else ():
+        if name.rpartition(".")[2] in ("harbor", "mini_swe_agent", "nemo_gym", "uni_agent", "verl", "verl_functions"):
+            del sys.modules[name]
+
+
+class Answering:
+    """A sandbox whose commands all end in one way."""
+
+    def __init__(self, done: ExecResult) -> None:
+        self._done = done
+
+    async def exec(self, *_: Any, **__: Any) -> ExecResult:
+        return self._done
+
+    exec_in_session = write_file = close = exec
+
+
+async def harbor(module: Any, done: ExecResult) -> Any:
+    me = SimpleNamespace(_resolve_user=lambda user: user, _merge_env=dict, _workdir="/", _units=(1,), _opened=Answering(done))
+    return await module.TangramEnvironment.exec(me, "any", env={})
+
+
+async def nemo_gym(module: Any, done: ExecResult) -> Any:
+    return await module.TangramProvider().exec(SimpleNamespace(raw=module._Opened(Answering(done), (1,))), "any")
+
+
+async def uni_agent(module: Any, done: ExecResult) -> Any:
+    return await module.TangramSandbox._exec(SimpleNamespace(_opened=Answering(done), _units=(1,)), ["sh", "-c", "any"])
+
+
+async def uni_agent_shell(module: Any, done: ExecResult) -> Any:
+    return await module.TangramShell(SimpleNamespace(_opened=Answering(done), _units=(1,)), "s").run("any")
+
+
+async def verl(module: Any, done: ExecResult) -> Any:
+    return module._text(done)
+
+
+async def verl_functions(module: Any, done: ExecResult) -> Any:
+    async def opened(*_: Any, **__: Any) -> Answering:
+        return Answering(done)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Sandbox, "open", opened)
+        patched.setattr(module, "borrow_client", lambda job: None)
+        return await module.run_python("any")
+
+
+async def mini_swe_agent(module: Any, done: ExecResult) -> Any:
+    environment = SimpleNamespace(exec=lambda *_, **__: done)
+    me = SimpleNamespace(config=module.TangramEnvironmentConfig(), _environment=environment)
+    return module.TangramEnvironment.execute(me, {"command": "any"})
+
+
+CLASSES = {
+    "harbor": harbor,
+    "nemo_gym": nemo_gym,
+    "uni_agent": uni_agent,
+    "uni_agent_shell": uni_agent_shell,
+    "verl": verl,
+    "verl_functions": verl_functions,
+    "mini_swe_agent": mini_swe_agent,
+}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+async def test_a_class_says_that_output_is_left_out(load: Callable[[str], ModuleType], name: str) -> None:
+    module, ask = load(name.removesuffix("_shell")), CLASSES[name]
+    told = [str(await ask(module, result("printed", truncated=truncated))) for truncated in (True, False)]
+    assert [LEFT_OUT in text for text in told] == [True, False] and all("printed" in text for text in told), told
+
+
+@pytest.mark.parametrize("ask", [mini_swe_agent, nemo_gym])
+async def test_a_submission_that_is_not_whole_is_an_error(
+    load: Callable[[str], ModuleType], ask: Callable[[Any, ExecResult], Awaitable[Any]]
+) -> None:
+    with pytest.raises(SubmissionCut, match="not whole"):
+        await ask(load(ask.__name__), result(f" {FINISHED}\ndiff --git a/a b/a\n", truncated=True))
