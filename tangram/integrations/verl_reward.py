@@ -23,8 +23,12 @@ from typing import Any
 
 from tangram.calls import Place
 from tangram.errors import ActionCancelled, TangramError
+from tangram.integrations.code_blocks import solution_of
 from tangram.integrations.sandbox import Sandbox, borrow_client, return_client
 from tangram.results import ExecResult
+
+WORD = ".check-word"
+"""The file with the random word that a check is to print last."""
 
 KEPT = "tangram"
 """The extra field of a rollout that names an environment which `SandboxTool` has kept for scoring."""
@@ -34,7 +38,6 @@ _NOT_FOUND = 127
 _FIRST_PROGRAM = re.compile(r"\s*(?:cd\s+[^\s;&|]+\s*(?:&&|;)\s*)?(?:[A-Za-z_]\w*=[^\s'\"`$\\]*\s+)*([\w./+-]+)(?=[\s;&|<>]|$)", re.ASCII)
 """The program that a command line begins with, behind a change of the folder and assignments."""
 
-_CODE = re.compile(r"```[\w+-]*\n(.*?)```", re.DOTALL)
 _log = logging.getLogger(__name__)
 
 
@@ -52,6 +55,8 @@ async def compute_score(
     image: str | None = None,
     timeout_s: float = 300.0,
     solution_path: str = "solution.py",
+    pattern: str | None = None,
+    last_word: bool = False,
     **_: Any,
 ) -> dict[str, Any]:
     """Run the command `ground_truth` and return `score` 1.0 where it exits with 0, else 0.0, with its `exit_code`.
@@ -59,8 +64,12 @@ async def compute_score(
     That is -1 where the check was out of time, of memory or of disk.
 
     In the environment that a rollout has kept for scoring, it runs after everything that the rollout left running was ended, and the
-    environment is closed. Else it runs in a fresh one beside the solution: the last block of code of `solution_str`, or all of it, in the
-    file `solution_path`, with the files of `extra_info["files"]` (texts by path). The arguments from `job` on are `reward_kwargs`.
+    environment is closed. Else it runs in a fresh one beside the solution: the code of `solution_str`, as `code_blocks.solution_of` finds
+    it, in the file `solution_path`, with the files of `extra_info["files"]` (texts by path). The arguments from `job` on are
+    `reward_kwargs`.
+
+    A solution can end the process of its check with 0 before this has checked anything. With `last_word`, the check reads and removes the
+    file `.check-word` before it loads the solution, and prints the word in it last: without that it has not succeeded.
 
     Raises
     ------
@@ -70,13 +79,13 @@ async def compute_score(
 
     """
     info = dict(extra_info or {})
-    client = borrow_client(job)
+    client, word = borrow_client(job), secrets.token_hex(8) if last_word else ""
     try:
         if kept := info.get(KEPT):
-            done = await _check_kept(Sandbox(client, Place(**kept)), ground_truth, timeout_s)
+            done = await _check_kept(Sandbox(client, Place(**kept)), ground_truth, timeout_s, word)
         else:
-            blocks = _CODE.findall(solution_str)
-            files = {**info.get("files", {}), solution_path: blocks[-1] if blocks else solution_str}
+            files = {**info.get("files", {}), solution_path: solution_of(solution_str, solution_path, pattern)}
+            files |= {WORD: word} if word else {}
             done = await _check_fresh(client, ground_truth, files, image, timeout_s)
     except TangramError as error:
         if error.fault == "program":  # it filled its memory or its disk
@@ -84,11 +93,15 @@ async def compute_score(
         raise ScoreFailed(f"there is no score of a solution of {data_source}: {error}") from error
     finally:
         await return_client(client)
-    return {"score": float(done.exit_code == 0), "exit_code": -1 if done.exit_code is None else done.exit_code}
+    succeeded = done.exit_code == 0 and (not word or done.stdout.split()[-1:] == [word])
+    return {"score": float(succeeded), "exit_code": -1 if done.exit_code is None else done.exit_code}
 
 
-async def _check_kept(sandbox: Sandbox, command: str, timeout_s: float) -> ExecResult:
+async def _check_kept(sandbox: Sandbox, command: str, timeout_s: float, word: str) -> ExecResult:
     try:
+        if word:  # nothing of the rollout may be there to read it
+            await sandbox.exec(":", fence=True)
+            await sandbox.write_file(WORD, word)
         return await _checked(sandbox, command, await sandbox.exec(command, timeout_s=timeout_s, fence=True))
     finally:
         with contextlib.suppress(TangramError):

@@ -121,6 +121,14 @@ async def test_a_check_whose_program_is_not_in_the_image_is_an_error_and_no_scor
         await compute_score("sums", "any", check)
 
 
+async def test_a_check_that_a_solution_has_ended_has_not_printed_its_word() -> None:
+    check = "from pathlib import Path\nword = Path('.check-word').read_text()\nPath('.check-word').unlink()\nimport solution\nprint(word)"
+    for code, score in (("import os\nos._exit(0)", 0.0), ("print('printed')", 1.0)):
+        files = {"files": {"check.py": check}}
+        scored = await compute_score("sums", f"```python\n{code}\n```", "python3 check.py", files, last_word=True)
+        assert scored == {"score": score, "exit_code": 0}
+
+
 async def test_a_solution_whose_own_program_is_not_there_is_scored() -> None:
     solution = "```python\nimport sys\nsys.exit(127)\n```"
     assert await compute_score("sums", solution, "python3 solution.py") == {"score": 0.0, "exit_code": 127}

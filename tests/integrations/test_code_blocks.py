@@ -1,0 +1,57 @@
+"""Which code of a model's answer is its solution: fences as CommonMark has them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tangram.integrations.code_blocks import fences, solution_of
+
+RIGHT, OTHER = "def add(a, b):\n    return a + b\n", "print(1)\n"
+
+FENCES = {
+    "plain": f"It is so:\n```python\n{RIGHT}```\n",
+    "attributes": f'```python title="solution.py" {{1,2}}\n{RIGHT}```',
+    "braces": f"``` {{.python .numberLines}}\n{RIGHT}```",
+    "file name": f"```python:solution.py\n{RIGHT}```",
+    "blanks": f"```  python   \n{RIGHT}```   \n",
+    "CRLF": f"```python\n{RIGHT}```\n".replace("\n", "\r\n"),
+    "indented": f"   ```python\n   {RIGHT.replace(chr(10) + ' ', chr(10) + '    ')}   ```",
+    "in a list": "1. So:\n\n   ```python\n   def add(a, b):\n       return a + b\n   ```\n",
+    "in a quote": "> ```python\n> def add(a, b):\n>     return a + b\n> ```\n",
+    "unclosed": f"```python\n{RIGHT}",
+    "tildes": f"~~~python\n{RIGHT}~~~",
+    "longer": f"````python\n{RIGHT}````",
+    "in a tag": f"<answer>\n```python\n{RIGHT}```\n</answer>",
+    "another case": f"```Python3\n{RIGHT}```",
+    "right after a line": f"The code:\n```py\n{RIGHT}```\nThat is all.",
+}
+
+
+@pytest.mark.parametrize("text", FENCES.values(), ids=FENCES)
+def test_a_fence_is_found_however_it_is_written(text: str) -> None:
+    assert solution_of(text, "solution.py") == RIGHT
+
+
+def test_a_fence_within_a_longer_one_is_its_content() -> None:
+    inner = "```sh\npip install x\n```\n"
+    assert fences(f"````markdown\n{inner}````") == [("markdown", inner)]
+
+
+def test_the_last_block_that_names_the_language_is_the_solution() -> None:
+    text = f"```python\n{OTHER}```\n```python\n{RIGHT}```\nRun it:\n```sh\npython solution.py\n```\n```\n1 2 3\n```"
+    assert solution_of(text, "solution.py") == RIGHT
+    assert solution_of(text, "solution.sh") == "python solution.py\n"
+
+
+def test_of_blocks_that_name_none_it_is_the_largest_that_parses() -> None:
+    text = f"```\n{RIGHT}```\n```\n{OTHER}```\n```\nTraceback (most recent call last):\n  the longest block of all is no code\n```"
+    assert solution_of(text, "solution.py") == RIGHT
+    assert solution_of("```\n1 +\n```\n```\n1 + +\n```", "solution.py") == "1 + +\n"
+    assert solution_of(f"{'(' * 100_000}", "solution.py") == "(" * 100_000
+
+
+def test_a_text_without_blocks_is_the_solution_and_a_pattern_goes_first() -> None:
+    assert solution_of(RIGHT, "solution.py") == RIGHT
+    text = f"<answer>{OTHER}</answer><answer>{RIGHT}</answer>\n```python\nno\n```"
+    assert solution_of(text, "solution.py", "<answer>(.*?)</answer>") == RIGHT
+    assert solution_of(text, "solution.py", "<result>(.*?)</result>") == "no\n"
