@@ -20,7 +20,7 @@ from app.gateway import calls
 from app.gateway.e2b import RpcError, Sandbox, SandboxGone, end_lost, rpc_error
 from app.gateway.e2b_connect import STREAM_TYPE, end_of_stream, envelope, limit_of, whole_number
 from app.gateway.e2b_table import Process
-from app.gateway.errors import Cancelled, Overloaded, classify
+from app.gateway.errors import Cancelled, InfraFailed, Overloaded, Unauthorized, classify
 from app.gateway.shape import counted
 from tangram.errors import TangramError
 from tangram.handles import Handle
@@ -69,6 +69,9 @@ async def answer(request: Request, sandbox: Sandbox, process: Process, handle: H
         output = _Output(sandbox, process, handle, ended)
         try:
             while (part := await output.next(min(interval_s, over_at - time.monotonic()))) is not None:
+                if await _is_revoked(sandbox):
+                    yield end_of_stream(RpcError("unauthenticated", "the tokens of the job were revoked; the process goes on"))
+                    return
                 yield part
                 if time.monotonic() >= over_at:
                     yield end_of_stream(RpcError("deadline_exceeded", "the time limit of the stream is over; the process goes on"))
@@ -82,6 +85,17 @@ async def answer(request: Request, sandbox: Sandbox, process: Process, handle: H
             yield part
 
     return StreamingResponse(events(), media_type=STREAM_TYPE)
+
+
+async def _is_revoked(sandbox: Sandbox) -> bool:
+    """Say whether the tokens of the job were revoked while the stream is open. Where nobody can look, it goes on."""
+    try:
+        await sandbox.gateway.tokens.check(sandbox.record.job)
+    except Unauthorized:
+        return True
+    except InfraFailed:
+        return False
+    return False
 
 
 async def _end(request: Request, sandbox: Sandbox, process: Process, handle: Handle[Any], output: _Output | None) -> AsyncIterator[bytes]:

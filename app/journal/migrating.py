@@ -5,12 +5,15 @@ Apart from the opening of databases, since what only reads or writes them has no
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from alembic import command
 from alembic.config import Config
 from alembic.util import CommandError
+from sqlalchemy import Engine
 
 from app.journal.database import MIGRATIONS, DatabaseError, database_errors, open_engine, problem, shown, writing
 
@@ -39,6 +42,7 @@ def _migrate(url: str, step: Callable[[Config], None]) -> None:
     engine = open_engine(url)
     try:
         with database_errors(url):
+            _keep_private(engine)
             config = _config()
             config.attributes["engine"] = writing(engine)
             with _ALEMBIC:
@@ -47,6 +51,14 @@ def _migrate(url: str, step: Callable[[Config], None]) -> None:
         raise DatabaseError(f"{shown(url)}: {problem(error)}") from error
     finally:
         engine.dispose()
+
+
+def _keep_private(engine: Engine) -> None:
+    """Make the file of a new SQLite database for its owner alone, whoever may look into its folder; SQLite's other files are as it is."""
+    path = engine.url.database or ""
+    if engine.dialect.name == "sqlite" and path not in ("", ":memory:") and not path.startswith("file:"):
+        with suppress(OSError):  # it is there, or SQLite says what is wrong
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
 
 
 def _config() -> Config:

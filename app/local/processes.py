@@ -84,7 +84,7 @@ class Process:
         self._command = command
         self._env = {**env, **command.env}
         with self._start_errors():
-            log.parent.mkdir(parents=True, exist_ok=True)
+            log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             if log.exists():
                 log.replace(log.with_name(log.name + ".1"))
         self._start()
@@ -95,7 +95,7 @@ class Process:
         self._start()
 
     def _start(self) -> None:
-        with self._start_errors(), self.log.open("ab") as output:
+        with self._start_errors(), open(self.log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as output:
             self._child = self.start_child(
                 self._command.argv,
                 stdin=DEVNULL,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import socket
 import subprocess
 from pathlib import Path
@@ -84,7 +85,16 @@ def test_the_token_of_a_sandbox_counts_until_those_of_its_job_are_revoked(served
         return [call().status_code for call in calls[:most]]
 
     assert answers() == [404, 200, 502]
-    assert tangram(served, "token", "revoke", "--job", "revoked").stdout == "1\n"
+    # Given a command that prints without end
+    command = json.dumps({"process": {"cmd": "/bin/bash", "args": ["-c", "while echo more; do sleep 0.1; done"]}}).encode()
+    stream = {**headers, "Content-Type": "application/connect+json"}
+    body = b"\0" + len(command).to_bytes(4, "big") + command
+    with httpx.stream("POST", f"{served.url}/process.Process/Start", headers=stream, content=body, timeout=60) as started:
+        parts = started.iter_raw()
+        assert b'"start"' in next(parts)
+        assert tangram(served, "token", "revoke", "--job", "revoked").stdout == "1\n"
+        # When the tokens are revoked; then the stream ends and says why
+        assert b'"unauthenticated"' in b"".join(parts)
     served.live.until(lambda: answers(1) == [401])
     served.live.until(lambda: answers() == [401, 401, 401])
 
