@@ -6,6 +6,7 @@ A request changes the core only by an event. A request on which schedulers have 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 
@@ -16,6 +17,9 @@ from scheduler.live.poison import Quarantine
 from scheduler.live.transport import Transport
 from scheduler.model import commands, events
 from scheduler.model.state import State
+
+MOST_EARLY = 4096
+"""Cancelled actions that are remembered until they come."""
 
 
 class Requests:
@@ -34,6 +38,8 @@ class Requests:
         self._executor = executor
         self._quarantine = quarantine
         self._handle = handle
+        self._early: OrderedDict[str, None] = OrderedDict()
+        """Cancelled actions that have not come yet. A scheduler that was replaced may have taken them, so that they come again later."""
 
     def take(self, body: object, now: float) -> None:
         """Read a request and carry it out. An invalid request is dropped."""
@@ -49,6 +55,15 @@ class Requests:
             case reports.Cancel() as cancel:
                 cancelled = events.Cancelled(ids=tuple(cancel.ids), job=cancel.job, trajectory=cancel.trajectory)
                 self._deal(poison.of_cancel(cancel), cancelled, now, partial(self._cancel_on_nodes, cancel, now))
+                self._early.update(dict.fromkeys(one for one in cancel.ids if not self._executor.knows(one)))
+                while len(self._early) > MOST_EARLY:
+                    self._early.popitem(last=False)
+
+    def arrived(self, action_id: str, now: float) -> None:
+        """Cancel an action that has come, if its cancel came before it."""
+        if action_id in self._early:
+            del self._early[action_id]
+            self.take({"cancel": {"ids": [action_id]}}, now)
 
     def _deal(self, message: poison.Message, event: events.Event, now: float, instead: Callable[[SetAside], None] | None = None) -> None:
         self._quarantine.deal(message, now, partial(self._handle, event, now), instead)

@@ -278,6 +278,7 @@ class Service:
             elif received.id and not self._executor.knows(received.id):
                 take, end = partial(self._take_action, received, now), partial(self._end_received, received, now)
                 self._quarantine.deal(poison.of_action(received.id, "action"), now, take, end)
+                self._requests.arrived(received.id, now)
             elif is_repeated(received) and blobs_of(received.header):  # the store may have lost the first ones
                 self._keep(received, now)
                 self._executor.note(MessageReplaced(id=received.id, message=received.message))

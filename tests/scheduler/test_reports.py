@@ -184,6 +184,13 @@ def test_a_cancel_finds_the_submission_that_it_came_with(order: int, monkeypatch
     assert live.core.state.running["a"].stopping
 
 
+def test_a_cancel_finds_a_submission_that_comes_after_it_since_a_replaced_scheduler_had_taken_it() -> None:
+    live = Live()
+    live.asked({"cancel": {"ids": ["a"]}})
+    live.submit("a", "b")
+    assert (live.core.state.running["a"].stopping != "", live.waiting) == (True, ["b"])
+
+
 def test_large_arguments_are_kept_as_long_as_their_action_has_not_ended() -> None:
     # Given an action that waits, and one that runs, with arguments beside their messages
     live = Live()

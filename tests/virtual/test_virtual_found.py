@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.virtual.run import running
-from tests.virtual.scenario import Fault, Scenario
+from tests.virtual.scenario import Fault, Scenario, scenario
 from tests.virtual.trainer import Rollout, Step
 
 
@@ -170,6 +170,7 @@ FOUND = {
             Fault(18.775, "broker comes back empty", 3, 4.0, 0.2),
         ),
     ),
+    "a cancel came before its action, which a replaced scheduler had taken from the broker": scenario(2304),
 }
 
 
