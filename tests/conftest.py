@@ -32,6 +32,9 @@ settings.load_profile("any_machine")
 PLACES = {"test_web_unwell.py": 0, "test_virtual_seeds.py": 2}
 """The file that waits longest comes first. Seeds come last: each goes to whichever process is free. All other files keep their order."""
 
+ONCE = {"torch": r"^from tests\.(engines|lazily|vllm)\b", "template": r"^from tests\.cli\.(support|template)\b"}
+"""What takes seconds to start, and which line a file has that starts it: torch, and the process that commands are forked from."""
+
 
 @pytest.fixture(scope="session")
 def real_component() -> None:
@@ -80,7 +83,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Have one process run a file, or with `--dist loadgroup` the files of a folder that share a stack.
 
-    With `loadfile`, one alone runs those that import torch. Seeds go where there is time.
+    With `loadfile`, one alone runs the files that have the same part of `ONCE`. Seeds go where there is time.
     """
     how = config.getoption("dist")
     if how not in ("loadfile", "loadgroup"):
@@ -92,8 +95,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             file = Path(nodeid.partition("::")[0])
             if file.name == "test_virtual_seeds.py":
                 return nodeid
-            if how == "loadfile" and says(config.rootpath / file, r"^from tests\.(engines|lazily|vllm)\b"):
-                return "torch"
+            for what, pattern in ONCE.items() if how == "loadfile" else ():
+                if says(config.rootpath / file, pattern):
+                    return what
             shares = starts_a_stack(config.rootpath / file.with_name("conftest.py")) and not starts_a_stack(config.rootpath / file)
             return str(file.parent if how == "loadgroup" and shares else file)
 

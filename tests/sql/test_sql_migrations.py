@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +30,6 @@ from app.journal.retention import Retention
 from app.journal.status import status
 from scheduler.model.lifecycle import ACTION, ENVIRONMENT, NODE, SERVICE
 from tangram.ends import CAUSES, FAULTS
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_migrations_build_what_the_models_say(engine: Engine) -> None:
@@ -94,18 +91,20 @@ def test_schedulers_that_start_together_migrate_once(database: str, tmp_path: Pa
     else:
         url = sqlite_url(tmp_path / "x.sqlite")
     # When two processes migrate it at the same time
-    script = "import sys; from app.journal.migrating import upgrade; print('ready', flush=True); sys.stdin.readline(); upgrade(sys.argv[1])"
-    both = [
-        subprocess.Popen([sys.executable, "-c", script, url], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
+    fork = get_context("fork")
+    together = fork.Barrier(2)
+
+    def migrate() -> None:
+        together.wait(60)
+        upgrade(url)
+
+    both = [fork.Process(target=migrate) for _ in range(2)]
     for process in both:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
+        process.start()
     for process in both:
-        process.communicate("go\n", timeout=200)
+        process.join(200)
     # Then both succeed
-    assert [process.returncode for process in both] == [0, 0]
+    assert [process.exitcode for process in both] == [0, 0]
     engine = open_engine(url)
     require_latest(engine)
     engine.dispose()

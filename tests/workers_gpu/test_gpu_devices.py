@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from app.services_file import ServiceConfig
+from tests.lazily import needs
 from workers.gpu.devices import Device, discover
 from workers.gpu.engines.factory import open_contexts
 from workers.gpu.errors import DeviceError
@@ -84,7 +84,7 @@ def test_torch_is_imported_for_neither_a_machine_without_a_driver_nor_stubs_and_
     assert ["services.t.engine: the torch engine needs the packages torch and transformers" in said for said in others] == [True, True]
 
 
-@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+@needs("torch")
 def test_a_gpu_on_which_the_worker_gets_no_context_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
