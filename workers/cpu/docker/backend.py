@@ -40,8 +40,12 @@ START, LAUNCH = "start", "launch"
 log = logging.getLogger(__name__)
 
 KILL_LIMIT_S, CLOSE_GRACE_S, CODE_LIMIT_S, PAUSE_S = 10.0, 0.2, 1.0, 0.003
-ENDED_AT_ONCE = "it ended at once"
+
 SIGKILL_CODE = 128 + signal.SIGKILL
+
+
+class _EndedAtOnce(ContainerFailed):
+    """Raised when a shell has been ended before it could be put into its group."""
 
 
 class ContainerBackend(Backend):
@@ -83,6 +87,9 @@ class ContainerBackend(Backend):
             self._group.grant(())
             self._started, self._shell = self._container.engine.run(self._container.id, ["/bin/sh", inside])
             self._take_in(start)
+        except _EndedAtOnce:
+            self._put(Spawned(self._shell))
+            self._put(Exited(self._shell, SIGKILL_CODE))
         except (SandboxError, OSError) as error:
             self._put(Refused(f"the shell could not be started: {error}"))
 
@@ -108,7 +115,7 @@ class ContainerBackend(Backend):
         """Put the waiting shell into the group, then let it go on."""
         assert self._group is not None
         if self._shell <= 0:
-            raise ContainerFailed(ENDED_AT_ONCE)
+            raise _EndedAtOnce
         go = os.open(start, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             self._shell_fd = _handle(self._shell)
@@ -365,7 +372,7 @@ def _handle(pid: int) -> int:
     try:
         return os.pidfd_open(pid)
     except ProcessLookupError:
-        raise ContainerFailed(ENDED_AT_ONCE) from None
+        raise _EndedAtOnce from None
 
 
 def _is_readable(descriptor: int) -> bool:
