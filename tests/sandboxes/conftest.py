@@ -1,7 +1,8 @@
 """The kinds of sandboxes, and an environment of each: the promises of `workers/cpu/abstract.py` are tested once for all of them.
 
 What only one kind has is tested in `tests/workers_cpu` and `tests/containers`. Where bubblewrap or an engine is missing, their tests are
-skipped; with CI set they fail. Those of containers have the marker `real`.
+skipped; with CI set they fail. Those of containers have the marker `real`, and so have those of bubblewrap where there are the same of
+plain processes.
 """
 
 from __future__ import annotations
@@ -60,8 +61,9 @@ KINDS = {
 
 
 def params(*places: str) -> list[object]:
-    """Return parameters, each a kind, or a kind and a shell as in `process-sh`."""
-    return [pytest.param(place, id=place, marks=pytest.mark.real if place.startswith("container") else ()) for place in places]
+    """Return parameters, each a kind, or a kind and a shell as in `process-sh`; what processes alone have shown is shown `real` again."""
+    again = ("bubblewrap", "container") if any(place.startswith("process") for place in places) else ("container",)
+    return [pytest.param(place, id=place, marks=pytest.mark.real if place.startswith(again) else ()) for place in places]
 
 
 EVERY_KIND = params(*KINDS)
