@@ -27,6 +27,9 @@ CANCELLED_S = 20.0
 LEASED_S = 40.0
 """The same for an environment whose lease is over. Clocks may be wrong by 20 s."""
 
+LEAST_GAP_S = 0.2
+"""How close two calls come of the quota of four a second in `quotas.toml`: a grant may be written late, and the next one at once."""
+
 LATE_S = 6.0
 """How long a message to a node is under way at most, with the time until it is looked at."""
 
@@ -85,6 +88,10 @@ def after_a_write(run: Run) -> list[str]:
     calls = [name for (name,) in run.database.execute("select id from actions where quota is not null and status = 'running'")]
     if len(calls) > 1:
         broken.append(f"no quota is exceeded: {calls} run at once")
+    drawing = {name for (name,) in run.database.execute("select id from actions where quota is not null")}
+    times = [at for at, name in run.network.granted if name in drawing]
+    if len(times) > 1 and times[-1] - times[-2] < LEAST_GAP_S and _last(run, "clock steps", "freeze scheduler", "slow network") < 0:
+        broken.append(f"no quota is exceeded: grants at {times[-2]:.3f} and {times[-1]:.3f}")
     return broken
 
 
@@ -117,7 +124,7 @@ def at_the_end(run: Run) -> list[str]:
     """Laws about what everybody knows in the end."""
     broken = [f"nothing is left anywhere: {what}" for what in left(run)]
     journal = {row[0]: row for row in run.database.execute("select id, status, cause, reason, kind from actions")}
-    emptied_at = max((1000.0 + fault.at_s for fault in run.scenario.faults if fault.kind == "broker comes back empty"), default=-1.0)
+    emptied_at = _last(run, "broker comes back empty")
     told_at = {told.action: told.told_at or 0.0 for trainer in run.trainers for told in trainer.told}
     for name, (_, status, cause, _, kind) in journal.items():
         if told_at.get(name, 0.0) <= emptied_at:  # the store has forgotten this end since, and may have got another one
@@ -130,6 +137,11 @@ def at_the_end(run: Run) -> list[str]:
         for told in trainer.told if lives else ():
             broken += _told(run, trainer, told, journal.get(told.action))
     return broken
+
+
+def _last(run: Run, *kinds: str) -> float:
+    """Return when the last fault of these kinds began, on the clock of `Told`; a negative number if there was none."""
+    return max((1000.0 + fault.at_s for fault in run.scenario.faults if fault.kind in kinds), default=-1.0)
 
 
 def _told(run: Run, trainer: Trainer, told: Told, row: tuple[str, str, str, str, str] | None) -> list[str]:
@@ -147,7 +159,10 @@ def _told(run: Run, trainer: Trainer, told: Told, row: tuple[str, str, str, str,
         waited_s = told.told_at - max(told.cancelled_at, run.world.monotonic() - run.world.now + run.scenario.calm_from_s)
         if waited_s > CANCELLED_S:
             broken.append(f"a cancel is heeded: {name} ended as {told.status} {waited_s:.0f} s after it was cancelled and all was calm")
-    if row[1] != told.status:
+    # The worker and the store knew this end. Where both have lost it before a scheduler read it, only the client knows.
+    gone_at = min(_last(run, "broker comes back empty"), _last(run, "kill node", "stop node"))
+    forgotten = row[1] == "lost" and gone_at > told.submitted_at
+    if row[1] != told.status and not forgotten:
         broken.append(f"the journal agrees: {name} ended as {told.status} ({told.error or told.value}), the journal says {row}")
     runs = [one for one in run.ledger.runs if one.action == told.action]
     if isinstance(told.error, ActionError) and fault_of(told.error.cause) == "program":

@@ -61,6 +61,8 @@ class Network:
         """Processes that freeze as soon as the journal has the next grant that they write, and for how long."""
         self.written = 0
         """How often something was written into the journal."""
+        self.granted: list[tuple[float, str]] = []
+        """When grants were written, and of which actions."""
         self.broker = FaultyBroker(self)
 
     def called(self, operation: str, name: str) -> None:
@@ -85,6 +87,7 @@ class Network:
     def wrote(self, entries: Sequence[Entry]) -> None:
         """Note that the journal has something new."""
         self.written += 1
+        self.granted += [(self.world.now, one.id) for one in entries if isinstance(one, ActionGranted)]
         process = self.world.process()
         if process is not None and process.name in self.freeze_before_sending and any(isinstance(one, ActionGranted) for one in entries):
             process.freeze()
