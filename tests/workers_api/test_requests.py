@@ -120,6 +120,20 @@ def test_a_request_without_a_connection_is_never_sent() -> None:
     assert sent == []
 
 
+def test_a_server_that_only_announces_answers_is_left() -> None:
+    def announce() -> None:
+        connection, _ = listening.accept()
+        with connection, suppress(OSError):
+            while True:
+                connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000)
+
+    requests = Requests()
+    with socket.create_server(("127.0.0.1", 0)) as listening, pytest.raises(httpx.ReadError, match="more than"):
+        Thread(target=announce, daemon=True).start()
+        requests.send(outgoing(f"http://127.0.0.1:{listening.getsockname()[1]}/")).result(60)
+    requests.close()
+
+
 def test_no_secret_of_a_request_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with outside() as url, caplog.at_level("DEBUG"):
         requests = Requests()

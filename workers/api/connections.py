@@ -36,7 +36,8 @@ class HostRefused(TangramError, ValueError):
 class NamedHosts(httpx.AsyncHTTPTransport):
     """Sends requests to the hosts that are named."""
 
-    def __init__(self, hosts: Hosts, tls: ssl.SSLContext) -> None:
+    def __init__(self, hosts: Hosts, tls: ssl.SSLContext, most_bytes: int) -> None:
+        """Reach `hosts`, whose answers, with all that comes before them, have at most `most_bytes`."""
         super().__init__(verify=tls)
         # httpx has no parameter for the backend of its pool.
         self._pool = httpcore.AsyncConnectionPool(
@@ -44,15 +45,44 @@ class NamedHosts(httpx.AsyncHTTPTransport):
             max_connections=None,
             max_keepalive_connections=KEPT_ALIVE,
             keepalive_expiry=_KEPT_ALIVE_S,
-            network_backend=_Backend(hosts),
+            network_backend=_Backend(hosts, most_bytes),
         )
+
+
+class _Bounded(httpcore.AsyncNetworkStream):
+    """A connection over which so much may come for each request: httpcore passes over answers that only announce another, without end."""
+
+    def __init__(self, stream: httpcore.AsyncNetworkStream, most_bytes: int) -> None:
+        self._stream, self._most_bytes, self._bytes = stream, most_bytes, 0
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        data = await self._stream.read(max_bytes, timeout)
+        self._bytes += len(data)
+        if self._bytes > self._most_bytes:
+            raise httpcore.ReadError(f"the server sends more than {self._most_bytes} bytes")
+        return data
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._bytes = 0
+        await self._stream.write(buffer, timeout)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    async def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore.AsyncNetworkStream:
+        return _Bounded(await self._stream.start_tls(ssl_context, server_hostname, timeout), self._most_bytes)
+
+    def get_extra_info(self, info: str) -> object:
+        return self._stream.get_extra_info(info)
 
 
 class _Backend(httpcore.AnyIOBackend):
     """Makes the connections of a pool."""
 
-    def __init__(self, hosts: Hosts) -> None:
-        self._hosts = hosts
+    def __init__(self, hosts: Hosts, most_bytes: int) -> None:
+        self._hosts, self._most_bytes = hosts, most_bytes
 
     async def connect_tcp(
         self,
@@ -66,10 +96,10 @@ class _Backend(httpcore.AnyIOBackend):
         *others, last = await self._addresses(host, port)
         for address in others:
             try:
-                return await super().connect_tcp(address, port, _NEXT_ADDRESS_S, local_address, socket_options)
+                return _Bounded(await super().connect_tcp(address, port, _NEXT_ADDRESS_S, local_address, socket_options), self._most_bytes)
             except (httpcore.ConnectError, httpcore.ConnectTimeout):
                 continue
-        return await super().connect_tcp(last, port, timeout, local_address, socket_options)
+        return _Bounded(await super().connect_tcp(last, port, timeout, local_address, socket_options), self._most_bytes)
 
     async def _addresses(self, host: str, port: int) -> Sequence[str]:
         """Return the addresses of a host, all of which may be reached."""

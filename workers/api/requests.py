@@ -29,6 +29,9 @@ MOST_SENT = 3
 MOST_PARTS = 50_000
 """The most parts in which the body of an answer is read; each takes some 50 us."""
 
+_BESIDE_BODY_BYTES = 2 << 20
+"""The most that comes beside the body of an answer: its head, the lengths of its parts, what is read ahead."""
+
 _WAIT_S = (0.1, 0.5)
 _PASSING = (502, 503, 504)
 _BROKEN = (httpx.NetworkError, httpx.RemoteProtocolError)
@@ -88,7 +91,7 @@ class Requests:
         self._loop = HttpLoop("tangram-requests")
         self._tls = httpx.create_ssl_context()
         # A client per set of hosts: a connection that is kept may serve none that must not reach its host.
-        self._clients: dict[Hosts, httpx.AsyncClient] = {}
+        self._clients: dict[tuple[Hosts, int], httpx.AsyncClient] = {}
         # What anyio imports on its first use would make the first request later than quotas allow for.
         self._loop.submit(lambda: anyio.sleep(0)).result()
 
@@ -104,10 +107,10 @@ class Requests:
         """Call off all requests and end the thread."""
         self._loop.close()
 
-    def _client(self, hosts: Hosts) -> httpx.AsyncClient:
-        if hosts not in self._clients:
-            self._clients[hosts] = self._loop.client(NamedHosts(hosts, self._tls))
-        return self._clients[hosts]
+    def _client(self, hosts: Hosts, limit: int) -> httpx.AsyncClient:
+        if (hosts, limit) not in self._clients:
+            self._clients[hosts, limit] = self._loop.client(NamedHosts(hosts, self._tls, 2 * limit + _BESIDE_BODY_BYTES))
+        return self._clients[hosts, limit]
 
     async def _send(self, outgoing: Outgoing, on_sent: Callable[[], None]) -> Answer:
         early_s = min(outgoing.not_before - time.time(), LONGEST_LEAD_S)
@@ -134,7 +137,7 @@ class Requests:
         return replace(answer, requests=sent, execution_s=time.perf_counter() - began)
 
     async def _once(self, outgoing: Outgoing, trace: Callable[[str, object], Awaitable[None]]) -> Answer:
-        stream = self._client(outgoing.hosts).stream(
+        stream = self._client(outgoing.hosts, outgoing.limit).stream(
             outgoing.method, outgoing.url, headers=outgoing.headers, content=outgoing.content, extensions={"trace": trace}
         )
         async with stream as answer:
@@ -145,7 +148,7 @@ class Requests:
                 body += unpacker.decompress(part, most - len(body)) if unpacker is not None else part
                 parts += 1
                 # What is packed is seldom larger than what it becomes.
-                if is_cut := len(body) >= most or answer.num_bytes_downloaded > 2 * most + MOST_PARTS or parts > MOST_PARTS:
+                if is_cut := len(body) >= most or answer.num_bytes_downloaded > 2 * most or parts > MOST_PARTS:
                     break
             return Answer(answer.status_code, dict(answer.headers), bytes(body[: outgoing.limit]), is_cut)
 
