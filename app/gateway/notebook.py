@@ -4,7 +4,8 @@ Arguments: a file with the cells, JSON list of texts; a file to which the result
 a cell may take, 0 for no limit; how many characters are kept of each thing that a cell gives. Where IPython can be imported, cells run in
 it. Otherwise they are plain Python: no magics, and of a last expression its `repr`.
 
-What cells print is read from descriptors 1 and 2, so what their child processes print is there too.
+Cells run in a child process. What they print is read from its descriptors 1 and 2, so what their own child processes print is there too.
+Where it ends before a cell has, by a crash in C for example, its last words are printed, and its exit code is that of the whole.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import json
 import os
 import queue
 import secrets
+import select
 import signal
 import sys
 import threading
 import traceback
-from typing import Any, Callable, Dict, List, Optional, TextIO, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, TextIO, Tuple
 
 Error = Optional[Dict[str, Any]]
 Run = Callable[[str], Tuple[List[Dict[str, Any]], Error]]
@@ -100,30 +102,31 @@ def flush(stream: TextIO) -> None:
 
 
 class Printed:
-    """What the processes of a notebook print to a descriptor. A thread reads it, and drops what is too much."""
+    """What the process that runs cells, and those that it starts, print to a descriptor. What is too much is dropped."""
 
     def __init__(self, descriptor: int, most: int) -> None:
-        """Have the descriptor lead here; of each cell somewhat more than the first and the last `most` characters are kept."""
-        self._descriptor, self._before, self._bytes = descriptor, os.dup(descriptor), 4 * (most + 1)
+        """Keep somewhat more than the first and the last `most` characters of each cell."""
+        self._descriptor, self._bytes = descriptor, 4 * (most + 1)
         self._source, self._sink = os.pipe()
         self._mark, self._texts = secrets.token_bytes(16), queue.SimpleQueue()  # type: ignore[var-annotated]
-        threading.Thread(target=self._read, daemon=True).start()
 
     def begin(self) -> TextIO:
         """Return the stream of the next cell, whatever the last one did to its own."""
         os.dup2(self._sink, self._descriptor)
         return open(self._descriptor, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)
 
-    def end(self, stream: TextIO) -> str:
-        """Return what was printed since the last call."""
-        flush(stream)
+    def end(self) -> None:
+        """Note that what is printed from now on is the next cell's."""
         os.set_blocking(self._sink, True)
         os.write(self._sink, self._mark)
-        return bytes(self._texts.get()).decode("utf-8", "replace")
 
-    def close(self) -> None:
-        """Have the descriptor lead where it led before."""
-        os.dup2(self._before, self._descriptor)
+    def collect(self) -> None:
+        """Begin to read, on a thread of the process that collects."""
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def text(self) -> str:
+        """Return what was printed up to the next end."""
+        return bytes(self._texts.get()).decode("utf-8", "replace")
 
     def _read(self) -> None:
         first, last, rest = bytearray(), bytearray(), b""
@@ -184,37 +187,75 @@ class Kept:
         self._dropped = self._dropped or not whole
 
 
-def main(cells_file: str, results_file: str, cell_timeout_s: float, most: int) -> None:
-    """Run all cells; one that fails does not stop those after it, one that runs out of time ends the process."""
-    with open(cells_file, encoding="utf-8") as source:
-        cells = json.load(source)
+def run_cells(cells: list[str], out: Printed, err: Printed, told: int, cell_timeout_s: float) -> int:
+    """Run all cells, tell what each shows and its error as a line, and return the exit code of the process.
+
+    One that fails does not stop those after it, one that runs out of time does.
+    """
 
     def out_of_time(_number: int, _frame: object) -> None:
         raise CellTimeout(f"the cell ran for more than {cell_timeout_s:g} s")
 
     signal.signal(signal.SIGALRM, out_of_time)
-    process = os.getpid()
-    out, err, run, kept = Printed(1, most), Printed(2, most), make_runner(), Kept(most)
-    try:
-        with open(results_file, "a", encoding="utf-8", errors="replace") as results:  # half of a surrogate pair has no form in UTF-8
-            for cell in cells:
-                sys.stdout, sys.stderr = streams = out.begin(), err.begin()
-                signal.setitimer(signal.ITIMER_REAL, cell_timeout_s)
-                shown, error = run(cell)
-                if os.getpid() != process:  # a child process of the cell, which has come to its end
-                    for stream in streams:
-                        flush(stream)
-                    os._exit(0 if error is None else 1)
-                signal.setitimer(signal.ITIMER_REAL, 0)
-                result = kept.result(out.end(streams[0]), err.end(streams[1]), shown, error)
-                results.write(json.dumps(result, default=repr, ensure_ascii=False) + "\n")
-                results.flush()
-                if error and error["ename"] == "CellTimeout":
-                    sys.exit(124)
-    finally:
-        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
-        out.close()
-        err.close()
+    process, run = os.getpid(), make_runner()
+    for cell in cells:
+        sys.stdout, sys.stderr = streams = out.begin(), err.begin()
+        signal.setitimer(signal.ITIMER_REAL, cell_timeout_s)
+        shown, error = run(cell)
+        for stream in streams:
+            flush(stream)
+        if os.getpid() != process:  # a child process of the cell, which has come to its end
+            os._exit(0 if error is None else 1)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        out.end()
+        err.end()
+        with open(told, "w", encoding="ascii", closefd=False) as line:
+            line.write(json.dumps([shown, error], default=repr) + "\n")
+        if error and error["ename"] == "CellTimeout":
+            return 124
+    return 0
+
+
+def lines_of(told: int, process: int) -> Iterator[bytes]:
+    """Yield the lines that a process tells, until it has ended. What it has started may hold the descriptor for longer."""
+    rest, has_ended, sources = b"", False, [told]
+    os.set_blocking(told, False)
+    while not has_ended:
+        has_ended = os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        select.select(sources, [], [], 0 if has_ended else 0.05)
+        with contextlib.suppress(BlockingIOError):
+            while part := os.read(told, 1 << 16):
+                *lines, rest = (rest + part).split(b"\n")
+                yield from lines
+            sources = []  # nobody has it any more
+
+
+def main(cells_file: str, results_file: str, cell_timeout_s: float, most: int) -> None:
+    """Run all cells in a child process, which they may end in any way, and write down their results."""
+    with open(cells_file, encoding="utf-8") as source:
+        cells = json.load(source)
+    out, err, kept = Printed(1, most), Printed(2, most), Kept(most)
+    told, tells = os.pipe()
+    child = os.fork()
+    if child == 0:
+        sys.exit(run_cells(cells, out, err, tells, cell_timeout_s))
+    os.close(tells)
+    out.collect()
+    err.collect()
+    with open(results_file, "a", encoding="utf-8", errors="replace") as results:  # half of a surrogate pair has no form in UTF-8
+        for line in lines_of(told, child):
+            try:
+                shown, error = json.loads(line)
+            except (TypeError, ValueError):  # a cell has written it
+                continue
+            results.write(json.dumps(kept.result(out.text(), err.text(), shown, error), ensure_ascii=False) + "\n")
+            results.flush()
+    for printed, stream in ((out, sys.stdout), (err, sys.stderr)):  # its last words
+        printed.end()
+        stream.write(printed.text())
+    sys.stdout.flush()
+    status = os.waitpid(child, 0)[1]
+    sys.exit(128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
 
 
 if __name__ == "__main__":

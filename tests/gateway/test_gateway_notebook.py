@@ -56,6 +56,29 @@ def test_what_the_child_processes_of_a_cell_print_is_in_its_output(tmp_path: Pat
     assert not any(cell["error"] for cell in done)
 
 
+@pytest.mark.parametrize(
+    ("crash", "code", "words"),
+    [
+        (
+            "import ctypes; ctypes.CDLL(None).puts(b'said in C'); ctypes.CDLL(None).fflush(None); ctypes.CDLL(None).abort()",
+            134,
+            "said in C",
+        ),
+        ("import os; os.write(1, b'said'); os._exit(3)", 3, "said"),
+        ("import faulthandler, os; faulthandler.enable(); print('said'); os.kill(os.getpid(), 11)", 139, "said"),
+    ],
+)
+def test_a_notebook_that_crashes_has_its_results_so_far_and_its_last_words(
+    tmp_path: Path, flags: tuple[str, ...], crash: str, code: int, words: str
+) -> None:
+    (tmp_path / "cells").write_text(json.dumps(["print('a')", f"import os; os.write(2, b'why'); {crash}", "print('b')"]))
+    argv = [sys.executable, *flags, str(NOTEBOOK), "cells", "results", "0", "1000"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False, env={"HOME": str(tmp_path)})
+    assert (done.returncode, done.stdout.strip(), done.stderr[:3]) == (code, words, "why")
+    assert ("Fatal Python error" in done.stderr) == ("faulthandler" in crash)
+    assert [json.loads(line)["stdout"] for line in (tmp_path / "results").read_text().splitlines()] == ["a\n"]
+
+
 def test_a_child_process_that_comes_to_the_end_of_a_cell_ends_there(tmp_path: Path, flags: tuple[str, ...]) -> None:
     cells = [
         "import os\nprint('a')\nchild = os.fork()\nif child == 0: print('child', end='')\nelse: print(os.waitpid(child, 0)[1])",

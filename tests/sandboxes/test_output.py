@@ -53,6 +53,15 @@ def test_a_background_process_that_holds_the_output_does_not_delay_the_result(sh
     assert printed(shell_env, "echo clean") == "clean\n"
 
 
+@pytest.mark.parametrize("ends", ["exit 3", "set -e; (exit 3); :", "kill $$; sleep 30", "exec 1>&2; exit 3"])
+def test_the_last_words_of_a_trap_are_the_commands(shell_env: Environment, ends: str) -> None:
+    # Given a command that ends its shell, in which it has set a trap; when it runs; then what the trap prints is there
+    outcome = run(shell_env, f"trap 'exit 3' TERM; trap 'echo out; echo err >&2' EXIT; {ends}")
+    streams = (b"", b"out\nerr\n") if "1>&2" in ends else (b"out\n", b"err\n")
+    assert (outcome.exit_code, outcome.stdout, outcome.stderr) == (3, *streams)
+    assert printed(shell_env, "echo next") == "next\n"
+
+
 def test_late_output_is_not_the_next_commands(shell_env: Environment) -> None:
     # Given a background process that prints during the next command, on both streams
     printed(shell_env, "(while test ! -e go; do sleep 0.01; done; echo late; echo late >&2; touch gone) & :")

@@ -9,7 +9,8 @@ waits on the FIFO `go` and evaluates `text`. Why it looks as it does:
    says `break` ends the inner loop, and the outer one enters it again.
 3. Both loops are `until`: under `set -n` no command runs and every status is 0, which ends `until` but would make
    `while` spin. The shell then ends, and a fresh one starts.
-4. The descriptors of a command are redirected around `eval`, so `exec >&-` inside lasts for that command only.
+4. While a command runs, the shell's own descriptors are those of the command: what an EXIT trap prints is the command's, too. They
+   are set anew for each, so `exec >&-` inside lasts for that command only.
 5. Per-command variables stand before `eval`, so they end with it. `command eval` keeps a syntax error from ending a
    POSIX shell; `builtin` in bash steps over functions of the same name.
 6. Saving comes after the report: it takes no time of the command. A shell that has just started has nothing to save, so
@@ -41,7 +42,7 @@ _BASH = " ".join(
     (
         "if test -f {state}; then . {state}; fi; builtin unset __tangram_run;",
         "until ! :; do :;",
-        "until __tangram_code=$?;",
+        "until __tangram_code=$?; command exec </dev/null >/dev/null 2>&1;",
         """builtin printf '%s %s\\n' "${{__tangram_run-ready}}" "$__tangram_code" >|{done} || builtin exit "$__tangram_code";""",
         "case ${{__tangram_run+set}} in set) {{ builtin export -p; builtin declare -f; }} >|{state};; esac;",
         "until builtin read -r __tangram_run <{go}; do builtin test -p {go} && __tangram_run= || builtin exit; done;",
@@ -55,7 +56,7 @@ _POSIX = " ".join(
     (
         "if test -f {state}; then . {state}; fi; unset __tangram_run;",
         "until ! :; do :;",
-        "until __tangram_code=$?;",
+        "until __tangram_code=$?; command exec </dev/null >/dev/null 2>&1;",
         """printf '%s %s\\n' "${{__tangram_run-ready}}" "$__tangram_code" >|{done} || exit "$__tangram_code";""",
         "case ${{__tangram_run+set}} in set) export -p >|{state};; esac;",
         "until read -r __tangram_run <{go}; do command test -p {go} && __tangram_run= || exit; done;",
@@ -240,7 +241,7 @@ class Dialect:
         folder = None if asked.cwd is None else _word(asked.cwd)
         go = "" if folder is None else f"{self._own} cd -- {folder} && "
         if words is None:
-            line = f"{go}{assigned} command eval {shlex.quote(asked.command)} {redirected}"
+            line = f"{go}command exec {redirected} && {assigned} command eval {shlex.quote(asked.command)}"
         else:
             line = f"( {f'export {assigned}; ' if assigned else ''}{go}{self._own} exec {shlex.join(words)} {redirected} )"
         for test, word in self._conditions(folder, words, variables.get("PATH")):
