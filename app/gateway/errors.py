@@ -49,7 +49,7 @@ class GatewayError(TangramError):
 class BadRequest(GatewayError):
     """Raised when what was asked for is wrong, or could never run.
 
-    `problem` names what is wrong, where an action was refused for it: `NoSuchFile`, `PathIsDirectory`, `PathOutside`, `FileTooLarge`,
+    `problem` names what is wrong, where an action was refused for it: `NoSuchFile`, `PathIsDirectory`, `FileTooLarge`,
     `FileUnusable`, `ImageMissing`, `BadInput` and so on, as in `workers/cpu/errors.py` and `workers/gpu/errors.py`.
     """
 

@@ -58,8 +58,6 @@ def of_file(path: str, error: BadRequest) -> GatewayError:
             return denied(path)
         case "PathIsDirectory":
             return is_folder(path)
-        case "PathOutside":
-            return RemoteError("builtins.PermissionError", f"[Errno 13] {error}: {path!r}")
         case "FileUnusable" | "FileTooLarge" | "FolderUnusable":
             return os_error(str(error))
     return error

@@ -36,10 +36,10 @@ class Kind:
     name: str
     isolation: Isolation | None = None
     """None for containers."""
-    network: Literal["host", "session", "environment"] = "host"
+    network: Literal["host", "environment"] = "host"
     """What has a loopback of its own."""
     has_own_root: bool = False
-    """Whether `/` is the environment's own: a path that leads out of the work folder then leads nowhere else."""
+    """Whether `/` is the environment's own: no path then leads anywhere else."""
     parks: bool = False
     """Whether what commands left running has a small part of a core, rather than what others leave idle."""
     has_snapshots: bool = False
@@ -54,7 +54,7 @@ KINDS = {
     kind.name: kind
     for kind in (
         Kind("process", "none"),
-        Kind("bubblewrap", "bubblewrap", "session"),
+        Kind("bubblewrap", "bubblewrap", "environment", has_own_root=True),
         Kind("container", None, "environment", has_own_root=True, parks=True, has_snapshots=True),
     )
 }

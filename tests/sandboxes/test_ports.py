@@ -101,16 +101,6 @@ def test_servers_of_two_sessions_are_reached_each_by_its_port(env: Environment) 
     assert [ask(env, port).body for port in ports] == [b"one GET", b"two GET"]
 
 
-def test_of_two_sessions_with_a_loopback_each_the_first_has_a_port_that_both_listen_on(kind: Kind, env: Environment) -> None:
-    if kind.network != "session":
-        pytest.skip("its sessions share a loopback")
-    port = serve(env, session="one", word="one")
-    serve(env, port, session="two", word="two")
-    assert ask(env, port).body == b"one GET"
-    env.close_session("one")
-    assert ask(env, port).body == b"two GET"
-
-
 @pytest.mark.parametrize("address", ["0.0.0.0", "::", "::1"])
 def test_a_server_may_listen_on_all_addresses_or_on_either_loopback(env: Environment, address: str) -> None:
     if ":" in address and not printed(env, "cat /proc/net/if_inet6; :"):

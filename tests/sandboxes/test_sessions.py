@@ -119,7 +119,7 @@ def test_the_environment_is_bare(env: Environment, monkeypatch: pytest.MonkeyPat
     names = {line.partition("=")[0] for line in printed(env, "env").splitlines()}
     meant = {name for name in names if name.startswith("TANGRAM_") or name.endswith("_NUM_THREADS")}
     assert names - meant <= {
-        "PATH", "HOME", "TMPDIR", "LANG", "TERM", "SHELL", "PWD", "OLDPWD", "SHLVL", "_", "HOSTNAME", "MAKEFLAGS",
+        "PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "LANG", "TERM", "SHELL", "PWD", "OLDPWD", "SHLVL", "_", "HOSTNAME", "MAKEFLAGS",
         "PYTEST_XDIST_AUTO_NUM_WORKERS",
     }  # fmt: skip
     assert {name for name in meant if name.startswith("TANGRAM_")} == {"TANGRAM_DOP"}

@@ -19,7 +19,6 @@ from workers.cpu.process import tree
 from workers.cpu.process.backend import ProcessBackend
 from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.sandbox import ProcessSandbox
-from workers.cpu.process.supervisor import Supervisor
 
 from .conftest import environment_in
 from .support import RUN, in_background, running, sleepers, until, weight_of
@@ -102,7 +101,7 @@ def test_what_a_killed_supervisor_held_ends_in_the_foreground_with_its_group(
         os.kill(supervisor, signal.SIGKILL)
         assert until(lambda: bool(outcomes))
     # Then it was brought to the foreground to die there, and no control group is left
-    assert outcomes[0].status == "failed"
+    assert (outcomes[0].status, outcomes[0].exit_code) == (("failed", None) if box.isolation == "none" else ("succeeded", 137))
     assert len(recalled) == 1
     assert not any(map(os.path.exists, box._groups.folders(supervisor)))
 
@@ -121,17 +120,6 @@ def test_a_process_that_has_left_its_control_group_is_held_to_the_grant(box: Pro
         # When its grant changes; then it is on the new core
         execution.resize(Holding((HERE[1],)))
         assert os.sched_getaffinity(pid) == {HERE[1]}
-
-
-def test_a_group_that_was_made_in_part_is_removed(tmp_path: Path) -> None:
-    # Given a supervisor that can make the folders of its group and not fill them in
-    supervisor = Supervisor.__new__(Supervisor)
-    supervisor.background, supervisor.folders = None, []
-    asked = {"means": "affinity", "cores": HERE, "groups": {"pids": f"{tmp_path}/pids"}, "processes": 9}
-    # When that fails; then it knows what to remove at its end
-    with pytest.raises(OSError, match=r"pids\.max"):
-        supervisor.make_group(asked)
-    assert [Path(folder).exists() for folder in supervisor.folders] == [True]
 
 
 @pytest.mark.parametrize("is_busy", [True, False])

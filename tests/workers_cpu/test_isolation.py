@@ -5,7 +5,6 @@ Attempts to escape, which `bubblewrap` must stop; `none` promises to stop few of
 
 from __future__ import annotations
 
-import getpass
 import os
 import shutil
 import sys
@@ -18,9 +17,7 @@ from tangram.settings import Settings
 from workers.cpu.abstract import EnvironmentSpec
 from workers.cpu.cores import CoreMap
 from workers.cpu.errors import SessionUnavailable
-from workers.cpu.files import FLAGS
 from workers.cpu.process.environment import ProcessEnvironment
-from workers.cpu.process.files import Files
 from workers.cpu.process.isolation import SYSTEM, IsolationChoice
 from workers.cpu.process.limits import ProcessLimits
 from workers.cpu.process.programs import folders_of_programs
@@ -117,16 +114,16 @@ def test_of_etc_only_what_programs_need_is_there(tmp_path: Path, monkeypatch: py
     for name in ("ssl/private/server.key", "ssl/certs/ca.pem", "ssh/ssh_host_ed25519_key"):
         (etc / name).parent.mkdir(parents=True, exist_ok=True)
     secret = ("krb5.keytab", "shadow", "ssl/private/server.key", "ssh/ssh_host_ed25519_key", "environment", "pip.conf", "of-a-program")
-    public = ("passwd", "hosts", "ld.so.cache", "nsswitch.conf", "ssl/certs/ca.pem", "os-release")
+    public = ("passwd", "ld.so.cache", "nsswitch.conf", "ssl/certs/ca.pem", "os-release")
     for name in (*secret, *public):
         (etc / name).write_bytes(Path(f"/etc/{name}").read_bytes() if name == "ld.so.cache" else f"of-{name}\n".encode())
     monkeypatch.setattr("workers.cpu.process.isolation.ETC", str(etc))
     box = make(tmp_path / "box", "bubblewrap")
     env = open_one(box)
     # When a command looks; then it finds what is needed, and none of the others
-    assert printed(env, "cat /etc/passwd /etc/ssl/certs/ca.pem") == "of-passwd\nof-ssl/certs/ca.pem\n"
+    assert printed(env, "grep of- /etc/passwd /etc/ssl/certs/ca.pem -h") == "of-passwd\nof-ssl/certs/ca.pem\n"
     found = set(printed(env, "cd /etc; find . -path ./alternatives -prune -o -type f -print").split())
-    assert found == {f"./{name}" for name in public}
+    assert found == {f"./{name}" for name in (*public, "group", "hosts", "hostname")}
     box.close()
 
 
@@ -135,11 +132,11 @@ def test_the_hosts_etc_is_shown_in_part(inside: ProcessEnvironment) -> None:
     names = set(printed(inside, "ls -A /etc").split())
     assert {"passwd", "nsswitch.conf"} <= names
     assert not names & {"shadow", "gshadow", "sudoers", "ssh", "krb5.keytab", "environment", "machine-id", "docker", "systemd"}
-    assert printed(inside, "id -un; python3 -c 'import ssl, locale, time'") == f"{getpass.getuser()}\n"
+    assert printed(inside, "id -un; echo ~; python3 -c 'import ssl, locale, time'") == "user\n/home/user\n"
 
 
 def test_control_files_and_the_systems_own_are_out_of_reach(inside: ProcessEnvironment) -> None:
-    control = f'C=$(echo {inside.work_folder.parents[2]}/control/*); test -e "$C"/go || exit 99; '
+    control = 'C=$(dirname /run/tangram/*/go); test -e "$C"/go || exit 99; '
     for command in (
         "test -e /sys/kernel || test -e /sys/fs/cgroup",
         "umount /etc/hosts",
@@ -167,7 +164,7 @@ def test_setuid_programs_gain_nothing(inside: ProcessEnvironment) -> None:
     tool.chmod(0o4755)
     # When it looks at itself; then it has gained nothing
     assert "CapEff:\t0000000000000000\n" in printed(inside, "./tool /proc/self/status")
-    assert printed(inside, "grep ' / ' /proc/self/mounts; grep box /proc/self/mounts").count("nosuid") >= 4
+    assert printed(inside, "grep ' / ' /proc/self/mounts; grep -E ' /(home/user|tmp|run/tangram) ' /proc/self/mounts").count("nosuid") >= 4
 
 
 def test_the_shell_cannot_be_traced_before_it_is_inside(inside: ProcessEnvironment) -> None:
@@ -185,20 +182,6 @@ def test_the_shell_cannot_be_traced_before_it_is_inside(inside: ProcessEnvironme
         assert run(inside, "exit 3").exit_code == 3
     # Then the watcher runs, and has not come by a descriptor of the host's namespaces
     assert printed(inside, "pgrep -f watch.py | wc -l; ls").split() == ["1", "watch.py"]
-
-
-def test_a_folder_that_becomes_a_link_leads_nowhere(tmp_path: Path) -> None:
-    # Given a path that was resolved as a folder, and is then replaced by a link out of the root
-    (tmp_path / "root/work").mkdir(parents=True)
-    (tmp_path / "outside").mkdir()
-    (tmp_path / "outside/file").write_text("untouched")
-    (tmp_path / "root/work/sub").symlink_to(tmp_path / "outside")
-    files = Files(tmp_path / "root", tmp_path / "root/work", 100)
-    # When it is opened; then that is refused, for reading and for writing
-    for flags, makes_folders in ((os.O_RDONLY, False), (os.O_WRONLY | os.O_CREAT, True)):
-        with pytest.raises(OSError, match="Not a directory"):
-            files._open(str(tmp_path / "root/work/sub/file"), flags | FLAGS, makes_folders=makes_folders)
-    assert (tmp_path / "outside/file").read_text() == "untouched"
 
 
 def test_a_fork_bomb_stays_within_the_processes_of_its_session(tmp_path: Path) -> None:

@@ -30,10 +30,10 @@ def refuse(_: ProcessBackends) -> ProcessBackend:
 
 
 def test_what_runs_and_waits_in_an_environment_that_ends_by_itself_is_lost(
-    env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch
+    host_env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a command that runs, one that waits for its turn, and one that is cancelled while it waits
-    first, second, third = (admit(env, command) for command in (f"sleep 305.125{RUN}", "echo second", "echo third"))
+    first, second, third = (admit(host_env, command) for command in (f"sleep 305.125{RUN}", "echo second", "echo third"))
     with ThreadPoolExecutor(3) as threads:
         outcomes = [threads.submit(first.wait)]
         sleepers(f"305.125{RUN}")

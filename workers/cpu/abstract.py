@@ -278,7 +278,7 @@ class Environment(ABC):
         """Return a file's bytes, or at most `length` of them from `offset` on; a relative `path` starts at the work folder.
 
         Raises:
-            NoSuchFile, PathIsDirectory, PathOutside, FileTooLarge, FileUnusable: as their names say.
+            NoSuchFile, PathIsDirectory, FileTooLarge, FileUnusable: as their names say.
             EnvironmentGone: the environment was closed.
 
         """
@@ -290,7 +290,7 @@ class Environment(ABC):
         The file keeps its first `offset` bytes, which it must have, and ends with `data`.
 
         Raises:
-            PathIsDirectory, PathOutside, FileTooLarge, FileUnusable: as their names say.
+            PathIsDirectory, FileTooLarge, FileUnusable: as their names say.
             EnvironmentGone: the environment was closed.
 
         """

@@ -95,12 +95,6 @@ class PathIsDirectory(SandboxError, IsADirectoryError):
     cause = "bad_input"
 
 
-class PathOutside(SandboxError, PermissionError):
-    """Raised when a path leads out of the environment."""
-
-    cause = "bad_input"
-
-
 class FileTooLarge(SandboxError, OSError):
     """Raised when a file is larger than the sandbox passes in one piece."""
 

@@ -14,24 +14,25 @@ import select
 import signal
 import socket
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from workers.cpu.abstract import Holding
 from workers.cpu.cores import CoreMap
+from workers.cpu.errors import SessionUnavailable
 from workers.cpu.ports.network import HostNetwork, Network
 from workers.cpu.process import tree
+from workers.cpu.process.anchor import Anchor
 from workers.cpu.process.background import Background
 from workers.cpu.process.fork_client import ForkClient
-from workers.cpu.process.groups import Groups, MemoryGroup, remove_folder
-from workers.cpu.process.isolation import SessionIsolation
+from workers.cpu.process.groups import Groups, MemoryGroup
 from workers.cpu.process.members import Members
 from workers.cpu.process.meter import TreeMeter
-from workers.cpu.process.network import SessionNetwork
 from workers.cpu.shell.backend import Backend, Backends, Event, Exited, Gone, HungUp, Refused, Spawned
 from workers.cpu.shell.dialect import Dialect, ProtocolFolder
 
 MESSAGE_BYTES = 1 << 16
+KILLED = 128 + signal.SIGKILL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,27 +47,27 @@ class ShellSetup:
     groups: Groups
     processes: int
     memory: MemoryGroup | None = None
-    isolation: SessionIsolation | None = None
-
-    def group(self) -> dict[str, object]:
-        """Return what the supervisor needs to know of the control group of its session, and of the background."""
-        background, groups = self.background, self.groups
-        return {"means": background.means, "cores": background.cores, "groups": asdict(groups), "processes": self.processes}
+    anchor: Anchor | None = None
 
 
 class ProcessBackend(Backend):
     """A connection to the supervisor with the process id `supervisor`, on the machine that `core_map` describes."""
 
-    def __init__(self, channel: socket.socket, supervisor: int, setup: ShellSetup, core_map: CoreMap, fork_client: ForkClient) -> None:
-        self._channel, self._setup, self._core_map, self._fork_client = channel, setup, core_map, fork_client
+    def __init__(self, channel: socket.socket, supervisor: int, setup: ShellSetup, core_map: CoreMap) -> None:
+        self._channel, self._setup, self._core_map = channel, setup, core_map
         self._supervisor = tree.read_process(supervisor)
+        self._shell_inside = 0
         self._background, self._in_background, self._weighed = setup.background, False, 1
         self._cores: frozenset[int] = frozenset()
         self._lock = threading.Lock()
         self._members = Members()
         self._spared: frozenset[tree.Identity] = frozenset()
-        self._ending = self._has_left = False
+        self._ending = self._has_left = self._was_killed = self._has_groups = False
         channel.setblocking(False)
+
+    @property
+    def _supervisor_pid(self) -> int:
+        return self._supervisor.pid if self._supervisor is not None else 0
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when there is an event."""
@@ -77,17 +78,35 @@ class ProcessBackend(Backend):
         # What was left behind shares its group with the shell, which would not come up in time.
         self.hold(Holding())
         setup = self._setup
-        apart = setup.isolation.message(control) if setup.isolation is not None else None
-        self._say(
-            do="spawn",
-            argv=setup.dialect.argv(control),
-            env=dict(setup.variables),
-            cwd=cwd,
-            home=setup.home,
-            limits=dict(setup.limits),
-            background=setup.group(),
-            apart=apart,
-        )
+        if self._supervisor is None:
+            return  # It has said why, or its end follows.
+        if not os.path.exists(control.state):
+            control.keep_state()
+        try:
+            groups = self._joined()
+        except OSError as error:
+            raise SessionUnavailable(f"cannot start the shell: {error}") from error
+        try:
+            self._say(
+                groups,
+                do="spawn",
+                argv=setup.dialect.argv(control),
+                env=dict(setup.variables),
+                cwd=cwd,
+                home=setup.home,
+                limits=dict(setup.limits),
+            )
+        finally:
+            for descriptor in groups:
+                os.close(descriptor)
+
+    def _joined(self) -> list[int]:
+        """Return descriptors by which a shell joins the session's control groups. The first one has them made. Raises `OSError`."""
+        groups, supervisor = self._setup.groups, self._supervisor_pid
+        if not self._has_groups:
+            self._has_groups = True
+            groups.make(supervisor, self._setup.processes)
+        return [os.open(f"{folder}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for folder in groups.joined(supervisor)]
 
     def begin(self, holding: Holding) -> None:
         """Apply a grant; see the base class."""
@@ -111,7 +130,7 @@ class ProcessBackend(Backend):
         cores = self._core_map.real(holding.cores)
         with self._lock:
             if holding.background and self._ending:
-                # The supervisor has brought them to the foreground: what has no CPU time cannot die.
+                # They are in the foreground, to die: see `hang_up`.
                 return
             if holding.background:
                 self._background.send(self._members)
@@ -151,7 +170,8 @@ class ProcessBackend(Backend):
 
     def kill(self, grace_s: float) -> None:
         """Ask that all processes end but those that were there before, and their descendants; the answer is `Gone`."""
-        self._say(do="kill", spared=[list(identity) for identity in self._spared], grace_s=grace_s)
+        spared = [(tree.inner_pid(pid), start) for pid, start in self._spared]
+        self._say(do="kill", spared=spared, grace_s=grace_s)
 
     def command_processes(self) -> list[tree.Process]:
         """Return the processes of the command and the shell; see the base class."""
@@ -166,9 +186,7 @@ class ProcessBackend(Backend):
         members = self._members
         if not members.supervisor:
             return None
-        if members.anchor and self._supervisor is not None:
-            return SessionNetwork(self._fork_client, members, self._supervisor)
-        return HostNetwork(lambda: [process.pid for process in members.settled()[0]])
+        return self._setup.anchor or HostNetwork(lambda: [process.pid for process in members.settled()[0]])
 
     def folder(self) -> str | None:
         """Return the folder that the shell is in; see the base class."""
@@ -177,10 +195,10 @@ class ProcessBackend(Backend):
         except OSError:
             return None
 
-    def _say(self, **message: object) -> None:
+    def _say(self, descriptors: Sequence[int] = (), **message: object) -> None:
         self._signal_supervisor(signal.SIGCONT)
         try:
-            self._channel.send(json.dumps(message).encode())
+            socket.send_fds(self._channel, [json.dumps(message).encode()], descriptors)
         except (ConnectionError, BrokenPipeError):
             return  # The end of the channel follows as an event.
 
@@ -204,24 +222,31 @@ class ProcessBackend(Backend):
             except ConnectionError:
                 message = b""
             if not message:
+                if self._was_killed and self._setup.anchor is not None and self._members.shell:
+                    # Whatever is inside can end its supervisor, and all else with it: that is the command's doing.
+                    yield Exited(self._members.shell, KILLED)
                 yield HungUp("the session's supervisor process was killed")
                 return
             said = json.loads(message)
             if said["event"] == "killed":
+                self._was_killed = True
                 # What the supervisor has left is about to be killed, for which it needs time.
                 self.hold(Holding())
             else:
                 yield self._parse(said)
 
     def _parse(self, said: dict[str, object]) -> Event:
+        supervisor = self._supervisor_pid
         match said:
-            case {"event": "spawned", "pid": int(shell), "supervisor": int(supervisor), "anchor": list(anchor)}:
-                self._members = Members(supervisor, shell, tuple(anchor))
+            case {"event": "spawned", "pid": int(inside)}:
+                # One that has ended already has no id here any more.
+                shell = next((pid for pid in tree.children(supervisor, 1) if tree.inner_pid(pid) == inside), -inside)
+                self._members, self._shell_inside = Members(supervisor, shell), inside
                 return Spawned(shell)
             case {"event": "refused", "reason": str(reason)}:
                 return Refused(reason)
-            case {"event": "exited", "pid": int(shell), "code": int(code), "max_rss_mb": float(rss_mb)}:
-                return Exited(shell, code, rss_mb)
+            case {"event": "exited", "pid": int(inside), "code": int(code), "max_rss_mb": float(rss_mb)}:
+                return Exited(self._members.shell if inside == self._shell_inside else -inside, code, rss_mb)
             case {"event": "gone", "max_rss_mb": float(rss_mb), "left": list(left)}:
                 return Gone(rss_mb, tuple(left))
         raise ValueError(f"no event of a supervisor: {said}")
@@ -230,6 +255,9 @@ class ProcessBackend(Backend):
         """Tell the supervisor to end everything below it; nothing goes to the background any more."""
         with self._lock:
             self._ending = True
+            if self._in_background:
+                # A process without CPU time cannot handle a signal, nor die of one.
+                self._background.recall(self._members, self._core_map.available)
         self._signal_supervisor(signal.SIGCONT)
         try:
             self._channel.shutdown(socket.SHUT_WR)
@@ -243,9 +271,7 @@ class ProcessBackend(Backend):
         return bool(poller.poll(timeout_s * 1000))
 
     def close(self) -> None:
-        """Give the descriptor back, and remove what is left of the control group. The ids of processes may become those of others."""
-        for folder in self._setup.groups.folders(self._members.supervisor):
-            remove_folder(folder)
+        """Give the descriptor back. The ids of processes may become those of others."""
         self._members, self._has_left = Members(), False
         self._channel.close()
 
@@ -258,7 +284,17 @@ class ProcessBackends(Backends):
 
     def backend(self) -> ProcessBackend:
         """Return a fresh supervisor; see the base class."""
-        return ProcessBackend(*self._fork_client.supervisor(), self._setup, self._core_map, self._fork_client)
+        return ProcessBackend(*self._supervisor(), self._setup, self._core_map)
+
+    def _supervisor(self) -> tuple[socket.socket, int]:
+        anchor, groups = self._setup.anchor, self._setup.groups.prefixes
+        try:
+            return self._fork_client.supervisor(anchor.pids() if anchor is not None else (), groups)
+        except SessionUnavailable:
+            if anchor is None or anchor.stands:
+                raise
+            # What is inside has ended the anchor meanwhile.
+            return self._fork_client.supervisor(anchor.pids(), groups)
 
     def oom_kills(self) -> int:
         """Return how many processes the kernel has ended; see the base class."""

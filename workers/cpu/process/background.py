@@ -16,7 +16,6 @@ puts right what each later sample of the command finds.
 
 What the worker sends to the background it must be able to take back, which the kernel does not allow to everybody:
 `trial.py` finds what works.
-Rules: the standard library only; the supervisor process imports this file too.
 """
 
 from __future__ import annotations

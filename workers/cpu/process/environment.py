@@ -1,10 +1,10 @@
-"""An environment of the process sandbox: its work folder, temporary files, and its sessions.
+"""An environment of the process sandbox: its folders, its namespaces where it is set apart, and its sessions.
 
-| folder                         | what for                                                                    |
-|--------------------------------|-----------------------------------------------------------------------------|
-| `<base>/environments/<id>/work` | where sessions start, and HOME                                             |
-| `<base>/environments/<id>/tmp` | TMPDIR                                                                      |
-| `<base>/control/`              | protocol files of sessions, out of the way of commands that walk their home |
+| folder in `<base>/environments/<id>` | what for                                                                    |
+|--------------------------------------|-----------------------------------------------------------------------------|
+| `work`                               | where sessions start, and HOME                                              |
+| `tmp`                                | `/tmp` where it is set apart, else TMPDIR                                   |
+| `control`                            | protocol files of sessions, out of the way of commands that walk their home |
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from pathlib import Path
 from workers.cpu.abstract import EnvironmentSpec
 from workers.cpu.base import remove_tree
 from workers.cpu.leftovers import Leftovers
-from workers.cpu.process.files import Files
+from workers.cpu.process.anchor import Anchor
 from workers.cpu.process.groups import MemoryGroup
-from workers.cpu.shell.environment import ShellEnvironment
+from workers.cpu.process.isolation import Folders
+from workers.cpu.shell.environment import FileAccess, ShellEnvironment
 from workers.cpu.shell.session import SessionSetup
 
 
@@ -30,21 +31,25 @@ class ProcessEnvironment(ShellEnvironment):
     def __init__(
         self,
         spec: EnvironmentSpec,
-        files: Files,
+        files: FileAccess,
         setup: SessionSetup,
         forget: Callable[[str], None],
+        folders: Folders,
+        anchor: Anchor | None,
         memory: MemoryGroup | None,
         leftovers: Leftovers,
     ) -> None:
         super().__init__(spec, files, setup, forget)
-        self._folders, self._memory, self._leftovers = files, memory, leftovers
+        self._folders, self._anchor, self._memory, self._leftovers = folders, anchor, memory, leftovers
 
     @property
     def work_folder(self) -> Path:
-        """Return the folder in which sessions start."""
+        """Return the folder in which sessions start, on the host."""
         return self._folders.work
 
     def _remove(self) -> None:
+        if self._anchor is not None:
+            self._anchor.end()
         if self._memory is not None:
             self._memory.remove()
         root = self._folders.root

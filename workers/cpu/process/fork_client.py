@@ -8,16 +8,16 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from workers.cpu.errors import SessionUnavailable
 from workers.cpu.ports.loopback import LOOPBACKS
-from workers.cpu.process import tree
-from workers.cpu.process.fork_server import ANSWER_BYTES, MADE, SUPERVISOR
+from workers.cpu.process.fork_server import MADE
 
-STOP_LIMIT_S = 15.0
+STOP_LIMIT_S, ANSWER_LIMIT_S = 15.0, 60.0
 SOCKETS_LIMIT_S = 10.0
-_REASON_BYTES = 1024
+ANSWER_BYTES = _REASON_BYTES = 1024
 _ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -34,16 +34,21 @@ class ForkClient:
         self._channel: socket.socket | None = None
         self._closed = False
 
-    def supervisor(self) -> tuple[socket.socket, int]:
-        """Return a connection to a fresh supervisor, which ends when nothing of the session is left, and the supervisor's process id.
+    def supervisor(self, anchor: Sequence[int], groups: Sequence[str]) -> tuple[socket.socket, int]:
+        """Return a connection to a fresh supervisor, inside of `anchor` if any, and its process id.
 
+        The connection ends when nothing of the session is left and its control groups, called `groups` and that id, are removed.
         Raises `SessionUnavailable`.
         """
-        return self._forked(SUPERVISOR)
+        return self._forked({"supervisor": anchor, "groups": groups})
 
-    def sockets_inside(self, anchor: tuple[int, ...], supervisor: tree.Identity) -> list[socket.socket]:
-        """Return sockets of the network of the session with this anchor and supervisor. Raises `SessionUnavailable`."""
-        channel, _ = self._forked(json.dumps({"anchor": anchor, "supervisor": supervisor}).encode())
+    def anchor(self, program: str, arguments: Sequence[str]) -> tuple[socket.socket, int]:
+        """Return a connection to a fresh bwrap, over which it says how it fares, and its process id. Raises `SessionUnavailable`."""
+        return self._forked({"anchor": [program, *arguments]})
+
+    def sockets_inside(self, anchor: Sequence[int]) -> list[socket.socket]:
+        """Return sockets of the network of the environment with this anchor. Raises `SessionUnavailable`."""
+        channel, _ = self._forked({"sockets": anchor})
         with channel:
             channel.settimeout(SOCKETS_LIMIT_S)
             try:
@@ -53,37 +58,41 @@ class ForkClient:
         for descriptor in descriptors:
             os.set_inheritable(descriptor, False)
         if said != MADE:
-            raise SessionUnavailable(f"the network of a session cannot be entered: {said.decode(errors='replace') or 'it ended at once'}")
+            reason = said.decode(errors="replace") or "it ended at once"
+            raise SessionUnavailable(f"the network of an environment cannot be entered: {reason}")
         return [socket.socket(fileno=descriptor) for descriptor in descriptors]
 
-    def _forked(self, request: bytes) -> tuple[socket.socket, int]:
+    def _forked(self, asked: dict[str, Sequence[object]]) -> tuple[socket.socket, int]:
         """Return a connection to a process that was forked for a request, and its id. Raises `SessionUnavailable`."""
+        request = json.dumps(asked).encode()
+        for _ in range(2):
+            mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            mine.settimeout(ANSWER_LIMIT_S)
+            try:
+                with theirs, self._lock:
+                    socket.send_fds(self._living(), [request], [theirs.fileno()])
+                # What was sent to a fork server that has just been killed has arrived only once it is answered.
+                pid, _, reason = mine.recv(ANSWER_BYTES).decode().partition(" ")
+            except OSError as error:
+                pid, reason = "", f"the fork server does not answer: {error.strerror or error}"
+            if pid.isdigit() and int(pid):
+                return mine, int(pid)
+            mine.close()
+            if pid or self._lives():
+                break
+        raise SessionUnavailable(reason or "the fork server ends as soon as it starts")
+
+    def _lives(self) -> bool:
         with self._lock:
-            if self._closed:
-                raise SessionUnavailable("the sandbox is closed")
-            for _ in range(2):
-                found = self._ask(self._channel or self._start(), request)
-                if found is not None:
-                    return found
-                self._stop()
-        raise SessionUnavailable("the fork server ends as soon as it starts")
+            return self._process is not None and self._process.poll() is None
 
-    @staticmethod
-    def _ask(channel: socket.socket, request: bytes) -> tuple[socket.socket, int] | None:
-        """Return a connection to what was forked and its process id; None where the fork server has ended, or does not answer.
-
-        A fork server that has just been killed still has its socket, so what was sent has arrived only once it is answered.
-        """
-        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            with theirs:
-                socket.send_fds(channel, [request], [theirs.fileno()])
-            if answer := channel.recv(ANSWER_BYTES):
-                return mine, int(answer)
-        except OSError:  # a timeout is one
-            pass
-        mine.close()
-        return None
+    def _living(self) -> socket.socket:
+        """Return the connection to the fork server, which is started where it does not live. The caller holds the lock."""
+        if self._closed:
+            raise SessionUnavailable("the sandbox is closed")
+        if self._process is not None and self._process.poll() is not None:
+            self._stop()
+        return self._channel or self._start()
 
     def _start(self) -> socket.socket:
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -99,7 +108,6 @@ class ForkClient:
                 start_new_session=True,
                 pass_fds=self._locks,
             )
-        mine.settimeout(STOP_LIMIT_S)
         self._channel = mine
         return mine
 

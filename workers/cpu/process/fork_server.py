@@ -6,23 +6,27 @@ descriptors that this process and the supervisors hold while they live, but no c
     worker ── fork server ── supervisor (one a session) ── shell ── the commands
 
 A worker is full of threads, so it cannot fork with set-up code. A fork server has one thread and has imported what a supervisor
-needs, so a supervisor costs a fork. Each request is a message with a socket, and is answered by the id of the process that was forked:
+needs, so a supervisor costs a fork. Each request is a message with a socket, over which the forked process first says its id. Where it
+cannot be forked, that is 0, and why:
 
-| message                                       | the forked process                                                                |
-|-----------------------------------------------|-----------------------------------------------------------------------------------|
-| `supervisor`                                  | is a supervisor, which serves the socket                                          |
-| `{"anchor", "supervisor"}`, as JSON           | enters the network of a session, makes sockets there, sends these, and ends       |
+| message, as JSON                     | the forked process                                                                   |
+|--------------------------------------|--------------------------------------------------------------------------------------|
+| `{"supervisor": anchor, "groups": …}` | is a supervisor, which serves the socket; inside of the anchor if one is named      |
+| `{"anchor": [program, argument, …]}` | is bwrap, the anchor of an environment's namespaces; see `namespace.py`              |
+| `{"sockets": anchor}`                | enters the network of an environment, makes sockets there, sends these, and ends     |
 
-Of the socket of a supervisor the fork server keeps a copy. It closes that once nothing of the session is left, so the end of the socket
-means just that, however the supervisor ended.
+An anchor is named by the ids of its three processes. Of the socket of a supervisor the fork server keeps a copy. It closes that once
+nothing of the session is left, so the end of the socket means just that, however the supervisor ended. It then removes the control
+groups of the session, whose names are `groups` followed by the id of the supervisor.
 
 | state of a supervisor | meaning                                              | next                                                |
 |-----------------------|------------------------------------------------------|-----------------------------------------------------|
 | running               | it serves its socket, see `supervisor.py`            | the worker closes its end, or it is killed: ended   |
-| ended                 | it has been reaped; what it left is killed           | no orphan is left: the socket is closed             |
+| ended                 | it has been reaped; what it left is killed           | nothing is left: the socket is closed               |
 
 A supervisor that was killed leaves its processes to the fork server, which is a child subreaper. The worker gets the event `killed`, so
-that it brings them to the foreground, where they can die. When the worker dies, the fork server waits for its supervisors.
+that it brings them to the foreground, where they can die. Inside of an anchor they are left to its init instead, which nobody can
+tell from those of other sessions. So there the whole anchor ends. When the worker dies, the fork server waits for its supervisors.
 
 Rules: the standard library only, one thread, no code of a command ever runs in this process.
 """
@@ -30,6 +34,7 @@ Rules: the standard library only, one thread, no code of a command ever runs in 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import json
 import os
@@ -37,23 +42,31 @@ import signal
 import socket
 import sys
 import time
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from workers.cpu.ports.loopback import make_sockets
-from workers.cpu.process import tree
+from workers.cpu.process import seccomp, tree
 from workers.cpu.process.members import Members, kill
-from workers.cpu.process.namespace import enter_network
-from workers.cpu.process.serving import PR_SET_CHILD_SUBREAPER, Wakeup, prctl, serve
+from workers.cpu.process.namespace import become_bwrap, enter, enter_network
+from workers.cpu.process.serving import PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, Wakeup, end_first, prctl, serve
 from workers.cpu.process.supervisor import CLOSE_GRACE_S, Supervisor
 
 SHUTDOWN_LIMIT_S, RETRY_S = 4.0, 0.005
-SUPERVISOR = b"supervisor"
-REQUEST_BYTES = 512
+PR_SET_NAME = 15
+REQUEST_BYTES = 1 << 16
 MADE = b"made"
 """What is sent with sockets that were made; else why there are none."""
 
-ANSWER_BYTES = 32
-"""The answer to a request is the id of the forked process, in decimal digits; 0 where none could be forked."""
+
+@dataclass(slots=True)
+class Session:
+    """What the fork server knows of a session: the socket of its supervisor, its anchor if it has one, and its control groups."""
+
+    channel: socket.socket
+    anchor: list[int]
+    groups: list[str]
+    was_killed: bool = False
 
 
 class ForkServer:
@@ -62,9 +75,11 @@ class ForkServer:
     def __init__(self, channel: socket.socket) -> None:
         self.channel = channel
         self.wakeup = Wakeup()
-        self.running: dict[int, socket.socket] = {}
+        self.running: dict[int, Session] = {}
+        self.anchors: set[int] = set()
         self.entering: set[int] = set()
-        self.ended: list[socket.socket] = []
+        self.messengers: dict[int, tuple[int, Session]] = {}
+        self.ended: list[Session] = []
         prctl(PR_SET_CHILD_SUBREAPER, 1)
 
     def serve(self) -> None:
@@ -72,13 +87,13 @@ class ForkServer:
         serve(self.channel, self.wakeup, self.reap, self.answer)
         deadline = time.monotonic() + SHUTDOWN_LIMIT_S
         while self.running and (left_s := deadline - time.monotonic()) > 0:
-            # They see the end of their sockets too. One that is killed instead would leave its control group.
+            # They see the end of their sockets too.
             self.wakeup.wait(left_s)
             self.reap()
         kill(Members(os.getpid()), set(), 2 * CLOSE_GRACE_S, self.wakeup, self.reap)
 
     def answer(self) -> bool:
-        """Fork what is asked for; return False at the end of file. Failing to fork is seen as the end of the socket."""
+        """Fork what is asked for; return False at the end of file."""
         try:
             message, descriptors, _, _ = socket.recv_fds(self.channel, REQUEST_BYTES, 1)
         except ConnectionError:
@@ -88,49 +103,109 @@ class ForkServer:
         # A descriptor that came over a socket would otherwise be inherited by the shells.
         os.set_inheritable(descriptors[0], False)
         theirs = socket.socket(fileno=descriptors[0])
+        is_kept = False
         try:
-            pid = os.fork()
-        except OSError:
-            pid = 0
+            is_kept = self.fork(json.loads(message), theirs)
+        except OSError as error:
+            say(theirs, 0, f"cannot fork: {error.strerror}")
+        if not is_kept:
             theirs.close()
-        else:
-            if message == SUPERVISOR:
-                if pid == 0:
-                    self.become_supervisor(theirs)
-                self.running[pid] = theirs
-            else:
-                if pid == 0:
-                    self.make_sockets(json.loads(message), theirs)
-                self.entering.add(pid)
-                theirs.close()
-        with contextlib.suppress(OSError):  # the worker may be gone
-            self.channel.send(str(pid).encode(), socket.MSG_DONTWAIT)
         return True
 
-    def become_supervisor(self, channel: socket.socket) -> None:
+    def fork(self, asked: dict[str, Any], theirs: socket.socket) -> bool:
+        """Fork what is asked for. Return whether this process keeps its copy of the socket. Raises `OSError`."""
+        match asked:
+            case {"anchor": [program, *arguments]}:
+                if (pid := os.fork()) == 0:
+                    say(theirs, os.getpid())
+                    become_bwrap(program, arguments, theirs.fileno())
+                self.anchors.add(pid)
+            case {"sockets": list(anchor)}:
+                if (pid := os.fork()) == 0:
+                    self.make_sockets(anchor, theirs)
+                self.entering.add(pid)
+            case {"supervisor": [], "groups": list(prefixes)}:
+                if (pid := os.fork()) == 0:
+                    say(theirs, os.getpid())
+                    self.become_supervisor(theirs)
+                self.running[pid] = Session(theirs, [], [f"{prefix}-{pid}" for prefix in prefixes])
+            case {"supervisor": list(anchor), "groups": list(prefixes)}:
+                self.fork_messenger(Session(theirs, anchor, prefixes))
+        return "supervisor" in asked
+
+    def fork_messenger(self, session: Session) -> None:
+        """Fork a process that enters an anchor, forks a supervisor there, says its id, and ends. Raises `OSError`."""
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        try:
+            messenger = os.fork()
+        except OSError:
+            os.close(reading)
+            os.close(writing)
+            raise
+        if messenger == 0:
+            pid, reason = 0, ""
+            try:
+                rename("supervisor")
+                end_first()  # Inside, it may no more.
+                enter(session.anchor[-1], lambda: self.stands(session.anchor))
+                prctl(PR_SET_NO_NEW_PRIVS, 1)
+                seccomp.install(seccomp.FILTER or b"")
+                pid = os.fork()
+                if pid == 0:
+                    os.close(reading)
+                    os.close(writing)
+                    self.become_supervisor(session.channel)
+            except OSError as error:
+                reason = f"cannot set the shell apart from the host: {error}"
+            finally:
+                os.write(writing, str(pid).encode())
+                say(session.channel, pid, reason)
+                os._exit(0)
+        os.close(writing)
+        self.messengers[messenger] = (reading, session)
+
+    def take_over(self, reading: int, session: Session) -> None:
+        """Take on the supervisor that a messenger has forked, by the id that it wrote. The messenger has ended."""
+        with open(reading, "rb") as file:
+            pid = int(file.read() or 0)
+        session.groups = [f"{prefix}-{pid}" for prefix in session.groups]
+        try:
+            if pid:
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            pid = 0  # it has been reaped already
+        if pid:
+            self.running[pid] = session
+        else:
+            self.ended.append(session)
+
+    def stands(self, anchor: list[int]) -> bool:
+        """Return whether the processes of an anchor live. Asked in a child, while the first one cannot be reaped."""
+        bwrap, init, pause = map(tree.read_process, anchor)
+        if bwrap is None or init is None or pause is None or bwrap.pid not in self.anchors:
+            return False
+        line = [pause.parent, init.parent, bwrap.parent]
+        return line == [init.pid, bwrap.pid, os.getppid()] and not (init.is_dying or pause.is_dying)
+
+    def become_supervisor(self, channel: socket.socket) -> NoReturn:
         """Serve a session in this freshly forked process, which must not keep the sockets of others open."""
         try:
             self.wakeup.close()
-            for other in (self.channel, *self.running.values(), *self.ended):
-                other.close()
+            for session in (*self.running.values(), *self.ended, *(session for _, session in self.messengers.values())):
+                session.channel.close()
+            for reading, _ in self.messengers.values():
+                os.close(reading)
+            self.channel.close()
             Supervisor(channel).serve()
         finally:
             os._exit(0)
 
-    def make_sockets(self, asked: dict[str, Any], channel: socket.socket) -> NoReturn:
-        """Send sockets of the network of a session, in this freshly forked process, which then ends."""
-
-        def stands() -> bool:
-            bwrap, init, pause = map(tree.read_process, asked["anchor"])
-            owner = tree.read_process(asked["supervisor"][0])
-            if bwrap is None or init is None or pause is None or owner is None:
-                return False
-            line = [pause.parent, init.parent, bwrap.parent, owner.parent]
-            return line == [init.pid, bwrap.pid, owner.pid, os.getppid()] and list(owner.identity) == asked["supervisor"]
-
+    def make_sockets(self, anchor: list[int], channel: socket.socket) -> NoReturn:
+        """Send sockets of the network of an environment, in this freshly forked process, which then ends."""
         try:
+            say(channel, os.getpid())
             self.wakeup.close()
-            enter_network(asked["anchor"][-1], stands)
+            enter_network(anchor[-1], lambda: self.stands(anchor))
             made = make_sockets()
             socket.send_fds(channel, [MADE], [each.fileno() for each in made])
         except OSError as error:
@@ -143,24 +218,65 @@ class ForkServer:
         with contextlib.suppress(ChildProcessError):
             while (found := os.waitpid(-1, os.WNOHANG))[0]:
                 self.entering.discard(found[0])
-                if (channel := self.running.pop(found[0], None)) is not None:
-                    self.ended.append(channel)
-                    if os.WIFSIGNALED(found[1]):
-                        with contextlib.suppress(OSError):
-                            channel.send(json.dumps({"event": "killed"}).encode(), socket.MSG_DONTWAIT)
-        if not self.ended:
+                self.anchors.discard(found[0])
+                if (messenger := self.messengers.pop(found[0], None)) is not None:
+                    self.take_over(*messenger)
+                if (session := self.running.pop(found[0], None)) is not None:
+                    session.was_killed = os.WIFSIGNALED(found[1])
+                    if session.was_killed:
+                        self.note_killed(session)
+                    self.ended.append(session)
+        # What a supervisor inside of an anchor leaves does not come here.
+        self.ended = [session for session in self.ended if not session.anchor or not self.is_over(session)]
+        if all(session.anchor for session in self.ended):
             return None
-        own = self.running.keys() | self.entering
+        own = self.running.keys() | self.entering | self.anchors
         spared = {process.identity for process in map(tree.read_process, own) if process is not None}
         for process in tree.settled(os.getpid(), spared)[0]:
             tree.send(process, signal.SIGKILL)
         # Whatever is below an orphan becomes a child of this process when the orphan has ended.
         if not set(tree.children(os.getpid())) <= own:
             return RETRY_S
-        for channel in self.ended:
-            channel.close()
-        self.ended.clear()
+        self.ended = [session for session in self.ended if not self.is_over(session)]
         return None
+
+    def is_over(self, session: Session) -> bool:
+        """Say the end of a session of which nothing is left: remove its groups, and close its socket."""
+        if session.was_killed and self.init_of(session.anchor) is not None:
+            return False
+        for folder in session.groups:
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
+        session.channel.close()
+        return True
+
+    def note_killed(self, session: Session) -> None:
+        """Tell the worker that a supervisor was killed, and end the anchor that it was in."""
+        with contextlib.suppress(OSError):
+            session.channel.send(json.dumps({"event": "killed"}).encode(), socket.MSG_DONTWAIT)
+        if (init := self.init_of(session.anchor)) is not None:
+            tree.send(init, signal.SIGKILL)
+
+    def init_of(self, anchor: list[int]) -> tree.Process | None:
+        """Return the init of an anchor, the last to end of all that is inside; None where there is no anchor, or it has ended."""
+        init = tree.read_process(anchor[1]) if anchor else None
+        # An init whose bwrap has ended is an orphan, and so a child of this process.
+        return init if init is not None and init.parent in (anchor[0], os.getpid()) and init.state != "Z" else None
+
+
+def say(channel: socket.socket, pid: int, reason: str = "") -> None:
+    """Tell the worker the id of the process that was forked, or why there is none; it may be gone."""
+    with contextlib.suppress(OSError):
+        channel.send(f"{pid} {reason}".encode(), socket.MSG_DONTWAIT)
+
+
+def rename(name: str) -> None:
+    """Have this process listed by `name`, so that no program inside reads where the worker is installed."""
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    start, end = int(fields[45]), int(fields[46])
+    ctypes.memmove(start, name.encode().ljust(end - start, b"\0")[: end - start], end - start)
+    ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def main() -> None:

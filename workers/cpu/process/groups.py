@@ -12,8 +12,8 @@ The groups of a sandbox have names made of its folder. They lie beside each othe
 In version 1 a group has a folder for each controller. In version 2 it has one for all, and a process is in one group only. So there
 the group of an environment contains the groups of its sessions, where the worker can bound memory.
 
-The supervisor makes the group of its session. The worker makes and removes that of an environment.
-Rules: the standard library only; the supervisor imports this file too.
+The worker makes them, and removes that of an environment; the fork server removes those of a session. A shell joins them by descriptors
+that the worker opens.
 """
 
 from __future__ import annotations
@@ -124,9 +124,14 @@ class Groups:
         """Return the controllers of the groups of sessions."""
         return [controller for controller in ("pids", "cpu") if getattr(self, controller) is not None]
 
+    @property
+    def prefixes(self) -> list[str]:
+        """Return what the folders of the groups of sessions begin with."""
+        return [prefix for prefix in dict.fromkeys((self.pids, self.cpu)) if prefix is not None]
+
     def folders(self, supervisor: int) -> list[str]:
         """Return the folders of the group of a supervisor's session."""
-        return [f"{prefix}-{supervisor}" for prefix in dict.fromkeys((self.pids, self.cpu)) if prefix is not None]
+        return [f"{prefix}-{supervisor}" for prefix in self.prefixes]
 
     def joined(self, supervisor: int) -> list[str]:
         """Return the folders of all groups that the processes of a session are in."""
@@ -186,12 +191,6 @@ def _first(folders: list[str], name: str, serves: Callable[[str], bool]) -> str 
             finally:
                 os.rmdir(trial)
     return None
-
-
-def join(folders: list[str]) -> None:
-    """Put this process into the group that these folders are. Raises `OSError`."""
-    for folder in folders:
-        control_files.write(f"{folder}/cgroup.procs", "0")
 
 
 def remove_folder(folder: str) -> None:

@@ -1,14 +1,22 @@
-"""How the shells of a process sandbox are set apart from the host: not at all, or by bubblewrap.
+"""How the environments of a process sandbox are set apart from the host: not at all, or by bubblewrap.
 
-| kind         | a shell has                                                                                          |
+| kind         | a command has                                                                                         |
 |--------------|------------------------------------------------------------------------------------------------------|
 | `none`       | the host as the worker's user has it                                                                 |
-| `bubblewrap` | user, PID, IPC, UTS, cgroup and network namespaces of its own; no capability; of the host's files the |
-|              | system's, read-only, and the folders of programs on PATH; its environment's two folders              |
+| `bubblewrap` | its environment's user, PID, IPC, UTS, cgroup and network namespaces; no capability; of the host's   |
+|              | files the system's, read-only, and the folders of programs on PATH; its environment's own folders    |
 
-This file chooses the arguments of `bwrap`, the program of bubblewrap; `namespace.py` runs it. Paths are the same inside as outside.
-Commands may only read the folder of their session's protocol, apart from the file of its state. Otherwise a command could replace a
-file to which the worker writes by a link. Nothing is mounted below a folder that commands can write to.
+This file chooses the arguments of `bwrap`, the program of bubblewrap; `namespace.py` runs it.
+
+| path inside              | what is there                                                      |
+|--------------------------|--------------------------------------------------------------------|
+| `/home/user`             | the work folder: HOME, where commands begin                        |
+| `/tmp`, `/var/tmp`       | a folder of the environment on disk                                |
+| `/dev/shm`               | memory, at most `SHARED_BYTES`                                     |
+| `/run/tangram`           | the protocol folders of its sessions, which commands may only read |
+| `/run/tangram-states`    | the states that its shells write                                   |
+
+Commands may only read protocol folders. Otherwise a command could replace a file to which the worker writes by a link.
 """
 
 from __future__ import annotations
@@ -23,13 +31,12 @@ from pathlib import Path
 from typing import Literal
 
 from workers.cpu.process.programs import folders_of_programs
-from workers.cpu.shell.dialect import ProtocolFolder
 
 Isolation = Literal["bubblewrap", "none"]
 IsolationChoice = Literal["auto", "bubblewrap", "none"]
 
 HELP_LIMIT_S = 5.0
-TEMPORARY_BYTES = 1 << 30
+SHARED_BYTES = 64 << 20
 PROCESSES = 512
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 TOPOLOGY = ("/sys/devices/system/cpu", "/sys/devices/system/node")
@@ -48,17 +55,57 @@ PUBLIC = (
     *("python*", "perl", "java", "java-*", "R", "julia", "octave*", "php", "gdb", "dpkg/origins", "postgresql-common"),
     *("OpenCL", "glvnd", "openmpi*", "matplotlibrc"),
 )
-"""What a session sees of /etc: the names, or patterns of them, that programs of many kinds need, and that hold no password and no
+"""What an environment sees of /etc: the names, or patterns of them, that programs of many kinds need, and that hold no password and no
 key. What may hold one is not here, such as the files for proxies, packages and indices: `environment`, `apt`, `pip.conf`, `gitconfig`.
 """
+
+HOME, USER, USER_ID = "/home/user", "user", "1000"
+CONTROL, STATES = "/run/tangram", "/run/tangram-states"
+HOST_NAME = "sandbox"
+HOSTS = f"127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n127.0.1.1 {HOST_NAME}\n"
 
 NAMESPACES = ("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-net", "--unshare-cgroup-try")
 HARDENING = ("--die-with-parent", "--new-session", "--cap-drop", "ALL")
 
 
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """The folders of one environment on the host."""
+
+    root: Path
+
+    @property
+    def work(self) -> Path:
+        """Return the work folder."""
+        return self.root / "work"
+
+    @property
+    def temporary(self) -> Path:
+        """Return what is `/tmp`, or `TMPDIR` where `/tmp` is the host's."""
+        return self.root / "tmp"
+
+    @property
+    def control(self) -> Path:
+        """Return the folder of the protocol folders of its sessions."""
+        return self.root / "control"
+
+    @property
+    def states(self) -> Path:
+        """Return the folder of what shells write themselves."""
+        return self.control / "states"
+
+    def make(self) -> None:
+        """Make them."""
+        self.root.mkdir(mode=0o700)
+        self.work.mkdir(mode=0o755)
+        self.temporary.mkdir()
+        self.temporary.chmod(0o1777)
+        self.states.mkdir(parents=True)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bubblewrap:
-    """The `bwrap` of this host, and what every session of a sandbox with the folder `base` is started with."""
+    """The `bwrap` of this host, and what every environment of a sandbox with the folder `base` is made with."""
 
     program: str
     base: Path
@@ -66,36 +113,19 @@ class Bubblewrap:
     has_size: bool
     shown: tuple[str, ...]
 
-    def arguments(self) -> list[str]:
-        """Return the part of bwrap's arguments that is the same for all environments."""
+    def arguments(self, folders: Folders) -> list[str]:
+        """Return the arguments of bwrap for the environment with these folders."""
+        identity = ["--uid", USER_ID, "--gid", USER_ID, "--hostname", HOST_NAME]
         nested = ["--disable-userns"] if self.has_disable_userns else []
-        size = ["--size", str(TEMPORARY_BYTES)] if self.has_size else []
-        etc = ["--ro-bind", str(self.base / "etc"), "/etc"]
-        kernel = ["--proc", "/proc", "--dev", "/dev"]
-        places = [*size, "--tmpfs", "/tmp", *size, "--tmpfs", "/var/tmp", "--dir", "/run"]
+        size = ["--size", str(SHARED_BYTES)] if self.has_size else []
+        kernel = ["--proc", "/proc", "--dev", "/dev", *size, "--tmpfs", "/dev/shm"]
         read_only = [word for path in (*TOPOLOGY, *SWITCHES, *self.shown) for word in ("--ro-bind-try", path, path)]
-        return [*NAMESPACES, *HARDENING, *nested, *_system(), *etc, *kernel, *places, *read_only, "--tmpfs", str(self.base)]
-
-
-@dataclass(frozen=True, slots=True)
-class SessionIsolation:
-    """How the sessions of one environment, with the folders `work` and `temporary`, are set apart."""
-
-    bubblewrap: Bubblewrap
-    work: Path
-    temporary: Path
-
-    def message(self, control: ProtocolFolder) -> dict[str, object]:
-        """Return what the supervisor needs to know to start the session of `control`."""
-        if not os.path.exists(control.state):
-            control.keep_state()
-        own = [word for path in (self.work, self.temporary) for word in ("--bind", str(path), str(path))]
-        protocol = ["--ro-bind", str(control.folder), control.inside, "--bind", control.state, control.seen(control.state)]
-        closed = ["--remount-ro", str(self.bubblewrap.base), "--remount-ro", "/"]
-        return {
-            "program": self.bubblewrap.program,
-            "arguments": [*self.bubblewrap.arguments(), *own, *protocol, *closed],
-        }
+        # Where the system's folders show the sandbox's own.
+        hidden = ["--tmpfs", str(self.base)] if str(self.base).startswith(SYSTEM) else []
+        own = ["--ro-bind", str(self.base / "etc"), "/etc", "--ro-bind", str(folders.control), CONTROL, "--symlink", "/tmp", "/var/tmp"]
+        for folder, path in ((folders.work, HOME), (folders.temporary, "/tmp"), (folders.states, STATES)):
+            own += ["--bind", str(folder), path]
+        return [*NAMESPACES, *identity, *HARDENING, *nested, *_system(), *kernel, *own, *read_only, *hidden, "--remount-ro", "/"]
 
 
 def find_bubblewrap(base: Path, search_path: str, shell: str) -> Bubblewrap | None:
@@ -107,7 +137,7 @@ def find_bubblewrap(base: Path, search_path: str, shell: str) -> Bubblewrap | No
         help_text = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=HELP_LIMIT_S, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
         return None
-    copy_etc(base / "etc")
+    copy_etc(base / "etc", shell)
     private = (str(base), os.path.realpath(Path.home()), str(Path.home()))
     return Bubblewrap(
         program=os.path.abspath(program),
@@ -137,8 +167,8 @@ def _system() -> list[str]:
     return words
 
 
-def copy_etc(folder: Path) -> None:
-    """Copy to `folder` what sessions see of /etc. One mount of the copy starts a session faster than one mount for each file."""
+def copy_etc(folder: Path, shell: str) -> None:
+    """Copy to `folder` what environments see of /etc: one mount of the copy is faster than one for each file."""
     for name in PUBLIC:
         for source in glob.glob(f"{ETC}/{name}"):
             target = folder / os.path.relpath(source, ETC)
@@ -150,3 +180,10 @@ def copy_etc(folder: Path) -> None:
                 else:
                     shutil.copy2(source, target, follow_symlinks=False)
     (folder / "mtab").symlink_to("/proc/self/mounts")
+    for name, text in (("hostname", f"{HOST_NAME}\n"), ("hosts", HOSTS)):
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).write_text(text)
+    for name, line in (("passwd", f"{USER}:x:{USER_ID}:{USER_ID}::{HOME}:{shell}"), ("group", f"{USER}:x:{USER_ID}:")):
+        known = (folder / name).read_text(errors="surrogateescape").splitlines() if (folder / name).exists() else []
+        others = [row for row in known if row.split(":")[0] != USER and row.split(":")[2:3] != [USER_ID]]
+        (folder / name).write_text("\n".join([*others, line, ""]), errors="surrogateescape")

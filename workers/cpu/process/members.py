@@ -1,11 +1,9 @@
 """Who belongs to a session, and how all of them are ended.
 
-A session is everything below its supervisor. In a session that bubblewrap sets apart, orphans become children of the init inside,
-else of the supervisor. So the walks of a session start at both, and the three processes of the anchor count for nothing.
+A session is everything below its supervisor, to which orphans go.
 
-A kill walks again and again, and signals what it finds. Some processes fork and end faster than one walk takes. Without an anchor
-each of them becomes a child of this process sooner or later, which shows that the kill is not over. With an anchor, its end makes
-the kernel end all that is inside.
+A kill walks again and again, and signals what it finds. Some processes fork and end faster than one walk takes. Each of them becomes a
+child of the supervisor sooner or later, which shows that the kill is not over.
 
 Rules: the standard library only; the supervisor process imports this file.
 """
@@ -24,9 +22,6 @@ from workers.cpu.process.serving import Wakeup
 KILL_LIMIT_S = 10.0
 """After this time, what still lives is stuck in the kernel, and a kill gives up."""
 
-STUBBORN_S = 1.0
-"""How long after its grace a kill of a session with an anchor goes on by walks alone."""
-
 PAUSE_S = 0.005
 EMPTY_WALKS = 3
 """A walk that finds nothing is made so often: the kernel's list of children can lack some while others end."""
@@ -34,28 +29,22 @@ EMPTY_WALKS = 3
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The processes of a session; `anchor` are bwrap, its init and a pause, or none."""
+    """The processes of a session."""
 
     supervisor: int = 0
     shell: int = 0
-    anchor: tuple[int, ...] = ()
-
-    @property
-    def roots(self) -> tuple[int, ...]:
-        """Return the processes that all others are below, none of which is a command's."""
-        return (self.supervisor, self.anchor[1]) if self.anchor else (self.supervisor,)
 
     def with_zombies(self, spared: Collection[tree.Identity]) -> list[tree.Process]:
         """Return the shell and what commands have started, without `spared` processes and what is below those."""
-        return tree.with_zombies(self.roots, spared, self.anchor)
+        return tree.with_zombies(self.supervisor, spared)
 
     def settled(self, spared: Collection[tree.Identity] = ()) -> tuple[list[tree.Process], bool]:
         """Return the living ones, and whether that surely is all: while a process dies its children are handed on."""
-        return tree.settled(self.roots, spared, self.anchor)
+        return tree.settled(self.supervisor, spared)
 
     def nearest(self) -> list[int]:
-        """Return the ids of the processes right below the roots, where a process comes whose parent has ended."""
-        return [child for root in self.roots for child in tree.children(root, 1) if child not in self.anchor]
+        """Return the ids of the processes right below the supervisor, where a process comes whose parent has ended."""
+        return tree.children(self.supervisor, 1)
 
 
 def kill(
@@ -64,11 +53,9 @@ def kill(
     grace_s: float,
     wakeup: Wakeup,
     reap: Callable[[], object],
-    end_anchor: Callable[[], None] | None = None,
 ) -> list[int]:
     """End the members: by SIGTERM, after `grace_s` seconds by SIGKILL, until none is found. Called by their supervisor.
 
-    Members with an anchor need `end_anchor`, which is called where walks alone do not get them all.
     Returns the ids of those that still live after `KILL_LIMIT_S`.
     """
     began = time.monotonic()
@@ -80,14 +67,12 @@ def kill(
     while True:
         reap()
         living, is_all = _walk(members, spared)
-        if not living and not spared and not members.anchor:
+        if not living and not spared:
             # Processes that no walk has found are children of this process by now.
             is_all = not has_children()
         age_s = time.monotonic() - began
         if (is_all and not living) or age_s > KILL_LIMIT_S:
             return [process.pid for process in living] or ([] if is_all else tree.children(members.supervisor))
-        if end_anchor is not None and age_s >= grace_s + STUBBORN_S:
-            end_anchor()
         if age_s >= grace_s:
             for process in living:
                 tree.send(process, signal.SIGKILL)

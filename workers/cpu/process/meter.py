@@ -1,7 +1,6 @@
 """What the processes of one command use: core-seconds, and memory as far as it was seen.
 
-A process's own counters include the children it has waited for, and the supervisor waits for the shell and for every orphan;
-in a session that is set apart from the host, the init inside waits for the orphans.
+A process's own counters include the children it has waited for, and the supervisor waits for the shell and for every orphan.
 So a command of short-lived processes costs two reads of /proc before and two after it; processes that are still running
 are added, those of earlier commands are not counted, also when they end meanwhile. A running command is
 sampled now and then. A peak of memory between two samples is not seen. Nor is what a process uses after the last sample, if it
@@ -61,8 +60,8 @@ class TreeMeter(Meter):
         return self._memory is None or self._memory.was_full(self._full_before)
 
     def _total_s(self, found: Collection[tree.Process]) -> float:
-        reapers = map(tree.read_process, self._members.roots)
-        reaped_s = sum(reaper.reaped_s for reaper in reapers if reaper is not None)
+        supervisor = tree.read_process(self._members.supervisor)
+        reaped_s = supervisor.reaped_s if supervisor is not None else 0.0
         return reaped_s + sum(process.cpu_s for process in found) - self._before_s - self._of_spared()
 
     def _of_spared(self) -> float:
@@ -71,7 +70,7 @@ class TreeMeter(Meter):
         for identity in self._spared:
             process = tree.read_process(identity[0])
             if process is not None and process.identity == identity:
-                mine = process.parent == self._members.shell or process.parent in self._members.roots
+                mine = process.parent in (self._members.shell, self._members.supervisor)
                 self._spared[identity] = process.cpu_s if mine else 0.0
             else:
                 added_s += self._spared[identity]

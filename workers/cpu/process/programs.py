@@ -13,11 +13,19 @@ too. Homes, the sandbox's own folder and the folders above these are never shown
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 
 PROGRAM_FOLDERS = ("bin", "sbin")
 PREFIX_ENTRIES = ("lib", "lib64", "libexec", "include", "pyvenv.cfg")
 LINKS = 40
+
+
+def path_of_commands() -> str:
+    """Return the worker's own PATH, without the programs of the virtual environment that it runs in."""
+    own = os.path.join(sys.prefix, "bin") if sys.prefix != sys.base_prefix else None
+    entries = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    return os.pathsep.join(entry for entry in entries if os.path.normpath(entry) != own) or os.defpath
 
 
 def folders_of_programs(search_path: str, known: Sequence[str], private: Sequence[str], programs: Sequence[str]) -> tuple[str, ...]:

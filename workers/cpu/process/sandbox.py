@@ -30,7 +30,6 @@ actions. How far that holds depends on what the worker may do here, see `backgro
 from __future__ import annotations
 
 import os
-import tempfile
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -44,23 +43,30 @@ from workers.cpu.errors import EnvironmentExists, EnvironmentGone, ImageUnsuppor
 from workers.cpu.leftovers import Leftovers
 from workers.cpu.opening import Opening
 from workers.cpu.process import seccomp
+from workers.cpu.process.anchor import Anchor
 from workers.cpu.process.backend import ProcessBackends, ShellSetup
 from workers.cpu.process.background import background_of
 from workers.cpu.process.environment import ProcessEnvironment
-from workers.cpu.process.files import Files
 from workers.cpu.process.fork_client import ForkClient
 from workers.cpu.process.groups import Groups, find_groups
 from workers.cpu.process.isolation import (
+    CONTROL,
+    HOME,
     PROCESSES,
+    STATES,
+    USER,
     Bubblewrap,
+    Folders,
     Isolation,
     IsolationChoice,
-    SessionIsolation,
     counts_by_namespace,
     find_bubblewrap,
 )
 from workers.cpu.process.limits import ProcessLimits
+from workers.cpu.process.programs import path_of_commands
 from workers.cpu.process.trial import find_means, works
+from workers.cpu.root import without_capabilities
+from workers.cpu.rooted_files import HomeFiles, HostFiles, RootedFiles
 from workers.cpu.shell.dialect import Dialect
 from workers.cpu.shell.output import Drain
 from workers.cpu.shell.session import SessionSetup
@@ -109,13 +115,13 @@ class ProcessSandbox(Sandbox):
         background: Means | Literal["auto"] = "auto",
     ) -> None:
         self._dialect = Dialect.find(shell)
-        self._search_path = search_path or os.environ.get("PATH", os.defpath)
+        self._search_path = search_path or path_of_commands()
         self._limits = limits or ProcessLimits()
         self._start_timeout_s, self._max_file_bytes = start_timeout_s, max_file_bytes
         self._base = Path(os.path.realpath(base))
         self._base_lock = lock_base(self._base)
         self._cleanup_lock = await_cleanup(self._base, self._base_lock)
-        make_afresh(self._base, ("environments", "control", "etc"))
+        make_afresh(self._base, ("environments", "etc"))
         self._core_map = core_map or CoreMap.of_this_process()
         self._disk_floor, self._leftovers = DiskFloor(disk_floor_mb, [self._base]), Leftovers()
         self._groups = find_groups(self._base)
@@ -169,10 +175,12 @@ class ProcessSandbox(Sandbox):
 
     def _try(self, bubblewrap: Bubblewrap) -> str:
         """Run a command in an environment that is set apart; return why that failed, or nothing."""
-        root = Path(tempfile.mkdtemp(prefix="trial-", dir=self._base / "environments"))
-        environment = self._environment(EnvironmentSpec(id="trial"), root, Dialect.of("/bin/sh"), bubblewrap)
+        environment = self._environment(EnvironmentSpec(id="trial"), Dialect.of("/bin/sh"), bubblewrap)
         try:
-            outcome = environment.start(ExecRequest(action_id="trial", command="true", timeout_s=TRIAL_LIMIT_S)).wait()
+            environment.write_file("/tmp/trial", b"")
+            outcome = environment.start(ExecRequest(action_id="trial", command="test -f /tmp/trial", timeout_s=TRIAL_LIMIT_S)).wait()
+        except SandboxError as error:
+            return str(error)
         finally:
             environment.close()
         return outcome.reason or ("" if outcome.exit_code == 0 else f"a trial ended with code {outcome.exit_code}")
@@ -207,15 +215,20 @@ class ProcessSandbox(Sandbox):
 
     def _make(self, spec: EnvironmentSpec) -> ProcessEnvironment:
         self._disk_floor.check()
-        root = self._base / "environments" / spec.id
-        root.mkdir(mode=0o700)
-        return self._environment(spec, root, self._dialect, self._bubblewrap)
+        return self._environment(spec, self._dialect, self._bubblewrap)
 
-    def _environment(self, spec: EnvironmentSpec, root: Path, dialect: Dialect, bubblewrap: Bubblewrap | None) -> ProcessEnvironment:
-        files = Files(root, root / "work", self._max_file_bytes)
-        for folder in (files.work, root / "tmp"):
-            folder.mkdir(mode=0o700)
-        home, control, limits = str(files.work), self._base / "control", self._limits
+    def _environment(self, spec: EnvironmentSpec, dialect: Dialect, bubblewrap: Bubblewrap | None) -> ProcessEnvironment:
+        folders = Folders(self._base / "environments" / spec.id)
+        folders.make()
+        files: HomeFiles
+        if bubblewrap is None:
+            anchor, files = None, HostFiles(self._max_file_bytes, str(folders.work))
+            home, control, states = str(folders.work), str(folders.control), str(folders.states)
+        else:
+            anchor = Anchor(self._fork_client, bubblewrap.program, bubblewrap.arguments(folders))
+            files = RootedFiles(self._max_file_bytes, HOME, anchor.root, without_capabilities)
+            home, control, states = HOME, CONTROL, STATES
+        limits = self._limits
         processes = limits.processes or PROCESSES
         if bubblewrap is not None and counts_by_namespace():
             limits = replace(limits, processes=processes)
@@ -226,24 +239,26 @@ class ProcessSandbox(Sandbox):
         shells = ShellSetup(
             dialect=dialect,
             home=home,
-            variables=self._shell_variables(root),
+            variables=self._shell_variables(folders, dialect, is_set_apart=anchor is not None),
             limits=limits.as_rlimits(),
             background=background_of(self._means, self._core_map.available, groups),
             groups=groups,
             processes=processes,
             memory=memory,
-            isolation=SessionIsolation(bubblewrap, files.work, root / "tmp") if bubblewrap is not None else None,
+            anchor=anchor,
         )
         setup = SessionSetup(
             backends=ProcessBackends(self._fork_client, shells, self._core_map),
             drain=self._drain,
             dialect=dialect,
-            control_folder=control,
-            control_inside=str(control),
+            control_folder=folders.control,
+            control_inside=control,
             home=home,
             start_timeout_s=self._start_timeout_s,
+            state_folder=folders.states,
+            state_inside=states,
         )
-        return ProcessEnvironment(spec, files, setup, self._forget, memory, self._leftovers)
+        return ProcessEnvironment(spec, files, setup, self._forget, folders, anchor, memory, self._leftovers)
 
     def _groups_of(self, bubblewrap: Bubblewrap | None) -> Groups:
         """Return the control groups of sessions; those that bound processes are for a worker whose user no resource limit binds."""
@@ -251,15 +266,11 @@ class ProcessSandbox(Sandbox):
         pids, cpu = self._groups.pids if is_bounded else None, self._groups.cpu if self._means == "cgroup" else None
         return replace(self._groups, pids=pids, cpu=cpu)
 
-    def _shell_variables(self, root: Path) -> dict[str, str]:
-        return {
-            "PATH": self._search_path,
-            "HOME": str(root / "work"),
-            "TMPDIR": str(root / "tmp"),
-            "LANG": "C.UTF-8",
-            "TERM": "dumb",
-            "SHELL": self._dialect.program,
-        }
+    def _shell_variables(self, folders: Folders, dialect: Dialect, *, is_set_apart: bool) -> dict[str, str]:
+        own = {"HOME": str(folders.work), "TMPDIR": str(folders.temporary)}
+        if is_set_apart:
+            own = {"HOME": HOME, "TMPDIR": "/tmp", "USER": USER, "LOGNAME": USER}
+        return {"PATH": self._search_path, **own, "LANG": "C.UTF-8", "TERM": "dumb", "SHELL": dialect.program}
 
     def get(self, environment_id: str) -> ProcessEnvironment:
         """Return an open environment; see the base class."""

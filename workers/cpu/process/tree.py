@@ -12,7 +12,7 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -114,29 +114,25 @@ def _children_by_scan(pid: int) -> list[int]:
     return [process.pid for process in every if process is not None and process.parent == pid]
 
 
-def descendants(roots: int | Sequence[int], spared: Collection[Identity] = (), passed: Collection[int] = ()) -> list[Process]:
-    """Return the living processes below `roots`, parents first.
-
-    `spared` processes and all below them are left out. So are `passed` ones, whose children are read only if they are roots.
-    Several roots have one thread each.
-    """
-    return list(filter(is_alive, _walk(roots, spared, passed)[0]))
+def descendants(root: int, spared: Collection[Identity] = ()) -> list[Process]:
+    """Return the living processes below `root`, parents first. `spared` processes and all below them are left out."""
+    return list(filter(is_alive, _walk(root, spared)[0]))
 
 
-def with_zombies(roots: int | Sequence[int], spared: Collection[Identity] = (), passed: Collection[int] = ()) -> list[Process]:
+def with_zombies(root: int, spared: Collection[Identity] = ()) -> list[Process]:
     """Return the same with zombies."""
-    return _walk(roots, spared, passed)[0]
+    return _walk(root, spared)[0]
 
 
-def settled(roots: int | Sequence[int], spared: Collection[Identity] = (), passed: Collection[int] = ()) -> tuple[list[Process], bool]:
-    """Return the living processes below `roots` as `descendants` does, and whether that surely is all of them.
+def settled(root: int, spared: Collection[Identity] = ()) -> tuple[list[Process], bool]:
+    """Return the living processes below `root` as `descendants` does, and whether that surely is all of them.
 
     The children of a dying process may go to a process that the walk has passed, and then the walk misses them. So the walk is made
     again until no process dies during it, apart from zombies that were known before.
     """
     dead: set[int] = set()
     for _ in range(WALKS):
-        found, fading = _walk(roots, spared, passed)
+        found, fading = _walk(root, spared)
         if fading <= dead:
             return list(filter(is_alive, found)), True
         # Only a zombie has handed its children on.
@@ -144,12 +140,11 @@ def settled(roots: int | Sequence[int], spared: Collection[Identity] = (), passe
     return list(filter(is_alive, found)), False
 
 
-def _walk(roots: int | Sequence[int], spared: Collection[Identity], passed: Collection[int]) -> tuple[list[Process], set[int]]:
-    """Return the processes below `roots`, and the ids of those that were met dead, or were dying once their children were read."""
+def _walk(root: int, spared: Collection[Identity]) -> tuple[list[Process], set[int]]:
+    """Return the processes below `root`, and the ids of those that were met dead, or were dying once their children were read."""
     found: list[Process] = []
     fading: set[int] = set()
-    waiting = children(roots) if isinstance(roots, int) else [child for root in roots for child in children(root, 1)]
-    seen = {*passed, *([roots] if isinstance(roots, int) else roots)}
+    waiting, seen = children(root), {root}
     for pid in waiting:
         if pid in seen:
             continue
@@ -218,6 +213,15 @@ def handles(pid: int, number: int) -> bool:
         return False
     caught = next((int(line.split()[1], 16) for line in lines if line.startswith(b"SigCgt:")), 0)
     return bool(caught >> (number - 1) & 1)
+
+
+def inner_pid(pid: int) -> int:
+    """Return the id of a process in its own PID namespace; 0 when it is gone."""
+    try:
+        lines = read_bytes(f"/proc/{pid}/status").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[-1]) for line in lines if line.startswith(b"NSpid:")), pid)
 
 
 def threads_of(process: Process) -> list[int]:

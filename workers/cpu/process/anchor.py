@@ -1,0 +1,118 @@
+"""The worker's side of the namespaces of one environment: it has them made, and made anew where a program inside has ended them.
+
+| state  | meaning                                            | next                                                                   |
+|--------|----------------------------------------------------|------------------------------------------------------------------------|
+| absent | nothing has needed the namespaces yet              | a session or a file call: stands                                       |
+| stands | the three processes of the anchor live             | one of them ends, and with it all that is inside: ended; `end`: ended  |
+| ended  | no process of the environment is left              | a session or a file call: stands, with the same files                  |
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from workers.cpu.errors import FilesUnreachable, SessionUnavailable
+from workers.cpu.ports.network import Network
+from workers.cpu.process import tree
+from workers.cpu.process.fork_client import ForkClient
+from workers.cpu.process.namespace import READY
+
+START_LIMIT_S, END_LIMIT_S = 60.0, 15.0
+
+
+class Anchor(Network):
+    """The namespaces of an environment, made by `program` with `arguments`. Sockets in them come from the fork server.
+
+    To enter them, a process must first join the user namespace that they belong to, which no process with several threads can do.
+    """
+
+    def __init__(self, fork_client: ForkClient, program: str, arguments: Sequence[str]) -> None:
+        self._fork_client, self._program, self._arguments = fork_client, program, arguments
+        self._lock = threading.Lock()
+        self._channel: socket.socket | None = None
+        self._processes: tuple[tree.Process, ...] = ()
+
+    @property
+    def stands(self) -> bool:
+        """Whether its three processes live."""
+        now = [tree.read_process(process.pid) for process in self._processes]
+        living = [process.identity for process in now if process is not None and not process.is_dying]
+        return len(living) == 3 and living == [process.identity for process in self._processes]
+
+    def pids(self) -> tuple[int, ...]:
+        """Return the ids of its three processes, which are started where they do not stand. Raises `SessionUnavailable`."""
+        with self._lock:
+            if not self.stands:
+                self._end()
+                self._start()
+            return tuple(process.pid for process in self._processes)
+
+    def _start(self) -> None:
+        self._channel, pid = self._fork_client.anchor(self._program, self._arguments)
+        bwrap = tree.read_process(pid)
+        self._processes = (bwrap,) if bwrap is not None else ()
+        said = self._said(self._channel)
+        if bwrap is not None:
+            self._processes = (bwrap, *tree.descendants(pid))
+        if not said.endswith(READY) or not self.stands:
+            self._end()
+            lines = said.decode(errors="replace").strip().splitlines()
+            reason = lines[-1] if lines and not said.endswith(READY) else "bwrap ends as soon as it stands"
+            raise SessionUnavailable(f"cannot set the shell apart from the host: {reason}")
+
+    def _said(self, channel: socket.socket) -> bytes:
+        """Return what bwrap says until it is ready, or has ended."""
+        deadline, said = time.monotonic() + START_LIMIT_S, b""
+        try:
+            while not said.endswith(READY):
+                channel.settimeout(max(0.001, deadline - time.monotonic()))
+                if not (chunk := channel.recv(4096)):
+                    break
+                said += chunk
+        except TimeoutError:
+            return f"bwrap was not ready within {START_LIMIT_S:g} s".encode()
+        except ConnectionError:
+            pass
+        return said
+
+    @contextmanager
+    def root(self) -> Iterator[int]:
+        """Give a descriptor of the root folder inside. Raises `FilesUnreachable`."""
+        try:
+            pause = self.pids()[-1]
+            root = os.open(f"/proc/{pause}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except (OSError, SessionUnavailable) as error:
+            raise FilesUnreachable(f"the environment's files cannot be reached: {error}") from error
+        try:
+            if not self.stands:
+                # The id may be another process's by now.
+                raise FilesUnreachable("the environment's files cannot be reached: its namespaces have just ended")
+            yield root
+        finally:
+            os.close(root)
+
+    def make_sockets(self) -> list[socket.socket]:
+        """Return sockets of the network inside; see the base class."""
+        return self._fork_client.sockets_inside(self.pids())
+
+    def end(self) -> None:
+        """Have the kernel end everything inside, and return once that is done."""
+        with self._lock:
+            self._end()
+
+    def _end(self) -> None:
+        for process in self._processes[:2]:
+            tree.send(process, signal.SIGKILL)
+        if self._channel is not None:
+            poller = select.poll()
+            poller.register(self._channel, 0)
+            poller.poll(END_LIMIT_S * 1000)
+            self._channel.close()
+        self._channel, self._processes = None, ()
