@@ -224,11 +224,6 @@ class MemoryStore:
 
     unlink = delete
 
-    def exists(self, *keys: str) -> int:
-        """Return how many of the keys there are."""
-        self.broker.called("exists", keys[0])
-        return sum(self.broker.value(key) is not None for key in keys)
-
     def expire(self, key: str, seconds: float) -> bool:
         """Have a key expire; return whether it is there."""
         self.broker.called("expire", key)

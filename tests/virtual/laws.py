@@ -14,6 +14,7 @@ from tangram.errors import ActionError
 from tangram.results import ExecResult
 from tangram.wire import RESULT_KEY_PREFIX
 from tests.virtual.clock import EPOCH
+from tests.virtual.gpu import SERVICES
 from tests.virtual.trainer import Told, Trainer
 
 if TYPE_CHECKING:
@@ -85,6 +86,16 @@ def after_a_write(run: Run) -> list[str]:
         for core in json.loads(core_ids):
             if by_core.setdefault((node, core), action) != action:
                 broken.append(f"no unit is granted twice: core {core} of {node} to {action} and {by_core[node, core]}")
+    by_cell: dict[tuple[str, int], list[str]] = {}
+    for node, cell_ids, service in run.database.execute(
+        "select g.node, g.cell_ids, a.service from grants g join actions a on a.id = g.action"
+        " where g.released_at is null and a.ended_at is null and g.attempt = a.attempts and a.service is not null"
+    ):
+        for cell in json.loads(cell_ids):
+            by_cell.setdefault((node, cell), []).append(service)
+    for where, services in by_cell.items():
+        if len(set(services)) > 1 or len(services) > SERVICES[services[0]]["max_concurrency"]:
+            broken.append(f"no unit is granted twice: cell {where} to calls of {services}")
     calls = [name for (name,) in run.database.execute("select id from actions where quota is not null and status = 'running'")]
     if len(calls) > 1:
         broken.append(f"no quota is exceeded: {calls} run at once")
@@ -173,6 +184,8 @@ def _told(run: Run, trainer: Trainer, told: Told, row: tuple[str, str, str, str,
             broken.append(f"a result is what ran: {name} ended as {told.value}, it ran {runs}")
         if told.value.stdout != str(told.asked["print"]):
             broken.append(f"a result is what ran: {name} printed {told.value.stdout}, not {told.asked['print']}")
-    if told.kind == "virtual.work" and told.status == "succeeded" and not any(one.outcome for one in runs):
+    if told.kind == "virtual.score" and told.status == "failed":
+        broken.append(f"a decision can be carried out: {name} failed: {told.error}")
+    if told.kind.startswith("virtual.") and told.status == "succeeded" and not any(one.outcome for one in runs):
         broken.append(f"a result is what ran: {name} never ran")
     return broken

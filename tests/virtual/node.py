@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Callable
 from typing import Any
 
 from celery import signals
@@ -18,7 +19,7 @@ from tangram import clock
 from tangram.blobs import Blobs
 from tangram.connection import OUTAGE_LIMIT_S
 from tangram.settings import Settings
-from tangram.wire import GRANT_HEADER, WireGrant, node_queue
+from tangram.wire import GRANT_HEADER, WireGrant, WireNode, node_queue
 from tests.virtual.clock import Process
 from tests.virtual.network import Network
 from tests.virtual.sandbox import Claim, Ledger, VirtualSandbox
@@ -68,7 +69,7 @@ class VirtualNode:
     """One node of a world, whose worker may be killed and started again."""
 
     def __init__(self, network: Network, ledger: Ledger, settings: Settings, name: str, cores: int) -> None:
-        self._network, self._ledger, self._settings = network, ledger, settings
+        self._network, self._ledger, self.settings = network, ledger, settings
         self.name, self.cores = name, cores
         self.starts = 0
         self.process: Process | None = None
@@ -99,27 +100,35 @@ class VirtualNode:
         process.run(leave, "leave")
 
     def _run(self) -> None:
-        settings, store = self._settings, MemoryStore(self._network.broker)
-        worker = f"{self.name}/{self.starts}"
-        random = self._network.world.random
-        self.sandbox = sandbox = VirtualSandbox(worker, self._ledger, lambda: random.choice((0.01, 0.1, 0.5, 2.0)))
-        description = describe("cpu", settings.model_copy(update={"node_name": self.name}), cores=self.cores, memory_mb=4096)
+        settings, worker = self.settings, f"{self.name}/{self.starts}"
+        description, now = self.prepare(worker)
         self._node = node = WatchedNode(
             APP,
-            store,  # type: ignore[arg-type]
+            MemoryStore(self._network.broker),  # type: ignore[arg-type]
             description,
             beat_s=settings.beat_s,
             usage_s=settings.usage_s,
             timeout_s=settings.timeout_s,
-            now=lambda: {"environments": [one.spec.id for one in sandbox.environments()]},
+            now=now,
         )
         node.ledger, node.worker = self._ledger, worker
         runtime().provide(NodeRuntime, node)  # type: ignore[type-abstract]
         runtime().provide(Ledger, self._ledger)
-        blobs = Blobs(store, patience_s=OUTAGE_LIMIT_S)  # type: ignore[arg-type]
-        provide(CpuContext(settings=settings, blobs=blobs, sandbox=sandbox, streams=OutputStreams(store), giving=Giving()))  # type: ignore[arg-type]
+        self.joins(node)
         node.join()
         self._consume(node)
+
+    def prepare(self, worker: str) -> tuple[WireNode, Callable[[], dict[str, Any]]]:
+        """Return what the node is, and what says how it is now."""
+        settings, store, random = self.settings, MemoryStore(self._network.broker), self._network.world.random
+        self.sandbox = sandbox = VirtualSandbox(worker, self._ledger, lambda: random.choice((0.01, 0.1, 0.5, 2.0)))
+        blobs = Blobs(store, patience_s=OUTAGE_LIMIT_S)  # type: ignore[arg-type]
+        provide(CpuContext(settings=settings, blobs=blobs, sandbox=sandbox, streams=OutputStreams(store), giving=Giving()))  # type: ignore[arg-type]
+        description = describe("cpu", settings.model_copy(update={"node_name": self.name}), cores=self.cores, memory_mb=4096)
+        return description, lambda: {"environments": [one.spec.id for one in sandbox.environments()]}
+
+    def joins(self, node: Node) -> None:
+        """Take note of the worker's node."""
 
     def _consume(self, node: Node) -> None:
         """Take messages as Celery's consumer does: each is off the queue once it is here, and runs in a thread of its own."""

@@ -30,6 +30,7 @@ from tangram.errors import StackUnreachable
 from tangram.settings import Settings
 from tests.virtual import laws
 from tests.virtual.clock import Process, World
+from tests.virtual.gpu import VirtualGpuNode
 from tests.virtual.network import SLOW_S, Network, VirtualJournal, VirtualLease, open_journal
 from tests.virtual.node import APP, VirtualNode
 from tests.virtual.sandbox import Ledger
@@ -78,6 +79,10 @@ class Run:
             self.schedulers.append(self._scheduler(number))
         for number, cores in enumerate(scenario.cores):
             node = VirtualNode(self.network, self.ledger, self.settings, f"n{number}", cores)
+            self.nodes.append(node)
+            node.start()
+        for number, cells in enumerate(scenario.cells):
+            node = VirtualGpuNode(self.network, self.ledger, self.settings, f"g{number}", cells)
             self.nodes.append(node)
             node.start()
         for job in sorted({rollout.job for rollout in scenario.rollouts}):

@@ -67,6 +67,8 @@ class Scenario:
     cores: tuple[int, ...]
     rollouts: tuple[Rollout, ...]
     faults: tuple[Fault, ...]
+    cells: tuple[int, ...] = ()
+    """The GPU cells of each GPU node."""
 
     @property
     def calm_from_s(self) -> float:
@@ -87,7 +89,40 @@ def scenario(seed: int) -> Scenario:
         for kind in others:
             begin_s = round(begin_s + draw.choice((0.5, 3.0, 6.0)), 3)
             faults.append(replace(_fault(draw, kind), at_s=begin_s, lasts_s=8.0))
-    return Scenario(seed, cores, rollouts, tuple(sorted(faults, key=lambda fault: fault.at_s)))
+    drawn = Scenario(seed, cores, rollouts, tuple(sorted(faults, key=lambda fault: fault.at_s)))
+    return _with_services(drawn, random.Random(f"services {seed}"))
+
+
+def _with_services(drawn: Scenario, draw: random.Random) -> Scenario:
+    """Add GPU nodes and calls of services to a quarter of all scenarios."""
+    if draw.random() >= 0.25:
+        return drawn
+    cells = tuple(draw.choice((1, 2, 2, 4)) for _ in range(draw.choice((1, 1, 2))))
+    calls = tuple(
+        Rollout(
+            f"g{number}",
+            draw.choice(("a", "b")),
+            draw.choice((0.0, 2.0, 10.0)),
+            tuple(
+                Step(draw.choice((0.0, 0.1, 1.0, 3.0)), "score", tuple(_score(draw) for _ in range(draw.choice((1, 2, 4)))))
+                for _ in range(draw.randint(2, 8))
+            ),
+        )
+        for number in range(draw.randint(1, 3))
+    )
+    return replace(drawn, rollouts=(*drawn.rollouts, *calls), cells=cells)
+
+
+def _score(draw: random.Random) -> dict[str, Any]:
+    call: dict[str, Any] = {
+        "service": draw.choice(("small", "small", "middle", "large")),
+        "work_s": draw.choice((0.05, 0.5, 2.0, 8.0)),
+        "idempotent": draw.random() < 0.5,
+        "dies": draw.random() < 0.1,
+    }
+    if draw.random() < 0.1:
+        call["work_s"], call["cancel_s"] = 200.0, draw.choice((0.0, 0.5, 3.0))
+    return call
 
 
 def _fault(draw: random.Random, kind: str) -> Fault:

@@ -25,6 +25,7 @@ from tangram.results import ExecResult
 from tangram.session import Session
 from tangram.settings import Settings
 from tests.virtual.clock import Process
+from tests.virtual.gpu import SERVICES
 from tests.virtual.network import Network
 
 
@@ -142,6 +143,8 @@ class Trainer:
             clock.sleep(step.think_s)
             if step.does == "work":
                 self._all(session, [Action(kind="virtual.work", job=self.job, **one) for one in map(_work, step.commands)])
+            elif step.does == "score":
+                self._all(session, [Action(kind="virtual.score", job=self.job, **_score(**one)) for one in step.commands], step.commands)
             elif step.does in ("cancel", "cancel job"):
                 whom = (rollout.name, None) if step.does == "cancel" else (None, self.job)
                 waiting = [one for one in self.told if not one.times and one.kind != "cpu.close"] if step.does == "cancel job" else []
@@ -228,4 +231,14 @@ def _work(command: dict[str, Any]) -> dict[str, Any]:
         "curve": make_curve(0.9, None),
         "idempotent": True,
         "arguments": {"work_s": command["work_s"], "number": command["number"]},
+    }
+
+
+def _score(*, service: str, work_s: float, idempotent: bool, dies: bool, cancel_s: float = 0.0) -> dict[str, Any]:
+    return {
+        "service": service,
+        "cost": Cost({"cells": SERVICES[service]["cells"]}),
+        "curve": make_curve(0.9, None),
+        "idempotent": idempotent,
+        "arguments": {"service": service, "work_s": work_s, "dies": dies},
     }
