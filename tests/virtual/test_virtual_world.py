@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tests.virtual.shrink import law_of, shortest
 from tests.virtual.trainer import Rollout, Step
 from workers.node import Node
 
+ROOT = Path(__file__).parents[2]
 COMMAND = {"work_s": 5.0, "parallel": 0.0, "exit": 0, "print": 7, "units": (1,)}
 ROLLOUT = Rollout("t0", "a", 0.0, (Step(0.0, "open"), Step(0.1, "exec", (COMMAND,)), Step(0.0, "close")))
 
@@ -113,3 +115,10 @@ def test_a_planted_defect_is_found_and_made_short() -> None:
     assert law_of(why[0]) == "nothing runs twice"
     assert [fault.kind for fault in short.faults] == ["messages doubled"]
     assert sum(len(rollout.steps) for rollout in short.rollouts) < 6
+
+
+def test_the_page_on_what_holds_names_the_laws() -> None:
+    page = (ROOT / "docs/architecture.md").read_text().partition("## What holds when things break")[2].partition("\n## ")[0]
+    rows = re.findall(r"(?<!\*)\*([A-Z][^*]+)\*(?!\*)", page)
+    named = {law.strip() for row in rows for law in " ".join(row.lower().rstrip(".").split()).split(";")}
+    assert named == set(re.findall(r'f"([a-z ]{8,}): ', (ROOT / "tests/virtual/laws.py").read_text()))
