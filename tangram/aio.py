@@ -64,6 +64,10 @@ class AsyncClient:
         await session.open_environment(action)
         return AsyncEnvironment(session, calls.place_of(action))
 
+    async def environment(self, environment: str, *, trajectory: str = "") -> AsyncEnvironment:
+        """Return an environment of this job by its id; see `Client.environment`."""
+        return AsyncEnvironment(await self._connected(), Place(self.job, trajectory or environment, environment))
+
     async def score(self, service: str, items: Sequence[Any], **options: Unpack[ServiceOptions]) -> Scores:
         """Return the scores that a reward model gives to `items`, one each."""
         scores: Scores = await self._run(calls.score(self.job, service, items, options))

@@ -84,6 +84,13 @@ class Client:
         self._session.open_environment(action).result()
         return Environment(self._session, calls.place_of(action))
 
+    def environment(self, environment: str, *, trajectory: str = "") -> Environment:
+        """Return an environment of this job by its id, whoever has opened it: another client, or the gateway. Makes no call.
+
+        Its actions count as the trajectory's, by default one of the same name.
+        """
+        return Environment(self._session, Place(self.job, trajectory or environment, environment))
+
     def score(self, service: str, items: Sequence[Any], **options: Unpack[ServiceOptions]) -> Scores:
         """Return the scores that a reward model gives to `items`, one each."""
         scores: Scores = self._run(calls.score(self.job, service, items, options))

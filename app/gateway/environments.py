@@ -163,9 +163,9 @@ class Environments:
             await asyncio.wait(self._closing, timeout=SETTLE_S)
 
     async def get(self, caller: Caller, environment: str) -> Record:
-        """Return an environment of the caller's job. Raises `NotFound` for others."""
+        """Return an environment of the caller's job, also one that another client has opened. Raises `NotFound` for others."""
         try:
-            record = await self._records.read(environment)
+            record = await self._records.read(environment) or await self._adopted(caller, environment)
         except RedisError as error:
             raise classify(error) from error
         if record is None or record.job != caller.job:
@@ -175,6 +175,11 @@ class Environments:
             if end is not None and not end.is_loss:  # actions on one that was lost say so
                 raise _gone(record, end)
         return record
+
+    async def _adopted(self, caller: Caller, environment: str) -> Record | None:
+        """Return a record of an environment that stands, and that no gateway has opened."""
+        known = await self._journal.standing(caller.job, environment)
+        return None if known is None else await self._records.adopt(caller.job, environment, known)
 
     async def look(self, caller: Caller, environment: str) -> Record:
         """Return an environment of the caller's job that stands, as the journal knows, too.

@@ -56,6 +56,15 @@ class EnvironmentEnd:
         return fault_of(self.cause) != "caller"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """An environment that stands; times are seconds since the epoch, `ends_at` that of a lease of its own."""
+
+    trajectory: str
+    created_at: float
+    ends_at: float | None
+
+
 class Journal:
     """Reads the journal for one event loop."""
 
@@ -84,6 +93,13 @@ class Journal:
             .order_by(_ENVIRONMENTS.c.created_at, _ENVIRONMENTS.c.id)
         )
         return await self._ask(lambda connection: list(connection.execute(rows).scalars()))
+
+    async def standing(self, job: str, environment: str) -> Standing | None:
+        """Return an environment of a job, whoever has opened it; None where it does not stand."""
+        columns = (_ENVIRONMENTS.c.trajectory, _ENVIRONMENTS.c.created_at, _ENVIRONMENTS.c.ends_at)
+        here = (_ENVIRONMENTS.c.id == environment, _ENVIRONMENTS.c.job == job, _ENVIRONMENTS.c.state == "open")
+        row = await self._ask(lambda connection: connection.execute(select(*columns).where(*here)).one_or_none())
+        return None if row is None else Standing(**row._mapping)
 
     async def end_of(self, environment: str) -> EnvironmentEnd | None:
         """Return how an environment has ended; None for one that is written down and has not."""

@@ -12,6 +12,7 @@ A record is written before the environment is opened, so that of two processes w
 
 from __future__ import annotations
 
+import secrets
 import time
 from typing import Literal
 
@@ -20,6 +21,7 @@ from redis.asyncio import Redis
 from redis.asyncio.lock import Lock
 
 from app.gateway.errors import BadRequest
+from app.gateway.journal import Standing
 from app.gateway.sessions import digest
 from tangram.calls import Place
 
@@ -131,6 +133,21 @@ class Records:
     async def enter(self, record: Record) -> None:
         """Write a new record."""
         await self._store.set(_PREFIX + record.id, record.model_dump_json(exclude_defaults=True), ex=record.kept_s)
+
+    async def adopt(self, job: str, environment: str, known: Standing) -> Record:
+        """Write a record of an environment that was opened elsewhere, or return the one that another process has written."""
+        record = Record(
+            id=environment,
+            job=job,
+            trajectory=known.trajectory,
+            open_id="",
+            state="open",
+            created_at=known.created_at,
+            ends_at=known.ends_at,
+            access_token=secrets.token_urlsafe(24),
+        )
+        await self._store.set(_PREFIX + record.id, record.model_dump_json(exclude_defaults=True), nx=True, ex=record.kept_s)
+        return await self.read(record.id) or record
 
     async def change(self, record: Record) -> bool:
         """Write a record anew, unless it was removed meanwhile; say whether it was there."""

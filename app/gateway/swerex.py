@@ -53,7 +53,10 @@ async def find(gateway: Gateway, caller: Caller, environment: str) -> Record:
     """Return the environment of an id, or of a name. Raises `NotFound`."""
     if _OPENED_ELSEWHERE.fullmatch(environment):
         return await gateway.environments.get(caller, environment)
-    return await gateway.environments.find(caller, environment)
+    try:
+        return await gateway.environments.find(caller, environment)
+    except NotFound:
+        return await gateway.environments.get(caller, environment)  # an id that a client has made up
 
 
 async def _runtime(environment: Environment, caller: CallerOf, gateway: GatewayOf, request: Request, key: Key = None) -> Runtime:

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tangram import Client
 from tangram.connection import open_store
 from tangram.wire import BLOB_KEY_PREFIX, RESULT_KEY_PREFIX
 from tests.gateway.conftest import Served
@@ -98,6 +99,25 @@ def test_owners_see_their_own_job_only(served: Served, http: httpx.Client, envir
         assert other.delete(environment).status_code == 404
         assert environment.rpartition("/")[2] not in [one["id"] for one in other.get("/api/v1/environments").json()]
     assert environment.rpartition("/")[2] in [one["id"] for one in http.get("/api/v1/environments").json()]
+
+
+def test_an_environment_is_reached_by_its_id_whoever_has_opened_it(served: Served, http: httpx.Client, environment: str) -> None:
+    with Client("tests", served.live.settings) as client, client.open(trajectory="opened-natively") as opened:
+        opened.write_file("a", "native")
+        # Given an environment of a native client; then each shape reaches it, by a token of its job
+        done = http.post(f"/api/v1/environments/{opened.id}/exec", json={"command": "cat a"}).json()
+        assert (done["stdout"], http.get(f"/api/v1/environments/{opened.id}").json()["trajectory"]) == ("native", "opened-natively")
+        assert http.post(f"/envs/{opened.id}/execute", json={"command": ["cat", "a"]}).json()["stdout"] == "native"
+        connected = http.post(f"/sandboxes/{opened.id}/connect", json={"timeout": 600}).json()
+        headers = {"E2b-Sandbox-Id": opened.id, "X-Access-Token": connected["envdAccessToken"]}
+        assert http.get("/files", params={"path": "a"}, headers=headers).text == "native"
+        with served.http("other") as other:
+            assert other.get(f"/api/v1/environments/{opened.id}").status_code == 404
+        # And the other way round
+        there = client.environment(environment.rpartition("/")[2])
+        there.write_file("b", "by the gateway")
+        assert http.get(f"{environment}/files", params={"path": "b"}).text == "by the gateway"
+    assert http.get(f"/api/v1/environments/{opened.id}").json()["error"]["cause"] == "environment_closed"
 
 
 def test_a_closed_environment_is_gone(http: httpx.Client) -> None:
