@@ -111,7 +111,7 @@ def test_folders_however_deep_and_closed_are_removed(sandbox: ProcessSandbox, tm
     env = open_one(sandbox)
     os.symlink(outside, env.work_folder / "link")
     here = os.open(env.work_folder, os.O_RDONLY)
-    for _ in range(3000):
+    for _ in range(1200):
         os.mkdir("deep", dir_fd=here)
         below = os.open("deep", os.O_RDONLY, dir_fd=here)
         os.close(here)
