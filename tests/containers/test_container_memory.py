@@ -52,10 +52,9 @@ def test_a_shell_and_then_its_container_that_the_kernel_ends_for_memory_are_a_lo
             return until(lambda: not containers(f"{NODE}-late") and not groups_of(env.container.id), 5.0)
 
         engine.meanwhile = lambda: until(is_gone)
-        # Given a command whose shell the kernel ends for want of memory
-        fills = "(until test -e full; do :; done; tail /dev/zero & exec tail /dev/zero)"
+        # Given a command whose shell the kernel ends, as that itself fills the memory
         # When it ends process 1, too, and the engine removes the container, before the worker knows how the shell has ended
-        outcome = admit(env, f"{fills} & echo 1000 >/proc/$$/oom_score_adj; : >full; wait", cores=(0,)).wait()
+        outcome = admit(env, "text=$(head -c 90000000 /dev/zero | tr '\\0' a)", cores=(0,)).wait()
         # Then the command is lost for that
         assert (outcome.status, outcome.cause, outcome.exit_code) == ("lost", "out_of_memory", None), outcome
         assert outcome.reason == LOSS
