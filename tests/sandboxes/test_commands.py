@@ -37,6 +37,7 @@ BY_EXIT_CODE = {
     "wait": 0,
     "printf 'ready 0\\n0 0\\n' >&2; echo ready 0": 0,
     "set -e; false; echo not reached": 1,
+    "ulimit -n 0": 0,
     "ulimit -n 3": 0,
     "ulimit -n 3; (exit 7)": 7,
 }

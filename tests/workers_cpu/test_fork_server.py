@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -98,6 +99,21 @@ def test_the_connection_to_a_killed_supervisor_ends_once_nothing_is_left(sandbox
     assert backend.has_ended(60)
     assert not processes_with(f"sleep\x00313.375{RUN}")
     assert printed(env, "echo alive") == "alive\n"
+
+
+def test_a_session_that_cannot_be_had_ends_no_other(sandbox_alone: ProcessSandbox) -> None:
+    # Given a session with a variable, and a fork server that can have no more descriptors
+    env, other = open_one(sandbox_alone), open_one(sandbox_alone, "e2")
+    printed(env, "X=kept")
+    limits = resource.prlimit(fork_server_of(sandbox_alone), resource.RLIMIT_NOFILE)
+    resource.prlimit(fork_server_of(sandbox_alone), resource.RLIMIT_NOFILE, (3, limits[1]))
+    # When another is asked for; then that fails alone
+    outcome = run(other, "echo fresh")
+    assert (outcome.status, outcome.cause) == ("failed", "sandbox_failed"), outcome
+    assert printed(env, "echo $X") == "kept\n"
+    # And there are more as soon as there can be
+    resource.prlimit(fork_server_of(sandbox_alone), resource.RLIMIT_NOFILE, limits)
+    assert printed(other, "echo fresh") == "fresh\n"
 
 
 def test_sessions_outlive_the_fork_server_and_others_start(sandbox_alone: ProcessSandbox) -> None:

@@ -80,7 +80,7 @@ class ForkClient:
             mine.close()
             if pid or self._lives():
                 break
-        raise SessionUnavailable(reason or "the fork server ends as soon as it starts")
+        raise SessionUnavailable(reason or "the fork server ends as soon as it starts, or has no descriptor for one more session")
 
     def _lives(self) -> bool:
         with self._lock:

@@ -100,6 +100,8 @@ class ForkServer:
             return False
         if not message:
             return False
+        if not descriptors:
+            return True  # There was no room for one more. Whoever asks sees the end of the socket.
         # A descriptor that came over a socket would otherwise be inherited by the shells.
         os.set_inheritable(descriptors[0], False)
         theirs = socket.socket(fileno=descriptors[0])

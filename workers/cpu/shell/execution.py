@@ -138,13 +138,18 @@ class ShellExecution(Execution):
         limit_s, spent_s = max(timeout_s, LEAST_START_S) if may_be_theirs else NEVER, 0.0
         last = 3 if may_be_theirs else 2
         for attempt in range(1, last + 1):
+            failure: NotBegun | SessionUnavailable
             try:
-                return self._run(self._session.ready_shell(wake, limit_s), spent_s)
-            except (NotBegun, SessionUnavailable) as error:
-                is_ours = not may_be_theirs and not isinstance(error, NotBegun)
-                if is_ours or isinstance(error, MemoryFull) or self._is_over_anyway:
+                shell = self._session.ready_shell(wake, limit_s)
+            except SessionUnavailable as error:
+                if not may_be_theirs or isinstance(error, MemoryFull) or self._is_over_anyway:
                     raise
                 failure = error
+            else:
+                try:
+                    return self._run(shell, spent_s)
+                except NotBegun as error:
+                    failure = error
             if attempt == last:
                 break
             if attempt == 2:
