@@ -59,6 +59,8 @@ class CommandExecutor:
         self._blobs_of_ended: list[str] = []
         self.granted: dict[str, int] = {}
         self.ended: OrderedDict[str, None] = OrderedDict()
+        self.asked_again: set[str] = set()
+        """Actions that their clients have submitted again before they ended: the store may have lost a result that was there."""
         self.descriptions: dict[str, Mapping[str, Any]] = {}
         self.environments: dict[str, EnvironmentState] = {}
         self._nodes: dict[str, NodeState] = {}
@@ -288,9 +290,11 @@ class CommandExecutor:
         if len(self.ended) > REMEMBERED_ENDS:
             self.ended.popitem(last=False)
         self._entries.append(ActionEnded(end=command, at=now))
-        if not command.by_worker:
-            if granted is not None:
-                self._transport.disown(command.id, granted)
+        asked_again = command.id in self.asked_again
+        self.asked_again.discard(command.id)
+        if command.by_worker and asked_again:
+            self._transport.tell_lost(command.id)
+        elif not command.by_worker:
             self.publish_end(
                 UnpublishedEnd(
                     id=command.id,

@@ -172,6 +172,20 @@ def test_a_message_that_comes_again_starts_nothing() -> None:
     assert (live.broker.grants(), live.running, live.broker.end("a")) == ([("a", 1)], [], ("failed", "result_lost"))
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_result_that_the_store_lost_before_its_report_came_is_told_as_lost(kept: bool) -> None:
+    # Given an action that its client submits again, since the store has come back, perhaps without the result
+    live = Live()
+    live.submit("a")
+    live.submit("a", again=True)
+    if kept:
+        live.stored(a=7)
+    # When the report of its end comes; then the client hears of one end
+    live.told(finished("a"))
+    live.service.step()
+    assert live.broker.end("a") == (("succeeded", "") if kept else ("failed", "result_lost"))
+
+
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_cancel_finds_the_submission_that_it_came_with(order: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a submission and its cancel in one batch, in either order, since they come on two queues
