@@ -24,7 +24,7 @@ from app.gateway.errors import Cancelled, InfraFailed, Overloaded, Unauthorized,
 from app.gateway.shape import counted
 from tangram.errors import TangramError
 from tangram.handles import Handle
-from tangram.results import LEFT_OUT, Chunk, ExecResult
+from tangram.results import Chunk, ExecResult
 
 KEEPALIVE_S = 20.0
 """Seconds between two signs of life of a stream, unless its client asks for more."""
@@ -154,8 +154,9 @@ def _told(result: ExecResult, process: Process, output: _Output | None) -> list[
     if result.exit_code is None:
         return [*parts, end_of_stream(RpcError("deadline_exceeded", result.reason or "the command was ended at its time limit"))]
     end: dict[str, Any] = {"exitCode": result.exit_code, "exited": True, "status": f"exit status {result.exit_code}"}
-    if result.truncated if output is None else output.dropped:
-        end["error"] = LEFT_OUT if output is None else f"{output.dropped} bytes of output are missing: nobody has read on for too long"
+    missing = f"{output.dropped} bytes of output are missing: nobody has read on for too long" if output and output.dropped else ""
+    if error := "; ".join(filter(None, (result.remark if output is None else result.reason, missing))):
+        end["error"] = error
     return [*parts, _event("end", **end), end_of_stream()]
 
 

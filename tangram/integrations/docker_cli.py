@@ -136,6 +136,8 @@ async def _exec(client: AsyncClient, arguments: argparse.Namespace) -> int:
     if done.exit_code is None:
         print(f"tangram-docker: exec ended the command: {done.reason or 'its time was over'}", file=sys.stderr)
         return TIMED_OUT
+    if done.reason:
+        print(f"tangram-docker: {done.reason}", file=sys.stderr)
     return done.exit_code
 
 

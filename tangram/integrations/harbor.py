@@ -122,7 +122,10 @@ class TangramEnvironment(BaseEnvironment):  # type: ignore[misc]  # Harbor is no
         timeout_sec: int | None = None,
         user: str | int | None = None,
     ) -> ExecResult:
-        """Run a command as the user of the container, which `root` stands for here. Raises `ValueError` for other users."""
+        """Run a command as the user of the container, which `root` stands for here. Raises `ValueError` for other users.
+
+        The end of its standard error says where output is truncated.
+        """
         if (wanted := self._resolve_user(user)) not in (None, "root", 0):
             raise ValueError(f"commands run as the user of the container: none can run as {wanted!r}")
         done = await self._opened.exec(

@@ -23,7 +23,7 @@ from tangram.calls import Place
 from tangram.client import Client, Environment
 from tangram.errors import ActionRejected, InvalidAction
 from tangram.integrations import actions
-from tangram.results import FINISHED, LEFT_OUT, ExecResult
+from tangram.results import FINISHED, ExecResult
 from tangram.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ class TangramEnvironment:
 
 
 def _observation(done: ExecResult, command: str, timeout_s: float) -> dict[str, Any]:
-    printed = f"{done.stdout}\n[{LEFT_OUT}]\n" if done.truncated else done.stdout
+    printed = f"{done.stdout}\n[{done.remark}]\n" if done.remark else done.stdout
     if done.exit_code is not None:
         return {"output": printed, "returncode": done.exit_code, "exception_info": ""}
     return _failed(subprocess.TimeoutExpired(command[:200], timeout_s), printed)

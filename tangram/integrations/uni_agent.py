@@ -152,4 +152,5 @@ class TangramShell:
 
 
 def _result(done: Done) -> ExecResult:
+    """Return a result in uni-agent's words; the end of its standard error says where output is truncated."""
     return ExecResult(exit_code=TIMED_OUT if done.exit_code is None else done.exit_code, stdout=done.stdout, stderr=done.stderr_and_remark)

@@ -190,7 +190,8 @@ class _Rollout:
 
 def _text(done: ExecResult) -> str:
     ended = f"[ended: {done.reason or 'its time was over'}]" if done.exit_code is None else f"[exit code {done.exit_code}]"
-    parts = (done.stdout, done.stderr, f"[{LEFT_OUT}]" if done.truncated else "", ended if done.exit_code != 0 else "")
+    remark = done.remark if done.exit_code is not None else LEFT_OUT if done.truncated else ""
+    parts = (done.stdout, done.stderr, f"[{remark}]" if remark else "", ended if done.exit_code != 0 else "")
     return "\n".join(part.rstrip("\n") for part in parts if part)
 
 

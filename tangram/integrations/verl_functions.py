@@ -38,4 +38,5 @@ async def run_python(code: str) -> str:
     except TangramError as error:
         note_failure(error)
         raise
+    # Why it was ended, and that output is truncated, is for the model, too.
     return done.stdout + (f"\n[{done.remark}]" if done.remark else "")

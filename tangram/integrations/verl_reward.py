@@ -93,6 +93,7 @@ async def compute_score(
         raise ScoreFailed(f"there is no score of a solution of {data_source}: {error}") from error
     finally:
         await return_client(client)
+    # Its end is there where output is truncated.
     succeeded = done.exit_code == 0 and (not word or done.stdout.split()[-1:] == [word])
     return {"score": float(succeeded), "exit_code": -1 if done.exit_code is None else done.exit_code}
 

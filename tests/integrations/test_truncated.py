@@ -15,9 +15,9 @@ from tangram.integrations.sandbox import Sandbox
 from tangram.results import FINISHED, LEFT_OUT, Act, ExecResult, SubmissionCut
 
 
-def result(stdout: str, *, truncated: bool) -> ExecResult:
-    act = Act(queue_s=0.0, overhead_s=0.0, execution_s=0.0)
-    return ExecResult(status="succeeded", exit_code=0, stdout=stdout, stderr="", truncated=truncated, dop=1, act=act)
+def result(stdout: str, *, truncated: bool, exit_code: int = 0, reason: str = "") -> ExecResult:
+    act, how = Act(queue_s=0.0, overhead_s=0.0, execution_s=0.0), {"status": "succeeded", "exit_code": exit_code, "reason": reason}
+    return ExecResult(**how, stdout=stdout, stderr="", truncated=truncated, dop=1, act=act)  # type: ignore[arg-type]
 
 
 class Anything(Exception):
@@ -133,6 +133,12 @@ async def test_a_class_says_that_output_is_left_out(load: Callable[[str], Module
     module, ask = load(name.removesuffix("_shell")), CLASSES[name]
     told = [str(await ask(module, result("printed", truncated=truncated))) for truncated in (True, False)]
     assert [LEFT_OUT in text for text in told] == [True, False] and all("printed" in text for text in told), told
+
+
+@pytest.mark.parametrize("name", CLASSES)
+async def test_a_class_names_the_limit_that_has_ended_a_command(load: Callable[[str], ModuleType], name: str) -> None:
+    done = result("", truncated=False, exit_code=137, reason="the kernel has ended it: its memory was full")
+    assert "its memory was full" in str(await CLASSES[name](load(name.removesuffix("_shell")), done))
 
 
 @pytest.mark.parametrize("ask", [mini_swe_agent, nemo_gym])
