@@ -109,6 +109,9 @@ READ_KEY_PREFIX = "tangram-read-"
 SCHEDULER_KEY = "tangram-scheduler"
 """Where the active scheduler shows its policy and figures, as JSON, in the result store."""
 
+MEMORY_ENFORCED = "TANGRAM_MEMORY_ENFORCED"
+"""A variable of commands: there where the kernel holds their environment to its memory."""
+
 LONGEST_ID = 256
 """The most characters of an action's id, as of every name: a longer one may not fit into the journal's indexes."""
 

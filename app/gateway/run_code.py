@@ -43,6 +43,7 @@ from tangram.action import LONGEST_S, Action
 from tangram.errors import TangramError
 from tangram.handles import Handle
 from tangram.results import LEFT_OUT, ExecResult
+from tangram.wire import MEMORY_ENFORCED
 
 MARGIN_S = 30.0
 """Seconds by which the lease of a call's environment is longer than anybody may wait for the call, from when the environment stands."""
@@ -375,11 +376,14 @@ def _exec(record: Record, command: str, timeout_s: float, language: str) -> Acti
 
 
 def _limited(line: str, stdin: str, memory_mb: int | None) -> str:
-    """Return a command line with its own standard input, and with a limit on what each of its processes may map.
+    """Return a command line with its own standard input, and, where the kernel does not hold it to its memory, a limit on what it may map.
 
-    Within that limit the stack may be as large as it gets. Threads have 2 MiB each where it has no limit of its own.
+    That is less than it may use: programs such as Java map much that they do not use. Within its memory the stack may be as large as it
+    gets. Threads have 2 MiB each where it has no limit of its own.
     """
-    limit = f'ulimit -S -s "$(ulimit -H -s)"; ulimit -S -v {memory_mb * 1024}; ' if memory_mb is not None else ""
+    limit = ""
+    if memory_mb is not None:
+        limit = f'ulimit -S -s "$(ulimit -H -s)"; test -n "${MEMORY_ENFORCED}" || ulimit -S -v {memory_mb * 1024}; '
     return f"({limit}{line}\n) < {stdin}"
 
 

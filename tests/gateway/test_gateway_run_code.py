@@ -100,8 +100,16 @@ def test_a_stack_may_be_as_large_as_the_memory(caller: httpx.Client) -> None:
 def test_a_memory_limit_holds(caller: httpx.Client) -> None:
     body = {"language": "python", "code": "x = bytearray(400 * 2**20)"}
     done = caller.post("/run_code", json={**body, "memory_limit_MB": 256}).json()
-    assert done["status"] == "Failed" and "MemoryError" in done["run_result"]["stderr"]
+    assert done["status"] == "Failed" and ("MemoryError" in done["run_result"]["stderr"] or "memory" in done["message"]), done
     assert caller.post("/run_code", json={**body, "memory_limit_MB": -1}).json()["status"] == "Success"
+
+
+def test_what_a_program_maps_and_does_not_use_is_no_memory_where_that_is_enforced(served: Served, caller: httpx.Client) -> None:
+    # As Java, node and programs of Go with the race detector do
+    body = {"language": "python", "code": "import mmap; mmap.mmap(-1, 4 << 30, mmap.MAP_PRIVATE); print('ran')", "memory_limit_MB": 256}
+    done = caller.post("/run_code", json=body).json()
+    (labels,) = served.live.rows("SELECT description FROM nodes WHERE name = 'cpu-0'")
+    assert ("ran" in done["run_result"]["stdout"]) == ("memory:enforced" in str(labels)), done
 
 
 @pytest.mark.parametrize("memory_mb", [1, 3])

@@ -16,6 +16,7 @@ from typing import Any
 from app.action_task import Call, PayloadTask
 from app.celery import app
 from tangram.errors import ActionCancelled, ActionError, ActionFailed, EnvironmentLost
+from tangram.wire import MEMORY_ENFORCED
 from workers.context import CpuContext, context, refusals
 from workers.control import this_node
 from workers.cpu.abstract import Environment, EnvironmentSpec, ExecOutcome, ExecRequest, WindowSize
@@ -155,7 +156,11 @@ def execute(
             output_timeout_s=limits.get("output_timeout_s"),
             output_limit_bytes=cpu().settings.output_limit_bytes,
             output_tail_fraction=cpu().settings.output_tail_fraction,
-            variables={MOST_VARIABLE: str(call.grant.get("most_units", call.grant["units"])), **(cpu().blobs.get_json(variables) or {})},
+            variables={
+                MOST_VARIABLE: str(call.grant.get("most_units", call.grant["units"])),
+                **({MEMORY_ENFORCED: "1"} if cpu().sandbox.enforces_memory else {}),
+                **(cpu().blobs.get_json(variables) or {}),
+            },
             on_output=output.write if output is not None else None,
             is_held=output.is_full if output is not None else None,
             stdin=stdin,
