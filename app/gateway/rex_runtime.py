@@ -30,7 +30,7 @@ from app.gateway import calls
 from app.gateway import rex_models as wire
 from app.gateway import rex_scripts as scripts
 from app.gateway.context import Gateway
-from app.gateway.errors import BadRequest, Cancelled, NotFound, Overloaded
+from app.gateway.errors import BadRequest, Cancelled, NotFound, Overloaded, classify
 from app.gateway.records import KEPT_S, SHELLS_PREFIX, Record
 from app.gateway.rex_dialogue import Dialogue
 from app.gateway.rex_errors import of_file, swerex_error
@@ -40,8 +40,9 @@ from app.gateway.stored import stored_result
 from tangram import calls as words
 from tangram import giving
 from tangram.action import Action, command_class
+from tangram.arguments import process_variables
 from tangram.calls import ExecOptions
-from tangram.errors import ActionError
+from tangram.errors import ActionError, InvalidAction
 from tangram.results import ExecResult, SubmissionCut
 from tangram.wire import RESULT_TTL_S
 
@@ -75,7 +76,10 @@ class Runtime:
             raise swerex_error("SessionExistsError", f"session {body.session} already exists")
         await store.expire(sessions, self._record.kept_s)
         try:
-            text = scripts.start_text(body.startup_source, body.env or {})
+            try:
+                text = scripts.start_text(body.startup_source, process_variables(body.env) or {})
+            except InvalidAction as error:
+                raise classify(error) from error
             result = await self._exec(text, session, "create_session", timeout_s=body.startup_timeout)
             if result.status == "timed_out":
                 message = f"the startup of session {body.session} took longer than {body.startup_timeout:g} seconds"

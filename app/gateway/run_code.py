@@ -286,7 +286,7 @@ class _Once:
             most = self._gateway.settings.output_limit_bytes
             line = f"python3 {NOTEBOOK} {CELLS} {CELL_RESULTS} {body.cell_timeout:g} {most}"
             driver = await self._first(record, opening, _limited(line, "/dev/null", None), body.total_timeout, "jupyter")
-            if driver.return_code == _NO_SUCH_COMMAND:
+            if driver.return_code == _NO_SUCH_COMMAND and not await self._has(record, "python3"):
                 return RunJupyterAnswer(status="SandboxError", message="the image of the node has no python3", executor_pod_name=record.id)
             cells = await self._cells(record, driver, len(body.cells))
             fetched, message = await self._fetch(record)

@@ -241,11 +241,12 @@ def test_a_cell_that_runs_for_too_long_ends_the_notebook_with_what_there_is(endp
     ("cell", "left", "said"),
     [
         ("import os; os._exit(0)", 0, "0 of 2 cells have a result: the interpreter ended with 0"),
+        ("import os; os._exit(127)", 0, "0 of 2 cells have a result: the interpreter ended with 127"),
         ("import os; os.remove('.results.jsonl')", 0, "the results of the cells cannot be read: "),
         ("open('.results.jsonl', 'a').write('no result'); None", 1, "1 of 2 cells have a result"),
         ("print('x' * 70_000_000)", 2, "output of cells was dropped, being too long: 1"),
     ],
-    ids=["ended", "removed", "written into", "long"],
+    ids=["ended", "ended as if it were missing", "removed", "written into", "long"],
 )
 def test_cells_without_a_result_are_no_success_and_the_answer_says_why(caller: httpx.Client, cell: str, left: int, said: str) -> None:
     done = caller.post("/run_jupyter", json={"cells": [cell, "assert 1 == 2"]}).json()

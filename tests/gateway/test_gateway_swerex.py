@@ -240,6 +240,14 @@ def test_a_session_whose_startup_takes_too_long_is_not_there(rex: Rex) -> None:
         rex.run("true", session="slow")
 
 
+def test_a_variable_that_no_program_can_be_handed_is_refused_with_its_session(rex: Rex) -> None:
+    with rex.served.http("rex") as http:
+        answer = http.post(f"/envs/{rex.name}/create_session", json={"session": "large", "env": {"A": "x" * 200_000}})
+    assert answer.status_code == 400 and "at most 131071 bytes" in answer.text
+    with pytest.raises(SessionDoesNotExistError):
+        rex.run("true", session="large")
+
+
 # -- programs -------------------------------------------------------------------------------------------------------
 
 
