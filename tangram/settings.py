@@ -102,8 +102,9 @@ class Settings(BaseSettings):
     sandbox: Literal["process", "docker"] = Field(
         default="process", description="What environments are on a CPU worker: process or docker."
     )
-    isolation: Literal["auto", "bubblewrap", "none"] = Field(
-        default="auto", description="How the process sandbox sets commands apart: bubblewrap, none, or auto, the first where it works."
+    isolation: Literal["auto", "bubblewrap", "view", "none"] = Field(
+        default="auto",
+        description="How the process sandbox sets commands apart: bubblewrap, view, none, or auto, the first of these that works.",
     )
     disk_floor_mb: int = Field(
         default=512,

@@ -303,7 +303,8 @@ def _process_sandbox(base: Path, core_map: CoreMap, settings: Settings) -> tuple
     def say(**_: Any) -> None:
         fell_back = settings.isolation == "auto" and sandbox.isolation == "none"
         level = logging.WARNING if fell_back else logging.INFO
-        log.log(level, "commands are set apart by: %s (%s)", sandbox.isolation, sandbox.isolation_reason)
+        shared = "; all environments share /tmp" if sandbox.isolation == "none" else ""
+        log.log(level, "commands are set apart by: %s%s (%s)", sandbox.isolation, shared, sandbox.isolation_reason)
         if sandbox.enforces_memory:
             most = (sandbox.memory_mb, sandbox.default_memory_mb)
             log.info("environments have at most %d MiB of memory together, and %d each where they name none", *most)

@@ -67,7 +67,7 @@ def _of_nodes(document: Document) -> Iterator[Notice]:
             text = f"Node {name} is {draining(node)}. Nothing new begins there until that is undone."
             yield Notice(level="warn", text=text, link=link, link_text=name)
         if node["isolation"] == "none" and node["state"] not in ("lost", "left"):
-            text = f"Node {name} runs commands without isolation: they see its files, its processes and each other."
+            text = f"Node {name} runs commands without isolation: they see its files, its processes and each other, and share /tmp."
             yield Notice(level="warn", text=text, link=link, link_text=name)
 
 

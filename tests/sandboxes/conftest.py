@@ -55,6 +55,7 @@ KINDS = {
     for kind in (
         Kind("process", "none"),
         Kind("bubblewrap", "bubblewrap", "environment", has_own_root=True),
+        Kind("view", "view", "environment", has_own_root=True),
         Kind("container", None, "environment", has_own_root=True, parks=True, has_snapshots=True),
     )
 }
@@ -66,7 +67,7 @@ def params(*places: str) -> list[object]:
     return [pytest.param(place, id=place, marks=pytest.mark.real if place.startswith(again) else ()) for place in places]
 
 
-EVERY_KIND = params(*KINDS)
+EVERY_KIND = params("process", "bubblewrap", "container")
 EVERY_SHELL = params("process-bash", "process-sh", "bubblewrap-bash", "container-busybox", "container-bash")
 
 BASH = params("process-bash", "bubblewrap-bash", "container-bash")

@@ -24,7 +24,7 @@ NEW_USER, NEW_NET = 0x10000000, 0x40000000
 CONNECTS = "python3 -c 'import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 5)'"
 
 
-@pytest.fixture(params=params("bubblewrap", "container"))
+@pytest.fixture(params=params("bubblewrap", "view", "container"))
 def place(request: pytest.FixtureRequest) -> str:
     """Give each kind that sets commands apart."""
     return str(request.param)

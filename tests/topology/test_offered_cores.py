@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 from app.services_file import ConfigError
 from scheduler.live.descriptions import node_spec
 from tangram.settings import Settings
+from tests.workers_cpu.conftest import none_works
 from workers.cpu.cores import CoreMap
 from workers.cpu.topology import Domain, Topology, read_topology
 from workers.start import _offered_cores, _process_sandbox, describe
@@ -57,10 +57,8 @@ def test_nothing_left_is_refused_in_one_line(reserved: int) -> None:
 def test_a_worker_whose_commands_see_the_host_warns_of_it_and_so_does_its_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # Given a host on which bubblewrap does not work
-    (tmp_path / "bwrap").write_text("#!/bin/sh\nexit 1\n")
-    (tmp_path / "bwrap").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    # Given a host on which nothing sets commands apart
+    none_works(monkeypatch)
     monkeypatch.setattr(signals.worker_ready, "receivers", [])
     # When a worker of its own accord does without
     sandbox, isolation = _process_sandbox(tmp_path / "base", CoreMap((0,)), Settings())
@@ -69,7 +67,8 @@ def test_a_worker_whose_commands_see_the_host_warns_of_it_and_so_does_its_node(
     assert isolation == "none"
     signals.worker_ready.send(sender=None)
     (record,) = caplog.records
-    assert record.levelname == "WARNING" and record.getMessage().startswith("commands are set apart by: none (bubblewrap does not work")
+    assert record.levelname == "WARNING"
+    assert record.getMessage().startswith("commands are set apart by: none; all environments share /tmp (bubblewrap does not work")
 
 
 # How the scheduler takes it

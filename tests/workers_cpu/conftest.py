@@ -14,9 +14,10 @@ import pytest
 
 from workers.cpu.abstract import EnvironmentSpec
 from workers.cpu.errors import SessionUnavailable
+from workers.cpu.process import sandbox as sandbox_module
 from workers.cpu.process import tree
 from workers.cpu.process.environment import ProcessEnvironment
-from workers.cpu.process.isolation import IsolationChoice
+from workers.cpu.process.isolation import IsolationChoice, View
 from workers.cpu.process.limits import ProcessLimits
 from workers.cpu.process.sandbox import ProcessSandbox
 from workers.cpu.process.trial import MEANS
@@ -66,6 +67,11 @@ def make(folder: Path, isolation: IsolationChoice, limits: ProcessLimits | None 
         if os.environ.get("CI"):
             pytest.fail(str(error))
         pytest.skip(str(error))
+
+
+def none_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have environments see what cannot be mounted, so that neither bubblewrap nor a view works."""
+    monkeypatch.setattr(sandbox_module, "view_for", lambda *_: View(base=Path("/no/such"), shown=()))
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from workers.cpu.process.programs import folders_of_programs
 from workers.cpu.process.sandbox import ProcessSandbox
 from workers.start import _process_sandbox
 
-from .conftest import below_this, make
+from .conftest import below_this, make, none_works
 from .support import RUN, groups_like, open_one, printed, processes_with, run, until
 
 HERE = sorted(os.sched_getaffinity(0))
@@ -47,7 +48,7 @@ def test_auto_is_bubblewrap_where_that_works(tmp_path: Path) -> None:
     [None, "echo 'bwrap: No permissions' >&2; exit 1", f"exec sleep 316.71875{RUN}", "echo ready; exit 0"],
     ids=["missing", "fails", "hangs", "ends"],
 )
-def test_without_a_bubblewrap_that_works_auto_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None) -> None:
+def test_without_a_bubblewrap_auto_is_a_view_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None) -> None:
     # Given a machine without bwrap, or with one that fails, hangs, or ends
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -59,12 +60,17 @@ def test_without_a_bubblewrap_that_works_auto_is_none(tmp_path: Path, monkeypatc
     monkeypatch.setenv("PATH", str(programs))
     monkeypatch.setattr(os, "defpath", str(programs))
     monkeypatch.setattr("workers.cpu.process.isolation.HELP_LIMIT_S", 0.3)
-    # When a sandbox may choose; then commands run, and it says why they are not set apart
-    box = ProcessSandbox(tmp_path / "box")
-    assert box.isolation == "none"
-    assert "bubblewrap does not work here" in box.isolation_reason
-    assert printed(open_one(box), "echo runs") == "runs\n"
-    box.close()
+    # When a sandbox may choose; then commands run, and it says why bubblewrap does not set them apart
+    with closing(ProcessSandbox(tmp_path / "box")) as box:
+        assert box.isolation in ("view", "none")
+        assert "bubblewrap does not work here" in box.isolation_reason
+        assert printed(open_one(box), "echo runs") == "runs\n"
+    # And so it does where namespaces cannot be made either
+    none_works(monkeypatch)
+    with closing(ProcessSandbox(tmp_path / "box")) as box:
+        assert box.isolation == "none"
+        assert "; view does not work here: " in box.isolation_reason
+        assert printed(open_one(box), "echo runs") == "runs\n"
     # And when bubblewrap is asked for; then it is refused in one line, by the worker too, and the folder is free again
     with pytest.raises(SessionUnavailable, match="^bubblewrap does not work here: .*$"):
         ProcessSandbox(tmp_path / "box", isolation="bubblewrap")

@@ -15,7 +15,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from workers.cpu.errors import FilesUnreachable, SessionUnavailable
@@ -28,13 +28,13 @@ START_LIMIT_S, END_LIMIT_S = 60.0, 15.0
 
 
 class Anchor(Network):
-    """The namespaces of an environment, made by `program` with `arguments`. Sockets in them come from the fork server.
+    """The namespaces of an environment, which the fork server is `asked` to make. Sockets in them come from there, too.
 
     To enter them, a process must first join the user namespace that they belong to, which no process with several threads can do.
     """
 
-    def __init__(self, fork_client: ForkClient, program: str, arguments: Sequence[str]) -> None:
-        self._fork_client, self._program, self._arguments = fork_client, program, arguments
+    def __init__(self, fork_client: ForkClient, asked: Mapping[str, object]) -> None:
+        self._fork_client, self._asked = fork_client, asked
         self._lock = threading.Lock()
         self._channel: socket.socket | None = None
         self._processes: tuple[tree.Process, ...] = ()
@@ -55,7 +55,7 @@ class Anchor(Network):
             return tuple(process.pid for process in self._processes)
 
     def _start(self) -> None:
-        self._channel, pid = self._fork_client.anchor(self._program, self._arguments)
+        self._channel, pid = self._fork_client.anchor(self._asked)
         bwrap = tree.read_process(pid)
         self._processes = (bwrap,) if bwrap is not None else ()
         said = self._said(self._channel)
@@ -64,11 +64,11 @@ class Anchor(Network):
         if not said.endswith(READY) or not self.stands:
             self._end()
             lines = said.decode(errors="replace").strip().splitlines()
-            reason = lines[-1] if lines and not said.endswith(READY) else "bwrap ends as soon as it stands"
+            reason = lines[-1] if lines and not said.endswith(READY) else "what holds its namespaces ends as soon as it stands"
             raise SessionUnavailable(f"cannot set the shell apart from the host: {reason}")
 
     def _said(self, channel: socket.socket) -> bytes:
-        """Return what bwrap says until it is ready, or has ended."""
+        """Return what is said until the namespaces are ready, or have ended."""
         deadline, said = time.monotonic() + START_LIMIT_S, b""
         try:
             while not said.endswith(READY):
@@ -77,7 +77,7 @@ class Anchor(Network):
                     break
                 said += chunk
         except TimeoutError:
-            return f"bwrap was not ready within {START_LIMIT_S:g} s".encode()
+            return f"its namespaces were not ready within {START_LIMIT_S:g} s".encode()
         except ConnectionError:
             pass
         return said

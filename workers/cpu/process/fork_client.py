@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from workers.cpu.errors import SessionUnavailable
@@ -42,9 +42,9 @@ class ForkClient:
         """
         return self._forked({"supervisor": anchor, "groups": groups})
 
-    def anchor(self, program: str, arguments: Sequence[str]) -> tuple[socket.socket, int]:
-        """Return a connection to a fresh bwrap, over which it says how it fares, and its process id. Raises `SessionUnavailable`."""
-        return self._forked({"anchor": [program, *arguments]})
+    def anchor(self, asked: Mapping[str, object]) -> tuple[socket.socket, int]:
+        """Return a connection to a fresh anchor, over which it says how it fares, and its first process. Raises `SessionUnavailable`."""
+        return self._forked(asked)
 
     def sockets_inside(self, anchor: Sequence[int]) -> list[socket.socket]:
         """Return sockets of the network of the environment with this anchor. Raises `SessionUnavailable`."""
@@ -62,7 +62,7 @@ class ForkClient:
             raise SessionUnavailable(f"the network of an environment cannot be entered: {reason}")
         return [socket.socket(fileno=descriptor) for descriptor in descriptors]
 
-    def _forked(self, asked: dict[str, Sequence[object]]) -> tuple[socket.socket, int]:
+    def _forked(self, asked: Mapping[str, object]) -> tuple[socket.socket, int]:
         """Return a connection to a process that was forked for a request, and its id. Raises `SessionUnavailable`."""
         request = json.dumps(asked).encode()
         for _ in range(2):

@@ -13,6 +13,7 @@ cannot be forked, that is 0, and why:
 |--------------------------------------|--------------------------------------------------------------------------------------|
 | `{"supervisor": anchor, "groups": …}` | is a supervisor, which serves the socket; inside of the anchor if one is named      |
 | `{"anchor": [program, argument, …]}` | is bwrap, the anchor of an environment's namespaces; see `namespace.py`              |
+| `{"view": steps, …}`                 | is the holder of such namespaces without bubblewrap; see `view.py`                   |
 | `{"sockets": anchor}`                | enters the network of an environment, makes sockets there, sends these, and ends     |
 
 An anchor is named by the ids of its three processes. Of the socket of a supervisor the fork server keeps a copy. It closes that once
@@ -51,6 +52,7 @@ from workers.cpu.process.members import Members, kill
 from workers.cpu.process.namespace import become_bwrap, enter, enter_network
 from workers.cpu.process.serving import PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, Wakeup, end_first, prctl, serve
 from workers.cpu.process.supervisor import CLOSE_GRACE_S, Supervisor
+from workers.cpu.process.view import become_holder
 
 SHUTDOWN_LIMIT_S, RETRY_S = 4.0, 0.005
 PR_SET_NAME = 15
@@ -121,6 +123,12 @@ class ForkServer:
                 if (pid := os.fork()) == 0:
                     say(theirs, os.getpid())
                     become_bwrap(program, arguments, theirs.fileno())
+                self.anchors.add(pid)
+            case {"view": list(steps), "host_name": str(host_name), "user_id": str(user_id)}:
+                if (pid := os.fork()) == 0:
+                    say(theirs, os.getpid())
+                    rename("init")
+                    become_holder(steps, host_name, user_id, theirs.fileno())
                 self.anchors.add(pid)
             case {"sockets": list(anchor)}:
                 if (pid := os.fork()) == 0:

@@ -3,10 +3,11 @@
 | kind         | a command has                                                                                         |
 |--------------|------------------------------------------------------------------------------------------------------|
 | `none`       | the host as the worker's user has it                                                                 |
+| `view`       | the same as with bubblewrap, without the promise that no program gets out; see `view.py`               |
 | `bubblewrap` | its environment's user, PID, IPC, UTS, cgroup and network namespaces; no capability; of the host's   |
 |              | files the system's, read-only, and the folders of programs on PATH; its environment's own folders    |
 
-This file chooses the arguments of `bwrap`, the program of bubblewrap; `namespace.py` runs it.
+This file says what is to be seen; `namespace.py` runs bubblewrap's program, `bwrap`.
 
 | path inside              | what is there                                                      |
 |--------------------------|--------------------------------------------------------------------|
@@ -28,12 +29,12 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from workers.cpu.process.programs import folders_of_programs
 
-Isolation = Literal["bubblewrap", "none"]
-IsolationChoice = Literal["auto", "bubblewrap", "none"]
+Isolation = Literal["bubblewrap", "view", "none"]
+IsolationChoice = Literal["auto", "bubblewrap", "view", "none"]
 
 HELP_LIMIT_S = 5.0
 SHARED_BYTES = 64 << 20
@@ -94,6 +95,11 @@ class Folders:
         """Return the folder of what shells write themselves."""
         return self.control / "states"
 
+    @property
+    def new_root(self) -> Path:
+        """Return the empty folder on which its root folder is mounted, where bubblewrap does not do that."""
+        return self.root / "root"
+
     def make(self) -> None:
         """Make them."""
         self.root.mkdir(mode=0o700)
@@ -101,35 +107,77 @@ class Folders:
         self.temporary.mkdir()
         self.temporary.chmod(0o1777)
         self.states.mkdir(parents=True)
+        self.new_root.mkdir()
+
+
+Step = list[str]
+"""One step of making the view of an environment; `view.py` says which there are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bubblewrap:
-    """The `bwrap` of this host, and what every environment of a sandbox with the folder `base` is made with."""
+class View:
+    """What all environments of a sandbox with the folder `base` see of the host: its system, and the folders `shown`."""
+
+    base: Path
+    shown: tuple[str, ...]
+    kind: ClassVar[Isolation] = "view"
+
+    def anchor(self, folders: Folders) -> dict[str, object]:
+        """Return what the fork server is asked, to make the namespaces of the environment with these folders."""
+        steps = [["root", str(folders.new_root)], *self._steps(folders), ["remount-ro"]]
+        return {"view": steps, "host_name": HOST_NAME, "user_id": USER_ID}
+
+    def _steps(self, folders: Folders) -> list[Step]:
+        return [
+            *_system(),
+            ["proc", "/proc"],
+            ["dev", "/dev"],
+            ["tmpfs", "/dev/shm", str(SHARED_BYTES)],
+            ["ro-bind", str(self.base / "etc"), "/etc"],
+            ["ro-bind", str(folders.control), CONTROL],
+            ["symlink", "/tmp", "/var/tmp"],
+            ["bind", str(folders.work), HOME],
+            ["bind", str(folders.temporary), "/tmp"],
+            ["bind", str(folders.states), STATES],
+            *(["ro-bind-try", path, path] for path in (*TOPOLOGY, *SWITCHES, *self.shown)),
+            # Where the system's folders show the sandbox's own.
+            *([["tmpfs", str(self.base), "0"]] if str(self.base).startswith(SYSTEM) else []),
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bubblewrap(View):
+    """The same by `bwrap`, the program of bubblewrap."""
 
     program: str
-    base: Path
     has_disable_userns: bool
     has_size: bool
-    shown: tuple[str, ...]
+    kind: ClassVar[Isolation] = "bubblewrap"
 
-    def arguments(self, folders: Folders) -> list[str]:
-        """Return the arguments of bwrap for the environment with these folders."""
+    def anchor(self, folders: Folders) -> dict[str, object]:
+        """Return what the fork server is asked; see the base class."""
         identity = ["--uid", USER_ID, "--gid", USER_ID, "--hostname", HOST_NAME]
         nested = ["--disable-userns"] if self.has_disable_userns else []
-        size = ["--size", str(SHARED_BYTES)] if self.has_size else []
-        kernel = ["--proc", "/proc", "--dev", "/dev", *size, "--tmpfs", "/dev/shm"]
-        read_only = [word for path in (*TOPOLOGY, *SWITCHES, *self.shown) for word in ("--ro-bind-try", path, path)]
-        # Where the system's folders show the sandbox's own.
-        hidden = ["--tmpfs", str(self.base)] if str(self.base).startswith(SYSTEM) else []
-        own = ["--ro-bind", str(self.base / "etc"), "/etc", "--ro-bind", str(folders.control), CONTROL, "--symlink", "/tmp", "/var/tmp"]
-        for folder, path in ((folders.work, HOME), (folders.temporary, "/tmp"), (folders.states, STATES)):
-            own += ["--bind", str(folder), path]
-        return [*NAMESPACES, *identity, *HARDENING, *nested, *_system(), *kernel, *own, *read_only, *hidden, "--remount-ro", "/"]
+        words = [word for step in self._steps(folders) for word in self._words(step)]
+        return {"anchor": [self.program, *NAMESPACES, *identity, *HARDENING, *nested, *words, "--remount-ro", "/"]}
+
+    def _words(self, step: Step) -> list[str]:
+        kind, *paths = step
+        if kind == "tmpfs":
+            size = ["--size", paths.pop()] if self.has_size and paths[-1] != "0" else paths[2:]
+            return [*size, "--tmpfs", paths[0]]
+        return [f"--{kind}", *paths]
 
 
-def find_bubblewrap(base: Path, search_path: str, shell: str) -> Bubblewrap | None:
-    """Return the `bwrap` of this host, for commands with PATH `search_path`; None where there is none that runs."""
+def view_for(base: Path, search_path: str, shell: str) -> View:
+    """Return what environments see, whose commands have PATH `search_path`. Makes their /etc."""
+    copy_etc(base / "etc", shell)
+    private = (str(base), os.path.realpath(Path.home()), str(Path.home()))
+    return View(base=base, shown=folders_of_programs(search_path, (*SYSTEM, "/etc"), private, [shell]))
+
+
+def find_bubblewrap(view: View) -> Bubblewrap | None:
+    """Return the `bwrap` of this host, for the same view; None where there is none that runs."""
     program = shutil.which("bwrap", path=f"{os.environ.get('PATH', '')}:{os.defpath}")
     if program is None:
         return None
@@ -137,14 +185,12 @@ def find_bubblewrap(base: Path, search_path: str, shell: str) -> Bubblewrap | No
         help_text = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=HELP_LIMIT_S, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
         return None
-    copy_etc(base / "etc", shell)
-    private = (str(base), os.path.realpath(Path.home()), str(Path.home()))
     return Bubblewrap(
         program=os.path.abspath(program),
-        base=base,
+        base=view.base,
+        shown=view.shown,
         has_disable_userns="--disable-userns" in help_text,
         has_size="--size " in help_text,
-        shown=folders_of_programs(search_path, (*SYSTEM, "/etc"), private, [shell]),
     )
 
 
@@ -157,14 +203,9 @@ def counts_by_namespace() -> bool:
     return os.geteuid() != 0 and (int(major), int("".join(filter(str.isdigit, minor)) or 0)) >= (5, 14)
 
 
-def _system() -> list[str]:
-    words: list[str] = []
-    for path in SYSTEM:
-        if os.path.islink(path):
-            words += ["--symlink", os.readlink(path), path]
-        elif os.path.isdir(path):
-            words += ["--ro-bind", path, path]
-    return words
+def _system() -> list[Step]:
+    there = [path for path in SYSTEM if os.path.isdir(path)]
+    return [["symlink", os.readlink(path), path] if os.path.islink(path) else ["ro-bind", path, path] for path in there]
 
 
 def copy_etc(folder: Path, shell: str) -> None:

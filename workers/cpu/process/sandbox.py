@@ -8,9 +8,8 @@ worker gets in. A process tree can be held to cores and ended as a whole, wherev
 |--------------|----------------------------------------------------------------------------------------------------------|
 | `bubblewrap` | of the host its system folders and the programs on PATH, read-only; no other environment, process, socket |
 |              | or home; no network but a loopback of its own; no capability; at most 512 processes                      |
+| `view`       | the same, without a promise: made by a part of this project that few have looked at                      |
 | `none`       | all that the worker's user sees: files, the memory and variables of the worker's processes, the network  |
-
-With bubblewrap, each session has its own processes, loopback and /tmp. The sessions of one environment share the work folder and TMPDIR.
 
 It does not protect from the following:
 
@@ -55,12 +54,13 @@ from workers.cpu.process.isolation import (
     PROCESSES,
     STATES,
     USER,
-    Bubblewrap,
     Folders,
     Isolation,
     IsolationChoice,
+    View,
     counts_by_namespace,
     find_bubblewrap,
+    view_for,
 )
 from workers.cpu.process.limits import ProcessLimits
 from workers.cpu.process.programs import path_of_commands
@@ -90,7 +90,7 @@ class ProcessSandbox(Sandbox):
         max_file_bytes: the most that `read_file` and `write_file` pass in one piece.
         memory_mb: the most that an environment has where it names none, MiB; by default half of what all may have together.
         disk_floor_mb: no environment is opened while less disk is free, MiB.
-        isolation: how shells are set apart from the host. `auto` is `bubblewrap` where a trial of it works, else `none`.
+        isolation: how shells are set apart from the host. `auto` is `bubblewrap` where a trial of it works, else `view`, else `none`.
         background: by what means processes are held in the background. `auto` is the best that works here.
 
     Raises:
@@ -137,7 +137,7 @@ class ProcessSandbox(Sandbox):
             self.close()
             raise SessionUnavailable(f"processes cannot be held in the background by {background} here")
         self._means: Means = find_means(self._groups) if background == "auto" else background
-        self._bubblewrap: Bubblewrap | None = None
+        self._view: View | None = None
         self.isolation_reason = "as it was asked for"
         if isolation != "none":
             self._set_apart(isolation)
@@ -150,7 +150,7 @@ class ProcessSandbox(Sandbox):
     @property
     def isolation(self) -> Isolation:
         """Return how shells are set apart; `isolation_reason` says why so."""
-        return "bubblewrap" if self._bubblewrap is not None else "none"
+        return self._view.kind if self._view is not None else "none"
 
     @property
     def enforces_memory(self) -> bool:
@@ -158,24 +158,28 @@ class ProcessSandbox(Sandbox):
         return self._groups.memory is not None
 
     def _set_apart(self, isolation: IsolationChoice) -> None:
-        """Use bubblewrap where it works."""
-        found = find_bubblewrap(self._base, self._search_path, self._dialect.program)
-        machine = os.uname().machine
-        if seccomp.filter_for(machine) is None:
-            problem = f"there is no filter of system calls for {machine}"
-        else:
-            problem = "there is no program bwrap" if found is None else self._try(found)
-        if not problem:
-            self._bubblewrap, self.isolation_reason = found, "a trial of it worked"
-            return
-        self.isolation_reason = f"bubblewrap does not work here: {problem}"
-        if isolation == "bubblewrap":
+        """Use bubblewrap where it works, else, unless it was asked for, namespaces of the sandbox's own."""
+        machine, view = os.uname().machine, view_for(self._base, self._search_path, self._dialect.program)
+        problems: list[str] = []
+        for kind in ("bubblewrap", "view") if isolation == "auto" else (isolation,):
+            found = find_bubblewrap(view) if kind == "bubblewrap" else view
+            if seccomp.filter_for(machine) is None:
+                problem = f"there is no filter of system calls for {machine}"
+            else:
+                problem = "there is no program bwrap" if found is None else self._try(found)
+            if not problem:
+                self._view = found
+                self.isolation_reason = "; ".join([*problems, "a trial of it worked"])
+                return
+            problems.append(f"{kind} does not work here: {problem}")
+        self.isolation_reason = "; ".join(problems)
+        if isolation != "auto":
             self.close()
             raise SessionUnavailable(self.isolation_reason)
 
-    def _try(self, bubblewrap: Bubblewrap) -> str:
+    def _try(self, view: View) -> str:
         """Run a command in an environment that is set apart; return why that failed, or nothing."""
-        environment = self._environment(EnvironmentSpec(id="trial"), Dialect.of("/bin/sh"), bubblewrap)
+        environment = self._environment(EnvironmentSpec(id="trial"), Dialect.of("/bin/sh"), view)
         try:
             environment.write_file("/tmp/trial", b"")
             outcome = environment.start(ExecRequest(action_id="trial", command="test -f /tmp/trial", timeout_s=TRIAL_LIMIT_S)).wait()
@@ -215,25 +219,25 @@ class ProcessSandbox(Sandbox):
 
     def _make(self, spec: EnvironmentSpec) -> ProcessEnvironment:
         self._disk_floor.check()
-        return self._environment(spec, self._dialect, self._bubblewrap)
+        return self._environment(spec, self._dialect, self._view)
 
-    def _environment(self, spec: EnvironmentSpec, dialect: Dialect, bubblewrap: Bubblewrap | None) -> ProcessEnvironment:
+    def _environment(self, spec: EnvironmentSpec, dialect: Dialect, view: View | None) -> ProcessEnvironment:
         folders = Folders(self._base / "environments" / spec.id)
         folders.make()
         files: HomeFiles
-        if bubblewrap is None:
+        if view is None:
             anchor, files = None, HostFiles(self._max_file_bytes, str(folders.work))
             home, control, states = str(folders.work), str(folders.control), str(folders.states)
         else:
-            anchor = Anchor(self._fork_client, bubblewrap.program, bubblewrap.arguments(folders))
+            anchor = Anchor(self._fork_client, view.anchor(folders))
             files = RootedFiles(self._max_file_bytes, HOME, anchor.root, without_capabilities)
             home, control, states = HOME, CONTROL, STATES
         limits = self._limits
         processes = limits.processes or PROCESSES
-        if bubblewrap is not None and counts_by_namespace():
+        if view is not None and counts_by_namespace():
             limits = replace(limits, processes=processes)
         try:
-            groups, memory = self._groups_of(bubblewrap).of_environment(spec.id, spec.memory_mb or self.default_memory_mb)
+            groups, memory = self._groups_of(view).of_environment(spec.id, spec.memory_mb or self.default_memory_mb)
         except OSError as error:
             raise SandboxError(f"the memory of environment {spec.id} cannot be bounded: {error}") from error
         shells = ShellSetup(
@@ -260,9 +264,9 @@ class ProcessSandbox(Sandbox):
         )
         return ProcessEnvironment(spec, files, setup, self._forget, folders, anchor, memory, self._leftovers)
 
-    def _groups_of(self, bubblewrap: Bubblewrap | None) -> Groups:
+    def _groups_of(self, view: View | None) -> Groups:
         """Return the control groups of sessions; those that bound processes are for a worker whose user no resource limit binds."""
-        is_bounded = bubblewrap is not None and os.geteuid() == 0
+        is_bounded = view is not None and os.geteuid() == 0
         pids, cpu = self._groups.pids if is_bounded else None, self._groups.cpu if self._means == "cgroup" else None
         return replace(self._groups, pids=pids, cpu=cpu)
 
