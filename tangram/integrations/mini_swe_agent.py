@@ -150,6 +150,7 @@ class TangramEnvironment:
 
 
 def _observation(done: ExecResult, command: str, timeout_s: float) -> dict[str, Any]:
+    """Return what the agent sees; its last line says where output is truncated, and what limit has ended the command."""
     printed = f"{done.stdout}\n[{done.remark}]\n" if done.remark else done.stdout
     if done.exit_code is not None:
         return {"output": printed, "returncode": done.exit_code, "exception_info": ""}
