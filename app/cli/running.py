@@ -45,7 +45,7 @@ def up(
     )
     stop = stop_on_signals()
     with stack.start(plan, settings.state_dir) as started:
-        stack.wait_until_up(started, plan)
+        bare = stack.wait_until_up(started, plan)
         output.note(f"the stack is up in {started.state_dir}: {', '.join(plan.node_names())}; Ctrl-C ends it")
         if plan.gateway_port is not None:
             output.note(f"the gateway is at {plan.gateway_url}; `tangram token new --job J` makes a token")
@@ -54,6 +54,8 @@ def up(
         if started.metrics:
             where = ", ".join(f"{name} {address}" for name, address in started.metrics.items())
             output.note(f"metrics: {where}; Prometheus finds them by {started.metrics_file}")
+        if bare:
+            output.note(f"environments of {', '.join(bare)} share /tmp and see what your user sees: bubblewrap would set them apart")
         started.supervise(stop, output.note)
 
 

@@ -112,8 +112,13 @@ def start(plan: StackPlan, state_dir: Path) -> EmbeddedStack:
     return EmbeddedStack(state_dir, commands(plan))
 
 
-def wait_until_up(stack: EmbeddedStack, plan: StackPlan, timeout_s: float = READY_S) -> None:
+def wait_until_up(stack: EmbeddedStack, plan: StackPlan, timeout_s: float = READY_S) -> list[str]:
     """Wait until every node has joined, and the gateway and the live page, where there are any, take connections.
+
+    Returns
+    -------
+    list of str
+        The nodes whose commands nothing sets apart.
 
     Raises
     ------
@@ -128,7 +133,9 @@ def wait_until_up(stack: EmbeddedStack, plan: StackPlan, timeout_s: float = READ
         if port is not None:
             address = (GATEWAY_HOST, port)
             stack.wait_ready(lambda address=address: _answers(address), timeout_s)  # type: ignore[misc]
+    bare = [node.name for node in status(engine, 0.0).nodes if "isolation:none" in node.description.get("labels", ())]
     engine.dispose()
+    return bare
 
 
 def settings_of(stack: EmbeddedStack, base: Settings) -> Settings:
