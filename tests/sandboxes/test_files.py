@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tangram.errors import TangramError
-from tests.workers_cpu.support import admit, printed, until
+from tests.workers_cpu.support import admit, printed, run, until
 from workers.cpu.abstract import Environment, EnvironmentSpec, Sandbox
 from workers.cpu.errors import EnvironmentGone, FileTooLarge, FileUnusable, NoSuchFile, PathIsDirectory, SandboxError
 
@@ -82,6 +82,19 @@ def test_paths_mean_what_they_mean_to_a_command(kind: Kind, env: Environment) ->
     assert env.read_file("/etc/passwd").decode() == printed(env, "cat /etc/passwd")
     assert env.read_file("/proc/version").decode() == printed(env, "cat /proc/version")
     printed(env, f"rm -r {folder}")
+
+
+def test_a_file_call_may_what_a_command_may(env: Environment) -> None:
+    # Given a file that nobody may read or write, but a user with every right
+    printed(env, "echo text >shut; chmod 000 shut")
+    if run(env, "cat shut").exit_code == 0:
+        assert env.read_file("shut") == b"text\n"
+        return
+    # When it is used; then that is refused, whoever the worker is
+    with pytest.raises(FileUnusable, match="Permission denied"):
+        env.read_file("shut")
+    with pytest.raises(FileUnusable, match="Permission denied"):
+        env.write_file("shut", b"x")
 
 
 def test_the_memory_of_processes_is_no_file(kind: Kind, env: Environment) -> None:
