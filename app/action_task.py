@@ -79,14 +79,7 @@ class NodeRuntime(Protocol):
 
 
 def this_node() -> NodeRuntime:
-    """Return the node that the caller runs on.
-
-    Raises
-    ------
-    ActionFailed
-        When this is a plain Celery worker, which has nothing to grant.
-
-    """
+    """Return the node that the caller runs on. Raises `ActionFailed` when this is a plain Celery worker, which has nothing to grant."""
     node = runtime().part(NodeRuntime)  # type: ignore[type-abstract]
     if node is None:
         raise ActionFailed("this worker is no node: start it with `tangram worker`")

@@ -96,15 +96,8 @@ def _cut_last_line(path: Path) -> None:
 def replay(path: Path) -> tuple[int, str]:
     """Take the log in `path` to a core of its own.
 
-    Returns the number of decisions that are equal and, where there is one, what is to be said of the first that is not.
-
-    Raises
-    ------
-    BrokenLog
-        When a line makes no sense; the message names file and line.
-    OSError
-        When the file cannot be read.
-
+    Returns the number of decisions that are equal and, where there is one, what is to be said of the first that is not. Raises `BrokenLog`
+    when a line makes no sense; the message names file and line. Raises `OSError` when the file cannot be read.
     """
     again, number = Replay(), 0
     try:

@@ -38,11 +38,7 @@ class Hosts:
     def named(cls, entries: Iterable[str]) -> Self:
         """Read names (`api.example.com`, `*.example.com`, `*`), addresses and networks (`10.1.0.0/16`); none: `*`.
 
-        Raises
-        ------
-        ValueError
-            When an entry is none of these.
-
+        Raises `ValueError` when an entry is none of these.
         """
         names, networks = set[str](), []
         for entry in entries:

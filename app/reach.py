@@ -14,14 +14,7 @@ from tangram.errors import StackUnreachable, TangramError
 
 
 def require_broker(app: Celery, timeout_s: float) -> None:
-    """Connect to the broker once.
-
-    Raises
-    ------
-    StackUnreachable
-        When it does not answer within about `timeout_s`.
-
-    """
+    """Connect to the broker once. Raises `StackUnreachable` when it does not answer within about `timeout_s`."""
     connection = app.connection_for_write()
     errors = (*connection.connection_errors, *connection.channel_errors, OperationalError, OSError)
     try:
@@ -34,14 +27,7 @@ def require_broker(app: Celery, timeout_s: float) -> None:
 
 
 def require_store(store: Redis, url: str) -> None:
-    """Ask the result store for an answer.
-
-    Raises
-    ------
-    StackUnreachable
-        When there is none.
-
-    """
+    """Ask the result store for an answer. Raises `StackUnreachable` when there is none."""
     try:
         store.ping()
     except (RedisError, OSError) as error:

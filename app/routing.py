@@ -52,13 +52,8 @@ def action(
     """Declare a function as a Celery task whose calls are actions.
 
     `quotas` are requests by quota, `tokens` what they are expected to cost there. Further `fields` are those of
-    `tangram.Action`: `timeout_s`, `priority`, `idempotent`, `work_s` and so on.
-
-    Raises
-    ------
-    InvalidAction
-        When the resources are wrong, at import, with the name of the field.
-
+    `tangram.Action`: `timeout_s`, `priority`, `idempotent`, `work_s` and so on. Raises `InvalidAction` when the resources are wrong, at
+    import, with the name of the field.
     """
     amounts: dict[str, Amounts] = {f"quota:{quota}": count for quota, count in (quotas or {}).items()}
     amounts |= {f"tokens:{quota}": count for quota, count in (tokens or {}).items()}

@@ -54,19 +54,9 @@ _LOOKS = 5
 def run(settings: Settings, stop: threading.Event) -> None:
     """Schedule until `stop` is set.
 
-    Raises
-    ------
-    StackUnreachable
-        When the broker cannot be reached at the start, or no database is named.
-    DatabaseError
-        When the database cannot be used.
-    ConfigError
-        When the services file is wrong.
-    UnknownPolicy
-        When there is no such policy, or it has no such part to go without.
-    OSError
-        When there can be no event log.
-
+    Raises `StackUnreachable` when the broker cannot be reached at the start, or no database is named; `DatabaseError` when the database
+    cannot be used; `ConfigError` when the services file is wrong; `UnknownPolicy` when there is no such policy, or it has no such part to
+    go without; `OSError` when there can be no event log.
     """
     if settings.database_url is None:
         raise StackUnreachable("TANGRAM_DATABASE_URL is not set: the scheduler keeps its journal there")

@@ -76,11 +76,7 @@ class Policy:
 def make_policy(name: str, *, depth: int = DEPTH, without: Collection[str] = ()) -> Policy:
     """Build the policy called `name`. `without` lists the parts (`PARTS`) of `elastic` to switch off.
 
-    Raises
-    ------
-    UnknownPolicy
-        When no policy has the name, N is not a whole number above 0, or the policy lacks a part of `without`.
-
+    Raises `UnknownPolicy` when no policy has the name, N is not a whole number above 0, or the policy lacks a part of `without`.
     """
     unknown = [part for part in without if name != "elastic" or part not in PARTS]
     if unknown:

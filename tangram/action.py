@@ -229,11 +229,7 @@ class Action:
     def from_header(cls, header: Mapping[str, Any]) -> Action:
         """Build the action that a header describes.
 
-        Raises
-        ------
-        InvalidAction
-            When a field is unknown or wrong; nothing in a header is trusted.
-
+        Raises `InvalidAction` when a field is unknown or wrong; nothing in a header is trusted.
         """
         if not isinstance(header, Mapping):
             raise InvalidAction("tangram", f"the header must be an object, not {type(header).__name__}")

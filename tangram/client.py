@@ -33,11 +33,7 @@ class Client:
     def __init__(self, job: str = "default", settings: Settings | None = None) -> None:
         """Connect as `job`, to the stack that `settings` name: by default `TANGRAM_*`, else the state folder's stack.
 
-        Raises
-        ------
-        StackUnreachable
-            When no stack answers within `settings.connect_timeout_s`.
-
+        Raises `StackUnreachable` when no stack answers within `settings.connect_timeout_s`.
         """
         self._session = Session(job, settings)
         wait(self._session.start(), self._session.start_limit_s)

@@ -48,11 +48,7 @@ class _StackFile(BaseModel):
 def find_addresses(settings: Settings) -> Addresses:
     """Return the addresses in `settings`, else those of the stack that runs in its state folder.
 
-    Raises
-    ------
-    StackUnreachable
-        When there are none, only one of the two, or the result store is not Redis.
-
+    Raises `StackUnreachable` when there are none, only one of the two, or the result store is not Redis.
     """
     given = {"TANGRAM_BROKER_URL": settings.broker_url, "TANGRAM_RESULT_URL": settings.result_url}
     missing = [name for name, url in given.items() if not url]
@@ -69,11 +65,7 @@ def find_addresses(settings: Settings) -> Addresses:
 def redis_url(url: str) -> str:
     """Return the Celery result URL `url` as redis-py writes it; the two differ for Unix sockets and for TLS.
 
-    Raises
-    ------
-    StackUnreachable
-        When it names something other than Redis: results are pushed over Redis, nothing else can do it.
-
+    Raises `StackUnreachable` when it names something other than Redis: results are pushed over Redis, nothing else can do it.
     """
     parts = urlsplit(url)
     if parts.scheme not in REDIS_SCHEMES:

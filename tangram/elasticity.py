@@ -146,11 +146,7 @@ def check_units(units: object, name: str = "units") -> None:
 def make_curve(parallel_fraction: float | None = None, efficiency: Mapping[int | str, float] | None = None) -> Curve:
     """Build the curve that the two optional words of a trace or a header describe.
 
-    Raises
-    ------
-    InvalidAction
-        When both are given, or a value is outside its range.
-
+    Raises `InvalidAction` when both are given, or a value is outside its range.
     """
     if parallel_fraction is not None and efficiency is not None:
         raise InvalidAction("efficiency", "give either parallel_fraction or efficiency, not both")

@@ -112,15 +112,8 @@ class Handle(Generic[T]):
         Input comes in the order of the calls, and what is sent while the action still waits is kept until it runs. It is dropped where
         the action has ended or has neither `stdin` nor `pty`. A command that leaves more than 4 MiB of input unread ends as `failed`.
         Where a scheduler or a broker dies with input on its way, that input is lost, and nothing that this process gives the
-        command after it arrives.
-
-        Raises
-        ------
-        InvalidAction
-            When `data` is empty, or larger.
-        StackUnreachable
-            When the broker cannot be reached.
-
+        command after it arrives. Raises `InvalidAction` when `data` is empty, or larger; `StackUnreachable` when the broker cannot be
+        reached.
         """
         self._give(giving.data(data))
 

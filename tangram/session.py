@@ -55,17 +55,9 @@ class Session:
     def __init__(self, job: str, settings: Settings | None = None, *, client_id: str | None = None, link: Link | None = None) -> None:
         """Find the stack, unless there is a `link` to one; `start` connects to it.
 
-        Several processes may share a `client_id`: each gets the results of all, and the client is gone once all of them are.
-
-        Raises
-        ------
-        InvalidAction
-            When `job` is no valid name.
-        StackUnreachable
-            When there is no stack to connect to.
-        TangramError
-            When spans are asked for and OpenTelemetry is not installed.
-
+        Several processes may share a `client_id`: each gets the results of all, and the client is gone once all of them are. Raises
+        `InvalidAction` when `job` is no valid name; `StackUnreachable` when there is no stack to connect to; `TangramError` when spans are
+        asked for and OpenTelemetry is not installed.
         """
         Action.from_header({"kind": "check", "job": job})
         settings = settings or Settings()
@@ -126,15 +118,8 @@ class Session:
     def put_aside(self, action: Action) -> Action:
         """Put what is large among an action's arguments into the result store, and return the action with references in place of it.
 
-        Sending does so anyway, but one action after another. Blocks for as long as that takes, so call it from a thread of your own.
-
-        Raises
-        ------
-        StackUnreachable
-            When the result store cannot be reached.
-        InvalidAction
-            When an argument cannot be sent.
-
+        Sending does so anyway, but one action after another. Blocks for as long as that takes, so call it from a thread of your own. Raises
+        `StackUnreachable` when the result store cannot be reached; `InvalidAction` when an argument cannot be sent.
         """
         try:
             return action.with_arguments(**self._publisher.pack(action))

@@ -44,11 +44,7 @@ EXIT_S: Final = 2.0
 def tracer_of(settings: Settings, service: str) -> Tracer | None:
     """Return what makes spans in this process, None where they are off; `service` names the process where `OTEL_SERVICE_NAME` does not.
 
-    Raises
-    ------
-    TangramError
-        When they are on and OpenTelemetry is not installed.
-
+    Raises `TangramError` when they are on and OpenTelemetry is not installed.
     """
     if not settings.otel:
         return None

@@ -63,14 +63,7 @@ def provide(value: CpuContext | GpuContext | ApiContext) -> None:
 
 
 def context(kind: type[T]) -> T:
-    """Return this worker's context.
-
-    Raises
-    ------
-    ActionFailed
-        When this worker is of another pool.
-
-    """
+    """Return this worker's context. Raises `ActionFailed` when this worker is of another pool."""
     value = runtime().part(kind)
     if value is None:
         raise ActionFailed(f"this worker has no {kind.__name__}: the action was sent to the wrong pool")

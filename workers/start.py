@@ -72,13 +72,7 @@ _BACKGROUND: dict[Means, str] = {
 def run(pool: Pool, settings: Settings, include: Sequence[str] = (), log_level: str = "WARNING") -> None:
     """Run a worker until a signal ends it. `include` names further modules with tasks.
 
-    Raises
-    ------
-    StackUnreachable
-        When there is no broker.
-    ConfigError
-        When the services file is wrong.
-
+    Raises `StackUnreachable` when there is no broker; `ConfigError` when the services file is wrong.
     """
     _raise_open_files()
     addresses = find_addresses(settings)

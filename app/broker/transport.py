@@ -80,14 +80,7 @@ class KombuTransport:
     """A connection of its own for receiving and one for sending; not for use by several threads."""
 
     def __init__(self, app: Celery, *, connect_timeout_s: float, epoch: int = 1) -> None:
-        """Connect.
-
-        Raises
-        ------
-        StackUnreachable
-            When the broker does not answer within `connect_timeout_s`; later on it is waited for.
-
-        """
+        """Connect. Raises `StackUnreachable` when the broker does not answer within `connect_timeout_s`; later on it is waited for."""
         self._app = app
         self._timeout_s = connect_timeout_s
         self._epoch = epoch

@@ -44,14 +44,7 @@ class Chosen:
 
 @contextmanager
 def chosen(settings: Settings, words: str) -> Iterator[Chosen]:
-    """Find what `words` mean.
-
-    Raises
-    ------
-    TangramError
-        When the journal knows no such run and no such job, or cannot be read.
-
-    """
+    """Find what `words` mean. Raises `TangramError` when the journal knows no such run and no such job, or cannot be read."""
     url, name = _journal_and_name(settings, words)
     engine = open_latest(url, connect_timeout_s=settings.connect_timeout_s)
     try:
@@ -63,11 +56,7 @@ def chosen(settings: Settings, words: str) -> Iterator[Chosen]:
 def _journal_and_name(settings: Settings, words: str) -> tuple[str, str]:
     """Return the address of the journal, and the run in it. Names of jobs may have colons, and so may paths.
 
-    Raises
-    ------
-    TangramError
-        When the file of a journal is not there.
-
+    Raises `TangramError` when the file of a journal is not there.
     """
     for at in (index for index, letter in enumerate(words) if letter == ":"):
         if Path(words[:at]).is_file():

@@ -32,13 +32,8 @@ LOOK_EVERY_S: Final = 0.25
 def drain_node(settings: Settings, node: str, wait_s: float | None, *, draining: bool, as_json: bool) -> bool:
     """Have a node drained or put back, and show what is left there, after at most `wait_s` seconds; return whether nothing is.
 
-    Raises
-    ------
-    StackUnreachable
-        When there is no stack.
-    TangramError
-        When the journal knows no such node, or no scheduler takes the request up.
-
+    Raises `StackUnreachable` when there is no stack; `TangramError` when the journal knows no such node, or no scheduler takes the request
+    up.
     """
     stop, engine = stop_on_signals(), open_journal()
     try:

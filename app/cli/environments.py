@@ -27,11 +27,7 @@ _FILE_WIDTH = 200
 def read_environments(settings: Settings, *, job: str | None, orphans: bool) -> list[dict[str, Any]]:
     """Return the environments that have not ended as JSON-able objects; with `orphans`, only those.
 
-    Raises
-    ------
-    StackUnreachable
-        When there is no journal, or when the result store, which knows the clients' signs of life, does not answer.
-
+    Raises `StackUnreachable` when there is no journal, or when the result store, which knows the clients' signs of life, does not answer.
     """
     engine = open_latest(database_of(settings), connect_timeout_s=settings.connect_timeout_s)
     store = open_store(find_addresses(settings).result_url, settings.connect_timeout_s)

@@ -30,11 +30,7 @@ class Unhealthy(TangramError):
 def check_health(process: ProcessKind, settings: Settings) -> str:
     """Return how the process of this host does that is meant by `process`.
 
-    Raises
-    ------
-    TangramError
-        When it does not do its work, or what it works with cannot be reached.
-
+    Raises `TangramError` when it does not do its work, or what it works with cannot be reached.
     """
     return _scheduler(settings) if process == "scheduler" else _worker(process, settings)
 

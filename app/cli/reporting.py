@@ -34,11 +34,7 @@ class Report:
 def read_report(settings: Settings, run: str, against: str | None = None) -> Report:
     """Read a run or a job, and another one to compare it with.
 
-    Raises
-    ------
-    TangramError
-        When a journal does not know what is asked for, or cannot be read.
-
+    Raises `TangramError` when a journal does not know what is asked for, or cannot be read.
     """
     with no_collections():
         subject = _read(settings, run, "run")
@@ -53,13 +49,8 @@ def _read(settings: Settings, words: str, key: str) -> Subject:
 def write_page(report: Report, path: Path) -> str:
     """Write the page of a report, and return what was written in a line; `-` is standard output.
 
-    Raises
-    ------
-    OSError
-        When the file cannot be written, which is said before the page is drawn.
-    TangramError
-        When the libraries that draw it are not installed.
-
+    Raises `OSError` when the file cannot be written, which is said before the page is drawn; `TangramError` when the libraries that draw it
+    are not installed.
     """
     if str(path) != "-":
         path.open("ab").close()

@@ -24,11 +24,7 @@ from tangram.settings import Settings
 def database_of(settings: Settings) -> str:
     """Return the journal's address: the setting, else that of the stack in the state folder, running or not.
 
-    Raises
-    ------
-    StackUnreachable
-        When there is neither.
-
+    Raises `StackUnreachable` when there is neither.
     """
     if settings.database_url:
         return settings.database_url

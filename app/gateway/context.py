@@ -45,13 +45,7 @@ class Gateway:
     def __init__(self, settings: Settings, engine: Engine) -> None:
         """Connect to nothing yet.
 
-        Raises
-        ------
-        StackUnreachable
-            When there is no stack to connect to.
-        LanguagesFileError
-            When the file of languages cannot be used.
-
+        Raises `StackUnreachable` when there is no stack to connect to; `LanguagesFileError` when the file of languages cannot be used.
         """
         url = find_addresses(settings).result_url
         pool = BlockingConnectionPool.from_url(

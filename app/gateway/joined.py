@@ -73,15 +73,8 @@ class JoinedRuns:
     async def answer(self, body: str, begin: Callable[[], Coroutine[object, object, str]], patience_s: float, request: Request) -> str:
         """Return the answer for a `body`, given as a digest of everything that makes it: that of an abandoned run, or of a new one.
 
-        Raises
-        ------
-        StillRunning
-            When there is none within `patience_s`.
-        Cancelled
-            When the caller's connection breaks.
-        GatewayError
-            As `begin` does.
-
+        Raises `StillRunning` when there is none within `patience_s`; `Cancelled` when the caller's connection breaks; `GatewayError` as
+        `begin` does.
         """
         deadline = time.monotonic() + patience_s
         if pending := [task for task, abandoned in self._abandoning.items() if abandoned == body]:

@@ -47,11 +47,7 @@ _TABLE = TypeAdapter(dict[str, Language])
 def read_languages(path: Path | None) -> Mapping[str, Language]:
     """Return the languages that the gateway comes with, and those of the file `path`.
 
-    Raises
-    ------
-    LanguagesFileError
-        When the file cannot be read, or is no table of languages.
-
+    Raises `LanguagesFileError` when the file cannot be read, or is no table of languages.
     """
     table = _read(_OURS)
     return table if path is None else {**table, **_read(path)}

@@ -44,11 +44,7 @@ _NOT_RUN = 126
 async def upload(runtime: Runtime, file: UploadFile, target: str, *, unzip: bool) -> None:
     """Write a file to `target`, or what is in an archive below it.
 
-    Raises
-    ------
-    GatewayError
-        As the actions end, `BadRequest` for what is no archive, `TooLarge` for one that grows too much.
-
+    Raises `GatewayError` as the actions end, `BadRequest` for what is no archive, `TooLarge` for one that grows too much.
     """
     if not unzip:
         await _upload_file(runtime, file, target)

@@ -94,13 +94,8 @@ _log = logging.getLogger(__name__)
 def make_app(settings: Settings, database_url: str) -> FastAPI:
     """Return the application.
 
-    Raises
-    ------
-    DatabaseError
-        When the database cannot be reached, or is not up to date.
-    StackUnreachable
-        When there is no stack to connect to.
-
+    Raises `DatabaseError` when the database cannot be reached, or is not up to date; `StackUnreachable` when there is no stack to connect
+    to.
     """
     engine = open_latest(database_url, connect_timeout_s=settings.connect_timeout_s)
 

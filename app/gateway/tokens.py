@@ -32,13 +32,7 @@ _TOKENS = table(GatewayToken)
 def make_token(engine: Engine, job: str) -> str:
     """Make a token for a job and return its text, which is kept nowhere.
 
-    Raises
-    ------
-    InvalidAction
-        When `job` is no valid name.
-    DatabaseError
-        When it cannot be written down.
-
+    Raises `InvalidAction` when `job` is no valid name; `DatabaseError` when it cannot be written down.
     """
     Action.from_header({"kind": "check", "job": job})
     token = secrets.token_urlsafe(32)
@@ -67,13 +61,7 @@ class Tokens:
     async def job_of(self, token: str) -> str:
         """Return the job of a token.
 
-        Raises
-        ------
-        Unauthorized
-            When there is no such token, or it was revoked.
-        InfraFailed
-            When the database cannot be asked.
-
+        Raises `Unauthorized` when there is no such token, or it was revoked; `InfraFailed` when the database cannot be asked.
         """
         hashed = _hash(token)
         job = await self._remembered(self._known, hashed, _TOKENS.c.hash == hashed)
@@ -110,13 +98,7 @@ class Tokens:
 def token_of(headers: Mapping[str, str]) -> str:
     """Return the token that a call came with: `X-API-Key`, `Authorization: Bearer`, or the password of `Authorization: Basic`.
 
-    Clients that take nothing but a URL send the latter for `http://tangram:TOKEN@host:port`.
-
-    Raises
-    ------
-    Unauthorized
-        When there is none.
-
+    Clients that take nothing but a URL send the latter for `http://tangram:TOKEN@host:port`. Raises `Unauthorized` when there is none.
     """
     scheme, _, rest = headers.get("authorization", "").partition(" ")
     token = headers.get("x-api-key", "")

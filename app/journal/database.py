@@ -40,11 +40,7 @@ def sqlite_url(path: Path) -> str:
 def open_engine(url: str, *, connect_timeout_s: float = 5.0) -> Engine:
     """Return an engine for `url`; the first use connects.
 
-    Raises
-    ------
-    DatabaseError
-        When the URL is malformed or names another database than SQLite or PostgreSQL.
-
+    Raises `DatabaseError` when the URL is malformed or names another database than SQLite or PostgreSQL.
     """
     with database_errors(url):
         parsed = make_url(url)
@@ -72,13 +68,7 @@ def writing(engine: Engine) -> Engine:
 def snapshot(engine: Engine) -> Iterator[Connection]:
     """Connect for questions that belong together: all of them see the database as it is at the first.
 
-    Raises
-    ------
-    Unaskable
-        When a question has a value that no row can have.
-    DatabaseError
-        When it cannot be reached or read.
-
+    Raises `Unaskable` when a question has a value that no row can have; `DatabaseError` when it cannot be reached or read.
     """
     with database_errors(engine.url), engine.connect() as connection:
         if engine.dialect.name == "postgresql":  # on SQLite a transaction always is one
@@ -109,11 +99,7 @@ def latest_revision() -> str:
 def require_latest(engine: Engine) -> None:
     """Refuse a database that this version of the code cannot use.
 
-    Raises
-    ------
-    DatabaseError
-        When it cannot be reached or is at another revision.
-
+    Raises `DatabaseError` when it cannot be reached or is at another revision.
     """
     path = engine.url.database or ""
     # SQLite would make the file.

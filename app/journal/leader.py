@@ -54,11 +54,7 @@ class Lease:
     def acquire(self, now: float) -> int | None:
         """Take the lease where it is free, run out or ours; return the epoch, None where another holds it.
 
-        Raises
-        ------
-        DatabaseError
-            When the database cannot be reached or written; nobody knows then who holds the lease.
-
+        Raises `DatabaseError` when the database cannot be reached or written; nobody knows then who holds the lease.
         """
         with database_errors(self._engine.url):
             try:

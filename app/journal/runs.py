@@ -38,14 +38,7 @@ class RunRecord:
 
 
 def start_run(engine: Engine, *, policy: str, trace: str, jobs: Sequence[str], options: Mapping[str, Any], started_at: float) -> str:
-    """Write down that a run begins and return its id, 8 hexadecimal digits.
-
-    Raises
-    ------
-    DatabaseError
-        When it cannot be written.
-
-    """
+    """Write down that a run begins and return its id, 8 hexadecimal digits. Raises `DatabaseError` when it cannot be written."""
     run_id = uuid.uuid4().hex[:8]
     row = {"id": run_id, "policy": policy, "trace": trace, "jobs": sorted(jobs), "options": dict(options), "started_at": started_at}
     with database_errors(engine.url), writing(engine).begin() as connection:
@@ -54,14 +47,7 @@ def start_run(engine: Engine, *, policy: str, trace: str, jobs: Sequence[str], o
 
 
 def finish_run(engine: Engine, run_id: str, *, summary: Mapping[str, Any], ended_at: float) -> None:
-    """Write down how a run ended.
-
-    Raises
-    ------
-    DatabaseError
-        When there is no such run or it cannot be written.
-
-    """
+    """Write down how a run ended. Raises `DatabaseError` when there is no such run or it cannot be written."""
     with database_errors(engine.url), writing(engine).begin() as connection:
         change = update(RUNS).where(Run.id == run_id).values(summary=dict(summary), ended_at=ended_at)
         if connection.execute(change).rowcount == 0:
@@ -71,11 +57,7 @@ def finish_run(engine: Engine, run_id: str, *, summary: Mapping[str, Any], ended
 def load_run(engine: Engine, run_id: str) -> RunRecord:
     """Return the run `run_id`; `last` means the one that began last.
 
-    Raises
-    ------
-    DatabaseError
-        When there is no such run or it cannot be read.
-
+    Raises `DatabaseError` when there is no such run or it cannot be read.
     """
     query = select(RUNS).order_by(Run.started_at.desc()).limit(1)
     if run_id != "last":

@@ -102,13 +102,8 @@ class SqlJournal:
     def write(self, entries: Sequence[Entry]) -> None:
         """Commit `entries`, in order, in one transaction.
 
-        Raises
-        ------
-        JournalError
-            When they could not be committed; then none of them is, unless PostgreSQL was lost at the commit itself.
-        LeaseLost
-            When another scheduler holds the lease.
-
+        Raises `JournalError` when they could not be committed; then none of them is, unless PostgreSQL was lost at the commit itself.
+        Raises `LeaseLost` when another scheduler holds the lease.
         """
         if not entries:
             return
@@ -121,11 +116,7 @@ class SqlJournal:
     def unfinished(self) -> Unfinished:
         """Load what had not ended: actions in order of reception, environments, nodes that were up.
 
-        Raises
-        ------
-        JournalError
-            When the database cannot be read.
-
+        Raises `JournalError` when the database cannot be read.
         """
         return self._run(load_unfinished)
 

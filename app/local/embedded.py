@@ -173,14 +173,7 @@ class EmbeddedStack:
         }
 
     def spawn(self, command: Command) -> Process:
-        """Start one more process of the stack.
-
-        Raises
-        ------
-        StackError
-            When it cannot be started, or the stack has one of that name.
-
-        """
+        """Start one more process of the stack. Raises `StackError` when it cannot be started, or the stack has one of that name."""
         if command.name in self._processes:
             raise StackError(f"the stack has a process {command.name} already")
         inherited = {name: value for name, value in os.environ.items() if name != METRICS_PORT}
@@ -202,12 +195,8 @@ class EmbeddedStack:
     def supervise(self, stop: threading.Event, say: Callable[[str], None]) -> None:
         """Restart every process that ends, Redis among them, until `stop` is set; `say` is given a line for each restart.
 
-        Raises
-        ------
-        StackError
-            When a process ends once more after `MOST_RESTARTS` within `RESTARTS_S`, or cannot be started; the last lines of its
-            log were said before.
-
+        Raises `StackError` when a process ends once more after `MOST_RESTARTS` within `RESTARTS_S`, or cannot be started; the last lines of
+        its log were said before.
         """
         restarts = {name: Restarts() for name in self._processes}
         while not stop.wait(LOOK_S):
@@ -231,11 +220,7 @@ class EmbeddedStack:
     def wait_ready(self, predicate: Callable[[], bool], timeout_s: float) -> None:
         """Wait until `predicate` holds.
 
-        Raises
-        ------
-        StackError
-            As soon as a process has ended, with the last lines of its log; or after `timeout_s`.
-
+        Raises `StackError` as soon as a process has ended, with the last lines of its log; or after `timeout_s`.
         """
         if not wait_until(lambda: bool(self.dead()) or predicate(), timeout_s):
             raise StackError(f"the stack is not ready after {timeout_s:g} s: see {self.state_dir / 'logs'}")

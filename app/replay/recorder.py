@@ -64,15 +64,8 @@ def record(script: Script, executor: Executor, relative_to: Path, on_step: Calla
 
     `work_s` is what the action would take on one unit, `observed_s` what it took, `cpu_s` the core-seconds it used. An
     action that `executor` cannot carry out keeps the `work_s` of the script. The trajectory's key `files` names the
-    starting files, relative to `relative_to`, the folder that the trace will be in.
-
-    Raises
-    ------
-    RecordError
-        When a command ends with another exit code than the script expects.
-    TraceError
-        When the starting files cannot be read.
-
+    starting files, relative to `relative_to`, the folder that the trace will be in. Raises `RecordError` when a command ends with another
+    exit code than the script expects; `TraceError` when the starting files cannot be read.
     """
     if script.files is not None:
         for path, content in starting_files(script.files):

@@ -51,14 +51,7 @@ class Script:
 
 
 def read_script(path: str | Path) -> Script:
-    """Read a script.
-
-    Raises
-    ------
-    TraceError
-        When the file cannot be read or says something wrong; one line with file and key.
-
-    """
+    """Read a script. Raises `TraceError` when the file cannot be read or says something wrong; one line with file and key."""
     path = Path(path)
     said = _toml(path)
     header_file = _beside(path, said, "header")
@@ -78,13 +71,8 @@ def read_script(path: str | Path) -> Script:
 def starting_files(folder: Path) -> Iterator[tuple[str, bytes]]:
     """Give the files under `folder`, each as its path relative to it and its content, in the order of the paths.
 
-    Left out are hidden files and folders, `__pycache__`, and what is not a plain file.
-
-    Raises
-    ------
-    TraceError
-        When there is no such folder, a file cannot be read, or all of them exceed `LARGEST_FILES_BYTES`.
-
+    Left out are hidden files and folders, `__pycache__`, and what is not a plain file. Raises `TraceError` when there is no such folder, a
+    file cannot be read, or all of them exceed `LARGEST_FILES_BYTES`.
     """
     if not folder.is_dir():
         raise TraceError("no such folder of starting files", file=str(folder))

@@ -44,14 +44,7 @@ _KEYS = TypeAdapter(dict[str, object])
 
 
 def read_trace(path: str | Path) -> Trace:
-    """Read a trace file.
-
-    Raises
-    ------
-    TraceError
-        When the file cannot be read or says something wrong.
-
-    """
+    """Read a trace file. Raises `TraceError` when the file cannot be read or says something wrong."""
     try:
         with open(path, "rb") as file:
             return read_trace_stream(file, str(path))
@@ -64,11 +57,7 @@ def read_trace(path: str | Path) -> Trace:
 def read_trace_stream(stream: IO[bytes] | IO[str], name: str = "<stream>") -> Trace:
     """Read a trace from an open stream of text or bytes; `name` is what errors call it.
 
-    Raises
-    ------
-    TraceError
-        When the stream cannot be read or says something wrong.
-
+    Raises `TraceError` when the stream cannot be read or says something wrong.
     """
     header = Trace(trajectories=())
     read: list[Trajectory] = []

@@ -72,13 +72,8 @@ def hosts_of(host: str) -> tuple[str, ...]:
 def make_app(settings: Settings, database_url: str, hosts: Sequence[str] = ("*",)) -> FastAPI:
     """Return the application, which answers under the names `hosts`.
 
-    Raises
-    ------
-    DatabaseError
-        When the database cannot be reached, or is not up to date.
-    StackUnreachable
-        When there is no stack to connect to.
-
+    Raises `DatabaseError` when the database cannot be reached, or is not up to date; `StackUnreachable` when there is no stack to connect
+    to.
     """
     engine = open_latest(database_url, connect_timeout_s=settings.connect_timeout_s)
     store = open_store(find_addresses(settings).result_url, settings.connect_timeout_s)

@@ -130,11 +130,7 @@ class Replay:
     def take(self, line: Line) -> tuple[Command, ...] | None:
         """Repeat a line; return the commands of its event if they differ from the log's.
 
-        Raises
-        ------
-        BrokenLog
-            When the log has no opening of the line's scheduler.
-
+        Raises `BrokenLog` when the log has no opening of the line's scheduler.
         """
         if isinstance(line, Opening):
             self._cores[line.epoch] = line.setup.core()
@@ -161,14 +157,7 @@ def encode_commands(commands: Sequence[Command]) -> str:
 
 
 def decode_line(text: str) -> Line:
-    """Return the value of a line of the log.
-
-    Raises
-    ------
-    BrokenLog
-        When it cannot be understood.
-
-    """
+    """Return the value of a line of the log. Raises `BrokenLog` when it cannot be understood."""
     try:
         words = json.loads(text)
         if not isinstance(words, dict):

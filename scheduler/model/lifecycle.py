@@ -54,11 +54,7 @@ class Lifecycle(Generic[S, E]):
     def next(self, state: S | None, to: S) -> S:
         """Return `to`, the state that something in `state` enters; `None` where it begins.
 
-        Raises
-        ------
-        InvalidTransition
-            When `to` does not follow `state`.
-
+        Raises `InvalidTransition` when `to` does not follow `state`.
         """
         if to not in self.transitions.get(state, ()):
             raise InvalidTransition(f"{self.thing}: {to} does not follow {state or 'the beginning'}")

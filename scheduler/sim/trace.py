@@ -119,13 +119,8 @@ def tile(trace: Trace, count: int, spread_s: float, seed: int) -> Trace:
 
     Every arrival is drawn afresh, uniformly, from `seed`. The first copy of a trajectory keeps its name, the
     second is called `name#2` and so on; no two trajectories of a job end up with the same name. A `count`
-    below the trace's own number keeps that many from its front.
-
-    Raises
-    ------
-    InvalidAction
-        When `count` is below 1, `spread_s` negative, or the trace empty.
-
+    below the trace's own number keeps that many from its front. Raises `InvalidAction` when `count` is below 1, `spread_s` negative, or the
+    trace empty.
     """
     if count < 1:
         raise InvalidAction("tile", f"must be at least 1, not {count}")

@@ -77,15 +77,8 @@ def upload(place: Place, source: Path, target: str) -> Transfer[None]:
 def download(place: Place, source: str, target: Path) -> Transfer[None]:
     """Fetch a file, or the contents of a folder, of an environment to the path `target`.
 
-    Links in a folder that lead out of it are left out, and the log says so.
-
-    Raises
-    ------
-    FileNotFoundError
-        When there is no such file or folder.
-    TransferFailed
-        When it cannot be packed there, or unpacked here.
-
+    Links in a folder that lead out of it are left out, and the log says so. Raises `FileNotFoundError` when there is no such file or
+    folder; `TransferFailed` when it cannot be packed there, or unpacked here.
     """
     name, quoted = f".tangram-transfer-{secrets.token_hex(8)}", shlex.quote(source if source.startswith("/") else "./" + source)
     pack = (

@@ -69,14 +69,9 @@ async def compute_score(
     `reward_kwargs`.
 
     A solution can end the process of its check with 0 before this has checked anything. With `last_word`, the check reads and removes the
-    file `.check-word` before it loads the solution, and prints the word in it last: without that it has not succeeded.
-
-    Raises
-    ------
-    ScoreFailed
-        When the stack has failed: at once for an environment that was kept, as it cannot be had again; else after three attempts. Also when
-        the check exits with 127 where its first program cannot be found.
-
+    file `.check-word` before it loads the solution, and prints the word in it last: without that it has not succeeded. Raises `ScoreFailed`
+    when the stack has failed: at once for an environment that was kept, as it cannot be had again; else after three attempts. Also when the
+    check exits with 127 where its first program cannot be found.
     """
     info = dict(extra_info or {})
     client, word = borrow_client(job), secrets.token_hex(8) if last_word else ""

@@ -220,11 +220,8 @@ class Execution(ABC):
     def wait(self) -> ExecOutcome:
         """Carry the command out in the calling thread and return how it ended.
 
-        After a timeout or a kill it returns once the command's processes are gone. A second call returns the same outcome.
-
-        Raises:
-            NoSuchFolder, FolderUnusable, NoSuchProgram, ProgramUnusable: the command cannot begin, as their names say.
-
+        After a timeout or a kill it returns once the command's processes are gone. A second call returns the same outcome. Raises
+        `NoSuchFolder`, `FolderUnusable`, `NoSuchProgram` or `ProgramUnusable` when the command cannot begin, as their names say.
         """
 
     @abstractmethod
@@ -265,34 +262,24 @@ class Environment(ABC):
         """End every process of a session and forget its state; a command that still runs there ends as `cancelled`.
 
         Nothing happens where there is no such session, or where it is to be `idle_only` and a program runs in it. The next command of
-        the name begins a fresh one.
-
-        Raises:
-            ProcessesLeft: some did not end in time; they are ended with the environment.
-            EnvironmentGone: the environment was closed.
-
+        the name begins a fresh one. Raises `ProcessesLeft` when some did not end in time; they are ended with the environment. Raises
+        `EnvironmentGone` when the environment was closed.
         """
 
     @abstractmethod
     def read_file(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         """Return a file's bytes, or at most `length` of them from `offset` on; a relative `path` starts at the work folder.
 
-        Raises:
-            NoSuchFile, PathIsDirectory, FileTooLarge, FileUnusable: as their names say.
-            EnvironmentGone: the environment was closed.
-
+        Raises `NoSuchFile`, `PathIsDirectory`, `FileTooLarge` or `FileUnusable` as their names say; `EnvironmentGone` when the environment
+        was closed.
         """
 
     @abstractmethod
     def write_file(self, path: str, data: bytes, mode: int | None = None, offset: int = 0) -> None:
         """Write a file, with the folders above it; `mode` sets its permissions, else a file that exists keeps its own.
 
-        The file keeps its first `offset` bytes, which it must have, and ends with `data`.
-
-        Raises:
-            PathIsDirectory, FileTooLarge, FileUnusable: as their names say.
-            EnvironmentGone: the environment was closed.
-
+        The file keeps its first `offset` bytes, which it must have, and ends with `data`. Raises `PathIsDirectory`, `FileTooLarge` or
+        `FileUnusable` as their names say; `EnvironmentGone` when the environment was closed.
         """
 
     @abstractmethod
@@ -339,11 +326,8 @@ class Sandbox(ABC):
     def open(self, spec: EnvironmentSpec, opening: Opening | None = None) -> Environment:
         """Return the environment of `spec`, opened unless it is already.
 
-        Where `opening` ends first, its error is raised and nothing is left of the environment.
-
-        Raises:
-            EnvironmentExists: one of this id is open with another specification.
-
+        Where `opening` ends first, its error is raised and nothing is left of the environment. Raises `EnvironmentExists` when one of this
+        id is open with another specification.
         """
 
     @abstractmethod
@@ -353,10 +337,7 @@ class Sandbox(ABC):
     def snapshot(self, environment_id: str) -> str:
         """Keep the files of an environment as they are now, and return the image from which others can be opened here.
 
-        Raises:
-            EnvironmentGone: it is not open here.
-            SnapshotUnsupported: environments of this kind have no snapshots.
-
+        Raises `EnvironmentGone` when it is not open here; `SnapshotUnsupported` when environments of this kind have no snapshots.
         """
         raise SnapshotUnsupported("only containers have snapshots")
 

@@ -22,9 +22,7 @@ CLEANUP_LIMIT_S, CLEANUP_PAUSE_S = 30.0, 0.01
 def take_base(base: Path, folders: Sequence[str]) -> int:
     """Lock `base` for a sandbox, make its `folders` afresh, and return the lock's descriptor.
 
-    Raises:
-        SandboxInUse: another living sandbox has it.
-
+    Raises `SandboxInUse` when another living sandbox has it.
     """
     lock = lock_base(base)
     make_afresh(base, folders)
@@ -46,9 +44,7 @@ def lock_base(base: Path) -> int:
 def await_cleanup(base: Path, lock: int) -> int:
     """Wait until the cleanup processes of a dead worker have ended. Return the descriptor of their lock, for ours to hold.
 
-    Raises:
-        SandboxInUse: they took longer than `CLEANUP_LIMIT_S` seconds; the `lock` of the base is given back.
-
+    Raises `SandboxInUse` when they took longer than `CLEANUP_LIMIT_S` seconds; the `lock` of the base is given back.
     """
     cleanup = os.open(base / "cleanup", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + CLEANUP_LIMIT_S

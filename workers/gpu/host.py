@@ -119,21 +119,10 @@ class ServiceHost:
         """Evict the named instances in order, then bring `service` onto exactly these cells; return the seconds spent.
 
         A decision that is carried out twice does no harm: instances to evict that are unknown or not resident are passed over, and
-        a resident instance stays as it is. A failed instance is started from its folder.
-
-        Raises
-        ------
-        UnknownService
-            When no such service is declared.
-        DeviceError
-            When there are no such cells, or the service does not take as many.
-        OverBudget
-            When it does not fit beside the other instances.
-        EngineBusy
-            When the calls of an instance to evict do not end.
-        EngineFailed
-            When the engine fails, or the memory of an evicted instance does not become free.
-
+        a resident instance stays as it is. A failed instance is started from its folder. Raises `UnknownService` when no such service is
+        declared; `DeviceError` when there are no such cells, or the service does not take as many; `OverBudget` when it does not fit beside
+        the other instances; `EngineBusy` when the calls of an instance to evict do not end; `EngineFailed` when the engine fails, or the
+        memory of an evicted instance does not become free.
         """
         began = time.monotonic()
         with self._brought(service, cells, evict):

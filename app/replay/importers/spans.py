@@ -93,11 +93,7 @@ class Rules:
 def import_spans(paths: Iterable[Path], *, trajectory: str | None = None, rules: Rules | None = None) -> Trace:
     """Read files of spans as one trace; `trajectory` is the attribute that tells trajectories apart, by default the trace id does.
 
-    Raises
-    ------
-    TraceError
-        When a file cannot be read or a span makes no sense; the line names file, line and key.
-
+    Raises `TraceError` when a file cannot be read or a span makes no sense; the line names file, line and key.
     """
     rules = rules or Rules()
     spans = _distinct(paths)

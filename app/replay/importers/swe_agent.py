@@ -43,11 +43,7 @@ class _File(AnyLine):
 def import_swe_agent(paths: Iterable[str | Path]) -> Trace:
     """Read `.traj` files, in the order given, as one trace.
 
-    Raises
-    ------
-    TraceError
-        When a file cannot be read, is no `.traj` file, or lacks the time of a step; the line names file and key.
-
+    Raises `TraceError` when a file cannot be read, is no `.traj` file, or lacks the time of a step; the line names file and key.
     """
     trajectories: list[Trajectory] = []
     taken: set[str] = set()

@@ -78,10 +78,8 @@ class Container:
     def begin(self, groups: Groups, deadline: float, opening: Opening) -> None:
         """Start it, and return once its init waits.
 
-        Raises:
-            ContainerFailed: it ended instead, or its control groups cannot be used.
-            StartTimeout: it was not up by `deadline`.
-
+        Raises `ContainerFailed` when it ended instead, or its control groups cannot be used; `StartTimeout` when it was not up by
+        `deadline`.
         """
         hello = os.open(self.control / HELLO, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -239,10 +237,8 @@ class ContainerMaker:
     def make(self, image: str, memory_mb: int, opening: Opening) -> Container:
         """Make and start a container. Nothing is left of it where that fails or `opening` ends.
 
-        Raises:
-            ContainerFailed, ImageMissing, EngineUnavailable: as their names say.
-            StartTimeout: it did not stand within `start_timeout_s`.
-
+        Raises `ContainerFailed`, `ImageMissing` or `EngineUnavailable` as their names say; `StartTimeout` when it did not stand within
+        `start_timeout_s`.
         """
         deadline = time.monotonic() + self._options.start_timeout_s
         name = secrets.token_hex(8)

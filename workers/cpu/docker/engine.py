@@ -71,11 +71,8 @@ BEFORE_OURS = 900
 class DockerEngine:
     """A connection to the engine at `url`, by default its Unix socket. Any thread may ask.
 
-    It has `timeout_s` for an answer, and while it fetches an image, `stall_s` for the next word on it.
-
-    Raises:
-        EngineUnavailable: it does not answer.
-
+    It has `timeout_s` for an answer, and while it fetches an image, `stall_s` for the next word on it. Raises `EngineUnavailable` when it
+    does not answer.
     """
 
     def __init__(self, url: str | None = None, timeout_s: float = 60.0, stall_s: float = 300.0) -> None:
@@ -122,10 +119,7 @@ class DockerEngine:
     def create(self, spec: ContainerSpec) -> str:
         """Make a container and return its id; nothing runs in it yet.
 
-        Raises:
-            ContainerFailed: the engine refuses.
-            ImageMissing: the image has gone.
-
+        Raises `ContainerFailed` when the engine refuses; `ImageMissing` when the image has gone.
         """
         options, limits, memory = spec.options, spec.options.limits, spec.memory_mb << 20
         host = self._api.create_host_config(
@@ -185,11 +179,8 @@ class DockerEngine:
     def start(self, container_id: str) -> tuple[int, str, tuple[str, ...]]:
         """Start a container; return its process 1, the folder of its own layer and those of its volumes, as the engine's host sees them.
 
-        The layer's folder is empty where the engine does not tell; volumes are those that the image asks for.
-
-        Raises:
-            ContainerFailed: it cannot be started, or has ended at once.
-
+        The layer's folder is empty where the engine does not tell; volumes are those that the image asks for. Raises `ContainerFailed` when
+        it cannot be started, or has ended at once.
         """
         with _refusals("a container"):
             self._api.start(container_id)

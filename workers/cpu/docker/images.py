@@ -61,11 +61,7 @@ class Images:
     def use(self, reference: str, opening: Opening) -> None:
         """Return once an image is here, fetched if need be; it is kept until `leave`.
 
-        A pull goes on as long as one opening waits for it.
-
-        Raises:
-            ImageMissing: it is not here and may not, or cannot, be fetched.
-
+        A pull goes on as long as one opening waits for it. Raises `ImageMissing` when it is not here and may not, or cannot, be fetched.
         """
         if not _REFERENCE.fullmatch(reference):
             raise ImageMissing(f"{reference!r} cannot be the name of an image")

@@ -84,9 +84,7 @@ class Pool:
     def take(self, image: str, memory_mb: int, opening: Opening) -> Container:
         """Return a container of an image, a warm one where there is one.
 
-        Raises:
-            ContainerFailed, ImageMissing, EngineUnavailable, StartTimeout: as their names say.
-
+        Raises `ContainerFailed`, `ImageMissing`, `EngineUnavailable` or `StartTimeout` as their names say.
         """
         while (warm := self._pop(image)) is not None:
             if not warm.has_ended():

@@ -150,10 +150,8 @@ class ContainerSandbox(Sandbox):
     def open(self, spec: EnvironmentSpec, opening: Opening | None = None) -> ContainerEnvironment:
         """Open an environment; see the base class.
 
-        Raises:
-            ImageMissing, ContainerFailed, EngineUnavailable, StartTimeout: its container could not be had.
-            DiskFull: the disk is too full for one more.
-
+        Raises `ImageMissing`, `ContainerFailed`, `EngineUnavailable` or `StartTimeout` when its container could not be had; `DiskFull` when
+        the disk is too full for one more.
         """
         mine = _Entry(opening or Opening())
         while (entry := self._enter(spec.id, mine)) is not mine:
@@ -246,11 +244,8 @@ class ContainerSandbox(Sandbox):
     def snapshot(self, environment_id: str) -> str:
         """Make an image of an environment's files as they are now, and return its reference, good on this node.
 
-        Raises:
-            EnvironmentGone: it is not open here.
-            SnapshotUnsupported: the files are in memory (`read_only`).
-            ContainerFailed: the engine refuses.
-
+        Raises `EnvironmentGone` when it is not open here; `SnapshotUnsupported` when the files are in memory (`read_only`);
+        `ContainerFailed` when the engine refuses.
         """
         environment = self.get(environment_id)
         if self._options.read_only:
@@ -277,12 +272,7 @@ class ContainerSandbox(Sandbox):
             self._environments.pop(environment_id, None)
 
     def close(self) -> None:
-        """Close every environment; see the base class.
-
-        Raises:
-            ProcessesLeft: something could not be ended or removed; the rest is.
-
-        """
+        """Close every environment; see the base class. Raises `ProcessesLeft` when something could not be ended or removed; the rest is."""
         with self._lock:
             if self._closed:
                 return

@@ -62,11 +62,8 @@ class HttpAnswer:
 def exchange(connection: socket.socket, asked: HttpRequest, wait: Wait) -> HttpAnswer:
     """Send a request over a connection that does not block, and return the answer. The connection is used up.
 
-    Raises:
-        RequestUnusable: the request cannot be written as HTTP.
-        NoAnswer: what came is no HTTP, breaks off, or is larger or in more pieces than the bounds.
-        ActionCancelled, ActionTimedOut: as `Wait.until`.
-
+    Raises `RequestUnusable` when the request cannot be written as HTTP; `NoAnswer` when what came is no HTTP, breaks off, or is larger or
+    in more pieces than the bounds; `ActionCancelled` or `ActionTimedOut` as `Wait.until`.
     """
     reading = h11.Connection(h11.CLIENT, max_incomplete_event_size=MOST_HEAD_BYTES)
     unsent = memoryview(_written(reading, asked))

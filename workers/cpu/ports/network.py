@@ -44,11 +44,8 @@ class Network(ABC):
     def connect(self, port: int, wait: Wait) -> socket.socket | None:
         """Return a connection to a port, which does not block; None where nothing of the environment listens.
 
-        Raises:
-            NoAnswer: what listens takes no connection.
-            SandboxError: the network cannot be entered.
-            ActionCancelled, ActionTimedOut: as `Wait.until`.
-
+        Raises `NoAnswer` when what listens takes no connection; `SandboxError` when the network cannot be entered; `ActionCancelled` or
+        `ActionTimedOut` as `Wait.until`.
         """
         with ExitStack() as closing:
             for connection in [closing.enter_context(each) for each in self.make_sockets()]:
@@ -81,10 +78,7 @@ class HostNetwork(Network):
 def connect(networks: Iterable[Network], port: int, wait: Wait) -> socket.socket:
     """Return a connection to a port, in the first of `networks` in which something listens there.
 
-    Raises:
-        NothingListens: there is none.
-        SandboxError, ActionCancelled, ActionTimedOut: as `Network.connect`.
-
+    Raises `NothingListens` when there is none; `SandboxError`, `ActionCancelled` or `ActionTimedOut` as `Network.connect`.
     """
     for network in networks:
         connection = network.connect(port, wait)

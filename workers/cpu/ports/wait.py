@@ -43,10 +43,7 @@ class Wait:
     def until(self, connection: socket.socket, events: int) -> int:
         """Return which of `events` a socket is ready for, or that it is broken, as poll(2) says it.
 
-        Raises:
-            ActionCancelled: it was cancelled.
-            ActionTimedOut: the time is over.
-
+        Raises `ActionCancelled` when it was cancelled; `ActionTimedOut` when the time is over.
         """
         poller = select.poll()
         poller.register(self._wake, select.POLLIN)

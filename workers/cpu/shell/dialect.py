@@ -212,9 +212,7 @@ class Dialect:
     def find(cls, program: str | None) -> Dialect:
         """Return the dialect of `program`, by default of bash if there is one, else of sh.
 
-        Raises:
-            SessionUnavailable: there is no such program.
-
+        Raises `SessionUnavailable` when there is no such program.
         """
         wanted = program or shutil.which("bash") or "/bin/sh"
         found = shutil.which(wanted)

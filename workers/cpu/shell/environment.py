@@ -159,9 +159,7 @@ class ShellEnvironment(Environment):
     def close(self) -> None:
         """End every process and remove every file; see the base class.
 
-        Raises:
-            ProcessesLeft: a process could not be ended; the files are gone all the same.
-
+        Raises `ProcessesLeft` when a process could not be ended; the files are gone all the same.
         """
         self.hang_up()
         with self._closing:

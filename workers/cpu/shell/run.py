@@ -123,10 +123,8 @@ class Run:
     def pump(self, wake: int) -> ExecOutcome:
         """Serve the command until it is over; `wake` becomes readable when `killed` has an answer.
 
-        Raises:
-            NotBegun: the shell had ended, by something that an earlier command set up, before it took this one.
-            SandboxError: one of `REFUSALS`, where the command cannot begin.
-
+        Raises `NotBegun` when the shell had ended, by something that an earlier command set up, before it took this one; one of
+        `REFUSALS` when the command cannot begin.
         """
         backend = self._shell.backend
         captures = {capture.descriptor: capture for capture in self._streams.captures}

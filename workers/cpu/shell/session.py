@@ -285,9 +285,7 @@ class Session:
     def sweep(self) -> None:
         """End every process of a session that nobody uses; the next command finds what it exported and where it was.
 
-        Raises:
-            SessionUnavailable: some did not end.
-
+        Raises `SessionUnavailable` when some did not end.
         """
         self.await_saving()
         self.remember_folder()
@@ -299,9 +297,7 @@ class Session:
     def forget_state(self) -> None:
         """Have the next shell begin without the variables and functions of earlier commands, in the folder where they were.
 
-        Raises:
-            SessionUnavailable: somebody has put something else in the place of the saved state.
-
+        Raises `SessionUnavailable` when somebody has put something else in the place of the saved state.
         """
         try:
             empty_file(self.control.state)
@@ -323,9 +319,8 @@ class Session:
     def close(self) -> None:
         """End all processes of the session and remove its protocol folder.
 
-        Raises:
-            ProcessesLeft: some did not end within `CLOSE_LIMIT_S` seconds, nor in as many more after what held them was ended by force.
-
+        Raises `ProcessesLeft` when some did not end within `CLOSE_LIMIT_S` seconds, nor in as many more after what held them was ended by
+        force.
         """
         self.hang_up()
         backend = self._backend

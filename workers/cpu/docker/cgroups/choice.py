@@ -17,9 +17,7 @@ NEEDS = "a worker with containers must be root and have the host's control group
 class ControlGroups:
     """Gives the control groups of containers.
 
-    Raises:
-        EngineUnavailable: the worker cannot write control groups, or sees other ones than the engine.
-
+    Raises `EngineUnavailable` when the worker cannot write control groups, or sees other ones than the engine.
     """
 
     def __init__(self, all_cores: Collection[int]) -> None:
