@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 
 import pytest
 
-from workers.cpu.errors import (
-    FileUnusable,
-)
+from workers.cpu.errors import FileUnusable
 from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.rooted_files import HomeFiles
 
@@ -32,3 +32,17 @@ def test_a_file_that_the_node_cannot_serve_is_not_the_callers_fault(
     with pytest.raises(FileUnusable, match=os.strerror(number)) as caught:
         env.write_file("a", b"text")
     assert (caught.value.cause, caught.value.fault) == (cause, fault)
+
+
+def test_a_terminal_that_is_taken_for_a_file_cannot_signal_the_worker() -> None:
+    # Given a worker that leads its session, and has no terminal; when it is asked for a file that is the terminal of a program
+    script = (
+        "import os\nfrom workers.cpu.errors import FileUnusable\nfrom workers.cpu.rooted_files import HostFiles\n"
+        "terminal = os.ttyname(os.openpty()[1])\n"
+        "for call in (lambda f: f.read(terminal), lambda f: f.write(terminal, b'', None)):\n"
+        "    try: call(HostFiles(100, '/'))\n    except FileUnusable: print('refused')\n"
+        "print(open('/proc/self/stat').read().split()[6])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True, timeout=60, check=True)
+    # Then that is refused, and the worker still has no terminal
+    assert done.stdout == "refused\nrefused\n0\n"

@@ -6,6 +6,7 @@ Attempts to escape, which `bubblewrap` must stop; `none` promises to stop few of
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from contextlib import closing
@@ -25,7 +26,7 @@ from workers.cpu.process.programs import folders_of_programs
 from workers.cpu.process.sandbox import ProcessSandbox
 from workers.start import _process_sandbox
 
-from .conftest import below_this, make, none_works
+from .conftest import Shared, below_this, environment_in, make, none_works
 from .support import RUN, groups_like, open_one, printed, processes_with, run, until
 
 HERE = sorted(os.sched_getaffinity(0))
@@ -207,6 +208,25 @@ def test_a_fork_bomb_stays_within_the_processes_of_its_session(tmp_path: Path) -
     bombed.close()
     assert until(lambda: len(below_this()) <= before)
     box.close()
+
+
+@pytest.mark.parametrize("isolation", ["bubblewrap", "view"])
+def test_limits_hold_for_all_that_a_program_can_trace_and_whatever_it_lowers(shared: Shared, isolation: IsolationChoice) -> None:
+    # Given what an environment's programs are held to, but for the number in the name of a session's group
+    def held(process: str) -> str:
+        looks = f"grep -e processes -e files /proc/{process}/limits; cat /proc/{process}/oom_score_adj /proc/{process}/cgroup"
+        return re.sub(r"-\d+$", "", printed(env, looks), flags=re.MULTILINE)
+
+    for env in environment_in(shared(isolation)):
+        wanted = held("self")
+        # Then the two processes that hold its namespaces are held to the same
+        assert held("1") == held("2") == wanted
+        # When a program leaves less and less descriptors to its supervisor, and ends the shell; then the next shell is held as before
+        for count in range(20, 0, -1):
+            lowers = f"prlimit --pid $PPID --nofile={count}:{count}; sleep 309.5{RUN} >/dev/null 2>&1 & kill -9 $$"
+            assert run(env, lowers).exit_code == 137, count
+            assert held("self") == wanted, count
+            assert not processes_with(f"309.5{RUN}\0"), count
 
 
 @pytest.mark.parametrize("isolation", ["none", "bubblewrap"])

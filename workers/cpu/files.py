@@ -15,8 +15,9 @@ from workers.cpu.errors import FilesUnreachable, FileTooLarge, FileUnusable, NoS
 _OURS = (errno.EIO, errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE)
 """Errors of the node, whatever was asked for."""
 
-# O_NONBLOCK: opening a FIFO must not wait for its other end.
-FLAGS = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+# O_NONBLOCK: opening a FIFO must not wait for its other end. O_NOCTTY: a terminal of a program's must not become this process's own,
+# which the program could then send signals by.
+FLAGS = os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class RegularFiles(ABC):

@@ -9,19 +9,22 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-import select
+import resource
 import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from workers.cpu import control_files
 from workers.cpu.errors import FilesUnreachable, SessionUnavailable
 from workers.cpu.ports.network import Network
 from workers.cpu.process import tree
 from workers.cpu.process.fork_client import ForkClient
+from workers.cpu.process.groups import Groups
 from workers.cpu.process.namespace import READY
 
 START_LIMIT_S, END_LIMIT_S = 60.0, 15.0
@@ -31,10 +34,14 @@ class Anchor(Network):
     """The namespaces of an environment, which the fork server is `asked` to make. Sockets in them come from there, too.
 
     To enter them, a process must first join the user namespace that they belong to, which no process with several threads can do.
+    Programs inside can trace its init and pause. So both are held to the limits and control groups that hold the programs.
     """
 
-    def __init__(self, fork_client: ForkClient, asked: Mapping[str, object]) -> None:
+    def __init__(
+        self, fork_client: ForkClient, asked: Mapping[str, object], groups: Groups, processes: int, limits: Mapping[str, int]
+    ) -> None:
         self._fork_client, self._asked = fork_client, asked
+        self._groups, self._most, self._limits = groups, processes, limits
         self._lock = threading.Lock()
         self._channel: socket.socket | None = None
         self._processes: tuple[tree.Process, ...] = ()
@@ -61,11 +68,26 @@ class Anchor(Network):
         said = self._said(self._channel)
         if bwrap is not None:
             self._processes = (bwrap, *tree.descendants(pid))
+            try:
+                self._bound(pid, [process.pid for process in self._processes[1:]])
+            except OSError as error:
+                said += f"\nits processes cannot be bounded: {error.strerror}".encode()
         if not said.endswith(READY) or not self.stands:
             self._end()
             lines = said.decode(errors="replace").strip().splitlines()
             reason = lines[-1] if lines and not said.endswith(READY) else "what holds its namespaces ends as soon as it stands"
             raise SessionUnavailable(f"cannot set the shell apart from the host: {reason}")
+
+    def _bound(self, first: int, inside: Sequence[int]) -> None:
+        """Hold the processes inside to the limits and groups of a session. Raises `OSError`."""
+        self._groups.make(first, self._most)
+        for folder, pid in itertools.product(self._groups.joined(first), inside):
+            control_files.write(f"{folder}/cgroup.procs", str(pid))
+        for name, pid in itertools.product(self._limits, inside):
+            kind, wanted = getattr(resource, name), self._limits[name]
+            _, most = resource.prlimit(pid, kind)
+            value = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+            resource.prlimit(pid, kind, (value, value))
 
     def _said(self, channel: socket.socket) -> bytes:
         """Return what is said until the namespaces are ready, or have ended."""
@@ -110,9 +132,11 @@ class Anchor(Network):
     def _end(self) -> None:
         for process in self._processes[:2]:
             tree.send(process, signal.SIGKILL)
+        for process in self._processes[:2]:
+            # The end of a socket of theirs comes before they leave their groups.
+            tree.await_end(process, END_LIMIT_S)
         if self._channel is not None:
-            poller = select.poll()
-            poller.register(self._channel, 0)
-            poller.poll(END_LIMIT_S * 1000)
             self._channel.close()
+        for process in self._processes[:1]:
+            self._groups.remove_of(process.pid)
         self._channel, self._processes = None, ()

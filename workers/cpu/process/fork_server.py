@@ -122,12 +122,14 @@ class ForkServer:
             case {"anchor": [program, *arguments]}:
                 if (pid := os.fork()) == 0:
                     say(theirs, os.getpid())
+                    end_first()
                     become_bwrap(program, arguments, theirs.fileno())
                 self.anchors.add(pid)
             case {"view": list(steps), "host_name": str(host_name), "user_id": str(user_id)}:
                 if (pid := os.fork()) == 0:
                     say(theirs, os.getpid())
                     rename("init")
+                    end_first()
                     become_holder(steps, host_name, user_id, theirs.fileno())
                 self.anchors.add(pid)
             case {"sockets": list(anchor)}:
@@ -207,8 +209,10 @@ class ForkServer:
                 os.close(reading)
             self.channel.close()
             Supervisor(channel).serve()
-        finally:
             os._exit(0)
+        finally:
+            # What is inside can lower its limits until it fails, which is as good as killing it.
+            os._exit(1)
 
     def make_sockets(self, anchor: list[int], channel: socket.socket) -> NoReturn:
         """Send sockets of the network of an environment, in this freshly forked process, which then ends."""
@@ -232,7 +236,7 @@ class ForkServer:
                 if (messenger := self.messengers.pop(found[0], None)) is not None:
                     self.take_over(*messenger)
                 if (session := self.running.pop(found[0], None)) is not None:
-                    session.was_killed = os.WIFSIGNALED(found[1])
+                    session.was_killed = found[1] != 0
                     if session.was_killed:
                         self.note_killed(session)
                     self.ended.append(session)

@@ -12,7 +12,9 @@ The groups of a sandbox have names made of its folder. They lie beside each othe
 In version 1 a group has a folder for each controller. In version 2 it has one for all, and a process is in one group only. So there
 the group of an environment contains the groups of its sessions, where the worker can bound memory.
 
-The worker makes them, and removes that of an environment; the fork server removes those of a session. A shell joins them by descriptors
+What holds the namespaces of an environment has groups as a session has, since programs could trace it.
+
+The worker makes them, and removes those of an environment; the fork server removes those of a session. A shell joins them by descriptors
 that the worker opens.
 """
 
@@ -146,6 +148,11 @@ class Groups:
             control_files.write(f"{self.pids}-{supervisor}/pids.max", str(processes))
         if self.cpu is not None:
             weight.set_foreground(f"{self.cpu}-{supervisor}")
+
+    def remove_of(self, supervisor: int) -> None:
+        """Remove the group of a supervisor's session."""
+        for folder in self.folders(supervisor):
+            remove_folder(folder)
 
     def remove(self) -> None:
         """Remove what a worker that was killed has left."""

@@ -224,14 +224,6 @@ class ProcessSandbox(Sandbox):
     def _environment(self, spec: EnvironmentSpec, dialect: Dialect, view: View | None) -> ProcessEnvironment:
         folders = Folders(self._base / "environments" / spec.id)
         folders.make()
-        files: HomeFiles
-        if view is None:
-            anchor, files = None, HostFiles(self._max_file_bytes, str(folders.work))
-            home, control, states = str(folders.work), str(folders.control), str(folders.states)
-        else:
-            anchor = Anchor(self._fork_client, view.anchor(folders))
-            files = RootedFiles(self._max_file_bytes, HOME, anchor.root, without_capabilities)
-            home, control, states = HOME, CONTROL, STATES
         limits = self._limits
         processes = limits.processes or PROCESSES
         if view is not None and counts_by_namespace():
@@ -240,6 +232,14 @@ class ProcessSandbox(Sandbox):
             groups, memory = self._groups_of(view).of_environment(spec.id, spec.memory_mb or self.default_memory_mb)
         except OSError as error:
             raise SandboxError(f"the memory of environment {spec.id} cannot be bounded: {error}") from error
+        files: HomeFiles
+        if view is None:
+            anchor, files = None, HostFiles(self._max_file_bytes, str(folders.work))
+            home, control, states = str(folders.work), str(folders.control), str(folders.states)
+        else:
+            anchor = Anchor(self._fork_client, view.anchor(folders), groups, processes, limits.as_rlimits())
+            files = RootedFiles(self._max_file_bytes, HOME, anchor.root, without_capabilities)
+            home, control, states = HOME, CONTROL, STATES
         shells = ShellSetup(
             dialect=dialect,
             home=home,

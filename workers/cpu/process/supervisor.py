@@ -3,7 +3,7 @@
 The fork server forks it with a socket to the worker, see `fork_server.py`. It is a *child subreaper*: all descendants of a session
 stay below its supervisor, whatever they call and also when the shell has ended. With bubblewrap it is in the namespaces of its
 environment and under a filter of system calls, see `namespace.py`: ids that it says and is told are those inside. Commands there can see
-it and kill it, but not trace it.
+it, kill it and lower its limits, but not trace it. One whose limit on descriptors was lowered ends as if it were killed.
 
 | state    | meaning                                             | next                                                           |
 |----------|-----------------------------------------------------|----------------------------------------------------------------|
@@ -65,11 +65,13 @@ class Supervisor:
         self.max_rss_mb = 0.0
         # A forked shell starts its record of memory with that of this process.
         self.own_rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        self.descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)
         prctl(PR_SET_CHILD_SUBREAPER, 1)
 
     def serve(self) -> None:
         """Answer until the worker closes its end; then leave no process."""
         serve(self.channel, self.wakeup, self.reap, self.answer)
+        self.check_limits()
         self.end_members(set(), CLOSE_GRACE_S)
 
     def end_members(self, spared: set[tree.Identity], grace_s: float) -> list[int]:
@@ -79,17 +81,25 @@ class Supervisor:
     def answer(self) -> bool:
         """Do what one message asks; return False at the end of file."""
         try:
-            message, groups, _, _ = socket.recv_fds(self.channel, MESSAGE_BYTES, MOST_GROUPS)
+            message, groups, flags, _ = socket.recv_fds(self.channel, MESSAGE_BYTES, MOST_GROUPS)
         except ConnectionError:
             return False
         if not message:
             return False
         asked = json.loads(message)
+        self.check_limits()
+        if flags & socket.MSG_CTRUNC:
+            raise OSError("descriptors were lost, so the shell would be outside of its control groups")
         if asked["do"] == "spawn":
             self.spawn(asked, groups)
         else:
             self.kill(asked)
         return True
+
+    def check_limits(self) -> None:
+        """Raise `OSError` where a program has lowered this process's own limit: without descriptors it finds no members to end."""
+        if resource.getrlimit(resource.RLIMIT_NOFILE) != self.descriptors:
+            raise OSError("the limit on the supervisor's descriptors was changed")
 
     def say(self, event: str, **values: object) -> None:
         """Send one event; a worker that has gone needs none."""

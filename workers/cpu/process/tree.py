@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import select
 import signal
 import time
 from collections.abc import Callable, Collection, Iterable
@@ -188,6 +189,22 @@ def send(process: Process, number: int) -> None:
             signal.pidfd_send_signal(handle, number)
     except (ProcessLookupError, PermissionError):
         return
+    finally:
+        os.close(handle)
+
+
+def await_end(process: Process, limit_s: float) -> None:
+    """Wait until this very process has ended, or for `limit_s` seconds."""
+    try:
+        handle = os.pidfd_open(process.pid)
+    except OSError:
+        return
+    try:
+        current = read_process(process.pid)
+        if current is not None and current.start == process.start:
+            poller = select.poll()
+            poller.register(handle, select.POLLIN)
+            poller.poll(limit_s * 1000)
     finally:
         os.close(handle)
 
