@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self, Unpack
 
 from tangram import calls
 from tangram.action import Action
-from tangram.calls import CallOptions, Conversation, ExecOptions, Limits, Place, ServiceOptions
+from tangram.calls import CallOptions, Conversation, ExecOptions, Limits, OpenOptions, Place, ServiceOptions
 from tangram.errors import TangramError
 from tangram.handles import AsyncHandle
 from tangram.requests import Headers
@@ -34,32 +34,9 @@ class AsyncClient:
         self._session: Session | None = None
         self._starting = asyncio.Lock()
 
-    async def open(
-        self,
-        *,
-        trajectory: str,
-        image: str | None = None,
-        snapshot: Snapshot | None = None,
-        memory_mb: int | None = None,
-        requires: Iterable[str] = (),
-        detached: bool = False,
-        lease_s: float | None = None,
-        owner: str = "",
-        **limits: Unpack[Limits],
-    ) -> AsyncEnvironment:
-        """Open an environment of `trajectory`; see `Client.open`."""
-        action = calls.open_environment(
-            self.job,
-            trajectory=trajectory,
-            image=image,
-            snapshot=snapshot,
-            memory_mb=memory_mb,
-            requires=requires,
-            detached=detached,
-            lease_s=lease_s,
-            owner=owner,
-            **limits,
-        )
+    async def open(self, **options: Unpack[OpenOptions]) -> AsyncEnvironment:
+        """Open an environment of a trajectory; see `Client.open`."""
+        action = calls.open_environment(self.job, **options)
         session = await self._connected()
         await session.open_environment(action)
         return AsyncEnvironment(session, calls.place_of(action))
@@ -101,20 +78,9 @@ class AsyncClient:
         texts: Texts = await self._run(calls.generate(self.job, service, prompts, max_tokens, temperature, seed, options))
         return texts
 
-    async def call(
-        self,
-        quota: str,
-        *,
-        url: str,
-        method: str = "GET",
-        headers: Mapping[str, str] | None = None,
-        body: bytes | str | None = None,
-        json: Any = None,
-        **options: Unpack[CallOptions],
-    ) -> Response:
+    async def call(self, quota: str, **options: Unpack[CallOptions]) -> Response:
         """Send one request to an outside API once its quota allows it, and return the answer, whatever its status code."""
-        action = calls.call(self.job, quota, url=url, method=method, headers=headers, body=body, json=json, **options)
-        answer: Response = await self._run(action)
+        answer: Response = await self._run(calls.call(self.job, quota, **options))
         return answer
 
     async def submit(self, action: Action) -> AsyncHandle[Any]:

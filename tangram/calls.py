@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypedDict, Unpack
+from typing import Any, Required, TypedDict, Unpack
 
 from tangram import giving
 from tangram.action import CELLS, CORES, DEFAULT_PRIORITY, MEMORY_MB, QUOTA_PREFIX, TOKENS_PREFIX, Action, Cost, command_class
@@ -39,13 +39,33 @@ class Place:
 class Limits(TypedDict, total=False):
     """Options of every action.
 
-    `timeout_s` counts from the start of execution, `queue_timeout_s` from submission; `priority` is 0 to 9,
-    higher goes first, 5 by default.
+    `timeout_s` counts from the start of execution, `queue_timeout_s` from submission; `priority` is 0 to 9, higher goes first, 5 by
+    default.
     """
 
     timeout_s: float | None
     queue_timeout_s: float | None
     priority: int | None
+
+
+class OpenOptions(Limits, total=False):
+    """Options of an environment that is opened.
+
+    `memory_mb` is reserved for it as long as it is open; `requires` are labels that its node must have. From a `snapshot` it has the files
+    of that, and is opened on the same node. One that is `detached` is not closed when this process dies: it stands until its lease is over,
+    for another client to use. It is closed `lease_s` seconds after it stands, in use or not; without a lease, once it was unused for
+    `TANGRAM_LEASE_S`. `owner` tells operators whose it is: host and process by default. It must stand within `timeout_s` seconds of its
+    start on the node, which include fetching its image.
+    """
+
+    trajectory: Required[str]
+    image: str | None
+    snapshot: Snapshot | None
+    memory_mb: int | None
+    requires: Iterable[str]
+    detached: bool
+    lease_s: float | None
+    owner: str
 
 
 HOPED_PARALLEL_FRACTION = 0.9
@@ -54,21 +74,19 @@ HOPED_PARALLEL_FRACTION = 0.9
 class ExecOptions(Limits, total=False):
     """Options of a command.
 
-    `units` are the acceptable numbers of cores, `[1]` by default. `parallel_fraction` (Amdahl) or `efficiency`
-    (E(m) by m) says what units do to its duration, `work_s` its seconds on one core. Where several amounts are given and
-    neither is said, nine tenths are hoped to be parallel, until core-seconds show what is. `action_class` says which
-    commands are alike, those with the same first word by default. It is killed when it prints nothing for
-    `output_timeout_s`. `session` names the shell session it runs in, `variables` are added to its process environment. It begins
-    in the folder `cwd`, else where the session is; where it cannot, the call fails by the caller's fault (`bad_input`). With an
-    `interpreter`, a program and arguments such as `["bash", "-c"]`, `command` is the last argument of a program of its own, and nothing
-    of it, such as a changed folder, stays in the session. With `merged`, its standard error goes where its standard output goes. With
-    `fence`, as before a scoring run, whatever earlier commands left running in the environment is ended first, and the command
-    starts from a clean shell: without the variables and functions that they left, in the folder where they were.
-    A command whose node is lost never runs again, `idempotent` or not: its environment is lost, too. One that is not `preemptible`
-    keeps its cores once it has them: for timing runs, and for programs with clocks of their own.
-    With `stream`, what it prints can be read while it runs, by `Handle.output`. With `stdin`, it reads what `Handle.send_input`
-    brings, else nothing. With `pty`, rows and columns, its input and output are a terminal of that size: all that it prints is
-    `stdout`, and what it has started ends with it.
+    `units` are the acceptable numbers of cores, `[1]` by default. `parallel_fraction` (Amdahl) or `efficiency` (E(m) by m) says what units
+    do to its duration, `work_s` its seconds on one core. Where several amounts are given and neither is said, nine tenths are hoped to be
+    parallel, until core-seconds show what is. `action_class` says which commands are alike, those with the same first word by default. It
+    is killed when it prints nothing for `output_timeout_s`. `session` names the shell session it runs in, `variables` are added to its
+    process environment. It begins in the folder `cwd`, else where the session is; where it cannot, the call fails by the caller's fault
+    (`bad_input`). With an `interpreter`, a program and arguments such as `["bash", "-c"]`, `command` is the last argument of a program of
+    its own, and nothing of it, such as a changed folder, stays in the session. With `merged`, its standard error goes where its standard
+    output goes. With `fence`, as before a scoring run, whatever earlier commands left running in the environment is ended first, and the
+    command starts from a clean shell: without the variables and functions that they left, in the folder where they were. A command whose
+    node is lost never runs again, `idempotent` or not: its environment is lost, too. One that is not `preemptible` keeps its cores once it
+    has them: for timing runs, and for programs with clocks of their own. With `stream`, what it prints can be read while it runs, by
+    `Handle.output`. With `stdin`, it reads what `Handle.send_input` brings, else nothing. With `pty`, rows and columns, its input and
+    output are a terminal of that size: all that it prints is `stdout`, and what it has started ends with it.
     """
 
     units: Sequence[int]
@@ -93,8 +111,8 @@ class ExecOptions(Limits, total=False):
 class ServiceOptions(Limits, total=False):
     """Options of an invocation of a GPU service.
 
-    `units` are the acceptable numbers of GPU cells, by default the service's own size. The rest as in `ExecOptions`;
-    these actions are idempotent unless said otherwise. `trajectory` tells whose action this is, for cancelling.
+    `units` are the acceptable numbers of GPU cells, by default the service's own size. The rest as in `ExecOptions`; these actions are
+    idempotent unless said otherwise. `trajectory` tells whose action this is, for cancelling.
     """
 
     units: Sequence[int] | None
@@ -109,11 +127,15 @@ class ServiceOptions(Limits, total=False):
 class CallOptions(Limits, total=False):
     """Options of a request to an outside API; GET, HEAD and OPTIONS are idempotent unless said otherwise.
 
-    `tokens` says how many tokens it is expected to cost, 0 by default; what the answer says corrects it. An idempotent
-    request that the API refuses (429, or 503 with `Retry-After`) waits again in the queue, a few times; of any other the
-    refusal is the answer.
+    `tokens` says how many tokens it is expected to cost, 0 by default; what the answer says corrects it. An idempotent request that the API
+    refuses (429, or 503 with `Retry-After`) waits again in the queue, a few times; of any other the refusal is the answer.
     """
 
+    url: Required[str]
+    method: str
+    headers: Mapping[str, str] | None
+    body: bytes | str | None
+    json: Any
     tokens: int
     idempotent: bool | None
     trajectory: str
@@ -158,9 +180,7 @@ def open_environment(
         detached=detached,
         lease_s=lease_s,
         owner=owner,
-        timeout_s=limits.get("timeout_s"),
-        queue_timeout_s=limits.get("queue_timeout_s"),
-        priority=_priority(limits.get("priority")),
+        **_limits(**limits),
     )
 
 
@@ -174,8 +194,6 @@ def execute(
     command: str,
     *,
     units: Sequence[int] = (1,),
-    timeout_s: float | None = None,
-    queue_timeout_s: float | None = None,
     output_timeout_s: float | None = None,
     session: str = "main",
     cwd: str | None = None,
@@ -185,7 +203,6 @@ def execute(
     parallel_fraction: float | None = None,
     efficiency: Mapping[int | str, float] | None = None,
     work_s: float | None = None,
-    priority: int | None = None,
     idempotent: bool = False,
     preemptible: bool = True,
     action_class: str | None = None,
@@ -193,6 +210,7 @@ def execute(
     stream: bool = False,
     stdin: bool = False,
     pty: tuple[int, int] | None = None,
+    **limits: Unpack[Limits],
 ) -> Action:
     """Run a shell command in an environment; options as in `ExecOptions`."""
     words = program_words(interpreter, command)
@@ -221,13 +239,11 @@ def execute(
         environment=place.environment,
         session=session,
         work_s=work_s,
-        timeout_s=timeout_s,
-        queue_timeout_s=queue_timeout_s,
         output_timeout_s=output_timeout_s,
-        priority=_priority(priority),
         idempotent=idempotent,
         preemptible=preemptible,
         action_class=action_class if action_class is not None else command_class(command),
+        **_limits(**limits),
     )
 
 
@@ -241,8 +257,7 @@ def write_file(place: Place, path: str, data: bytes | str, mode: int | None = No
 
     With an `offset` the file keeps as many bytes, which it must have, and ends with `data`: so a large file is written in parts.
     """
-    if isinstance(data, str):
-        data = data.encode()
+    data = data.encode() if isinstance(data, str) else data
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise InvalidAction("data", f"must be bytes or text, not {type(data).__name__}")
     if mode is not None and (isinstance(mode, bool) or not isinstance(mode, int) or not 0 <= mode <= 0o777):
@@ -261,16 +276,8 @@ def request(
     **limits: Unpack[Limits],
 ) -> Action:
     """Have a server that runs in an environment answer an HTTP request, on one core."""
-    arguments = request_arguments(port, path, method, headers, body)
-    action = _of_environment("cpu.request", place, **arguments)
-    return replace(
-        action,
-        cost=Cost.of(cores=1),
-        timeout_s=limits.get("timeout_s"),
-        queue_timeout_s=limits.get("queue_timeout_s"),
-        priority=_priority(limits.get("priority")),
-        action_class=f"{method} :{port}",
-    )
+    action = _of_environment("cpu.request", place, **request_arguments(port, path, method, headers, body))
+    return replace(action, cost=Cost.of(cores=1), action_class=f"{method} :{port}", **_limits(**limits))
 
 
 def close_environment(place: Place) -> Action:
@@ -343,9 +350,7 @@ def call(
     trajectory: str = "",
     work_s: float | None = None,
     action_class: str | None = None,
-    timeout_s: float | None = None,
-    queue_timeout_s: float | None = None,
-    priority: int | None = None,
+    **limits: Unpack[Limits],
 ) -> Action:
     """Send one request to an outside API, against its quota; GET, HEAD and OPTIONS count as idempotent."""
     if not isinstance(url, str) or not url.startswith(("http://", "https://")):
@@ -365,11 +370,9 @@ def call(
         job=job,
         trajectory=trajectory,
         work_s=work_s,
-        timeout_s=timeout_s,
-        queue_timeout_s=queue_timeout_s,
-        priority=_priority(priority),
         idempotent=method in _SAFE_METHODS if idempotent is None else idempotent,
         action_class=action_class,
+        **_limits(**limits),
     )
 
 
@@ -392,12 +395,10 @@ def _invoke(
     parallel_fraction: float | None = None,
     efficiency: Mapping[int | str, float] | None = None,
     work_s: float | None = None,
-    timeout_s: float | None = None,
-    queue_timeout_s: float | None = None,
-    priority: int | None = None,
     idempotent: bool = True,
     action_class: str | None = None,
     trajectory: str = "",
+    **limits: Unpack[Limits],
 ) -> Action:
     return Action(
         kind=kind,
@@ -408,13 +409,12 @@ def _invoke(
         trajectory=trajectory,
         service=service,
         work_s=work_s,
-        timeout_s=timeout_s,
-        queue_timeout_s=queue_timeout_s,
-        priority=_priority(priority),
         idempotent=idempotent,
         action_class=action_class,
+        **_limits(**limits),
     )
 
 
-def _priority(priority: int | None) -> int:
-    return DEFAULT_PRIORITY if priority is None else priority
+def _limits(timeout_s: float | None = None, queue_timeout_s: float | None = None, priority: int | None = None) -> dict[str, Any]:
+    priority = DEFAULT_PRIORITY if priority is None else priority
+    return {"timeout_s": timeout_s, "queue_timeout_s": queue_timeout_s, "priority": priority}

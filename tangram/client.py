@@ -6,14 +6,14 @@ and its environments may be used by many threads at once. `tangram.aio` has the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import wait
 from types import TracebackType
 from typing import Any, Self, Unpack
 
 from tangram import calls
 from tangram.action import Action
-from tangram.calls import CallOptions, Conversation, ExecOptions, Limits, Place, ServiceOptions
+from tangram.calls import CallOptions, Conversation, ExecOptions, Limits, OpenOptions, Place, ServiceOptions
 from tangram.errors import TangramError
 from tangram.handles import Handle
 from tangram.requests import Headers
@@ -44,39 +44,9 @@ class Client:
         """The job that this client's actions belong to."""
         return self._session.job
 
-    def open(
-        self,
-        *,
-        trajectory: str,
-        image: str | None = None,
-        snapshot: Snapshot | None = None,
-        memory_mb: int | None = None,
-        requires: Iterable[str] = (),
-        detached: bool = False,
-        lease_s: float | None = None,
-        owner: str = "",
-        **limits: Unpack[Limits],
-    ) -> Environment:
-        """Open an environment of `trajectory` and wait until it is there.
-
-        `memory_mb` is reserved for it as long as it is open; `requires` are labels that its node must have. From a
-        `snapshot` it has the files of that, and is opened on the same node. One that is `detached` is not closed when this process
-        dies: it stands until its lease is over, for another client to use. It is closed `lease_s` seconds after it stands, in use or
-        not; without a lease, once it was unused for `TANGRAM_LEASE_S`. `owner` tells operators whose it is: host and process by default.
-        It must stand within `timeout_s` seconds of its start on the node, which include fetching its image.
-        """
-        action = calls.open_environment(
-            self.job,
-            trajectory=trajectory,
-            image=image,
-            snapshot=snapshot,
-            memory_mb=memory_mb,
-            requires=requires,
-            detached=detached,
-            lease_s=lease_s,
-            owner=owner,
-            **limits,
-        )
+    def open(self, **options: Unpack[OpenOptions]) -> Environment:
+        """Open an environment of a trajectory and wait until it is there."""
+        action = calls.open_environment(self.job, **options)
         self._session.open_environment(action).result()
         return Environment(self._session, calls.place_of(action))
 
@@ -120,20 +90,9 @@ class Client:
         texts: Texts = self._run(calls.generate(self.job, service, prompts, max_tokens, temperature, seed, options))
         return texts
 
-    def call(
-        self,
-        quota: str,
-        *,
-        url: str,
-        method: str = "GET",
-        headers: Mapping[str, str] | None = None,
-        body: bytes | str | None = None,
-        json: Any = None,
-        **options: Unpack[CallOptions],
-    ) -> Response:
+    def call(self, quota: str, **options: Unpack[CallOptions]) -> Response:
         """Send one request to an outside API once its quota allows it, and return the answer, whatever its status code."""
-        action = calls.call(self.job, quota, url=url, method=method, headers=headers, body=body, json=json, **options)
-        answer: Response = self._run(action)
+        answer: Response = self._run(calls.call(self.job, quota, **options))
         return answer
 
     def submit(self, action: Action) -> Handle[Any]:

@@ -8,16 +8,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, Unpack
 from weakref import WeakKeyDictionary
 
 from tangram import calls
-from tangram.action import Action, command_class
+from tangram.action import Action
 from tangram.aio import AsyncClient
-from tangram.calls import Place
+from tangram.calls import ExecOptions, Place
 from tangram.errors import ActionError, ActionFailed, ActionLost, ActionRejected, ActionTimedOut, TangramError
 from tangram.integrations import actions
 from tangram.results import ExecResult
@@ -83,38 +83,15 @@ class Sandbox:
             )
         return cls(client, Place(client.job, trajectory, opened.id))
 
-    async def exec(
-        self,
-        command: str,
-        *,
-        cwd: str = "",
-        variables: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
-        interpreter: Sequence[str] = ("bash", "-c"),
-        merged: bool = False,
-        units: Sequence[int] = (1,),
-        fence: bool = False,
-    ) -> ExecResult:
-        """Run a command in a shell of its own, as `docker exec` does; see `ExecOptions`."""
+    async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
+        """Run a command in a shell of its own, as `docker exec` does; without an `interpreter` that is bash."""
         # The lowest number that is free: commands one after another are all in `main`, whose /tmp may be its own.
         number = next(free for free in itertools.count() if free not in self._busy)
         self._busy.add(number)
         try:
-            result: ExecResult = await self.run(
-                calls.execute(
-                    self.place,
-                    command,
-                    cwd=cwd,
-                    interpreter=interpreter,
-                    merged=merged,
-                    units=units,
-                    timeout_s=timeout_s,
-                    session=f"beside-{number}" if number else "main",
-                    fence=fence,
-                    variables=variables,
-                    action_class=command_class(command),
-                )
-            )
+            session = f"beside-{number}" if number else "main"
+            how: ExecOptions = {"interpreter": ("bash", "-c"), **options, "session": session}
+            result: ExecResult = await self.run(calls.execute(self.place, command, **how))
             return result
         finally:
             self._busy.discard(number)
