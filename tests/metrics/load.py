@@ -12,27 +12,6 @@ from tangram.errors import ActionError, TangramError
 from tests.live.support import Live
 
 BURN = "python3 -c 'import time; time.sleep({sleep_s}); end = time.process_time() + 0.1\nwhile time.process_time() < end: pass'"
-SERVICES = """
-[services.judge]
-engine = "stub"
-task = "score"
-cells = [1]
-memory_mb = 500
-restore_s = 0.05
-
-[services.teacher]
-engine = "stub"
-task = "logprobs"
-cells = [1]
-memory_mb = 500
-restore_s = 0.05
-
-[quotas.search]
-rate_per_s = 200
-burst = 50
-concurrency = 32
-hosts = ["127.0.0.1"]
-"""
 
 
 @contextlib.contextmanager

@@ -17,8 +17,8 @@ import yaml
 from app.local.stack import StackPlan
 from app.metrics.families import FAMILIES
 from tangram.action import Action, Cost
-from tests.live.support import FAST_BEATS, Live, running
-from tests.metrics.load import SERVICES, loaded
+from tests.live.support import FAST_BEATS, SERVICES, Live, running
+from tests.metrics.load import loaded
 from tests.metrics.prometheus import MONITORING, Prometheus, running_prometheus, tool
 from tests.ports import free_ports
 
