@@ -16,12 +16,13 @@ pytestmark = pytest.mark.parametrize("place", params("bubblewrap", "view", "cont
 ASKS = "python3 -c 'import sys, urllib.request as u; print(u.urlopen(sys.argv[1]).status)' http://localhost:8123/"
 
 
-def test_sessions_share_temporary_files_servers_and_processes(env: Environment) -> None:
+def test_sessions_share_temporary_files_servers_and_processes(place: str, env: Environment) -> None:
+    folders = ["/tmp", "/dev/shm", *(() if place == "container" else ("/var/tmp",))]
     # Given a session that leaves a file in each temporary folder, a server and a program
-    printed(env, "for f in /tmp /var/tmp /dev/shm; do echo text >$f/file; done", session="one")
+    printed(env, f"for f in {' '.join(folders)}; do echo text >$f/file; done", session="one")
     printed(env, f"sleep 314.125{RUN} >/dev/null 2>&1 & python3 -m http.server 8123 >/dev/null 2>&1 &", session="one")
     # When another one looks; then it finds them
-    assert printed(env, "cat /tmp/file /var/tmp/file /dev/shm/file", session="two") == "text\n" * 3
+    assert printed(env, f"cat {' '.join(f'{folder}/file' for folder in folders)}", session="two") == "text\n" * len(folders)
     assert until(lambda: run(env, ASKS, session="two").stdout == b"200\n")
     found = f"grep -l 314.125{RUN} /proc/[0-9]*/cmdline | grep -v self"
     assert len(printed(env, found, session="two").split()) >= 1
@@ -62,10 +63,12 @@ def test_nothing_that_a_command_prints_names_the_host(place: str, env: Environme
     assert "workers.cpu" not in said
 
 
-def test_shared_memory_is_bounded(env: Environment) -> None:
+def test_shared_memory_is_bounded(place: str, env: Environment) -> None:
     outcome = run(env, "head -c 100000000 /dev/zero >/dev/shm/file; stat -c %s /dev/shm/file; rm /dev/shm/file")
     assert int(outcome.stdout) == 64 << 20
     assert b"No space left" in outcome.stderr
+    # And no other memory is to be written to as files
+    assert place == "container" or run(env, "echo text >/dev/file").exit_code == 1
 
 
 def test_a_command_in_one_session_does_not_end_with_one_in_another(env: Environment) -> None:

@@ -15,6 +15,8 @@ from workers.cpu.errors import FilesUnreachable, FileTooLarge, FileUnusable, NoS
 _OURS = (errno.EIO, errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE)
 """Errors of the node, whatever was asked for."""
 
+PIECE_BYTES = 1 << 20
+
 # O_NONBLOCK: opening a FIFO must not wait for its other end. O_NOCTTY: a terminal of a program's must not become this process's own,
 # which the program could then send signals by.
 FLAGS = os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -43,7 +45,8 @@ class RegularFiles(ABC):
                 _check_regular(path, file.fileno())
                 # A file of /proc or one that grows may be longer than its size says.
                 file.seek(offset)
-                data = file.read(most)
+                # In pieces: some files of the kernel refuse one read that large.
+                data = b"".join(iter(lambda: file.read(min(most - file.tell() + offset, PIECE_BYTES)), b""))
         except OSError as error:
             raise _explained(path, error) from error
         self._check_size(path, len(data))

@@ -124,7 +124,7 @@ class View:
 
     def anchor(self, folders: Folders) -> dict[str, object]:
         """Return what the fork server is asked, to make the namespaces of the environment with these folders."""
-        steps = [["root", str(folders.new_root)], *self._steps(folders), ["remount-ro"]]
+        steps = [["root", str(folders.new_root)], *self._steps(folders), ["remount-ro", ""]]
         return {"view": steps, "host_name": HOST_NAME, "user_id": USER_ID}
 
     def _steps(self, folders: Folders) -> list[Step]:
@@ -133,6 +133,7 @@ class View:
             ["proc", "/proc"],
             ["dev", "/dev"],
             ["tmpfs", "/dev/shm", str(SHARED_BYTES)],
+            ["remount-ro", "/dev"],
             ["ro-bind", str(self.base / "etc"), "/etc"],
             ["ro-bind", str(folders.control), CONTROL],
             ["symlink", "/tmp", "/var/tmp"],

@@ -48,7 +48,8 @@ def become_holder(steps: Sequence[Sequence[str]], host_name: str, user_id: str, 
     """Turn this freshly forked process into the holder. Over `channel` comes `ready`, or what is wrong; its end is the end of all.
 
     Each step is a word and its paths: `root`, the folder to mount the new root on; `ro-bind`, `ro-bind-try` and `bind` with source and
-    place; `symlink` with target and place; `tmpfs` with place and bytes; `proc` and `dev` with their place; `remount-ro`.
+    place; `symlink` with target and place; `tmpfs` with place and bytes; `proc` and `dev` with their place; `remount-ro`
+    with place, nothing for the root.
     """
     try:
         os.setsid()
@@ -138,8 +139,8 @@ def _mount_all(steps: Sequence[Sequence[str]]) -> None:
                 _mount("proc", root + place, "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
             case ["dev", place]:
                 _make_devices(root + place)
-            case ["remount-ro"]:
-                _mount(None, root, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
+            case ["remount-ro", place]:
+                _mount(None, root + place, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | (0 if place else MS_NODEV))
     os.chdir(root)
     _call("pivot_root", _libc.pivot_root(b".", b"."))
     _call("umount2", _libc.umount2(b".", MNT_DETACH))
