@@ -33,11 +33,12 @@ def fences(text: str) -> list[tuple[str, str]]:
 def solution_of(text: str, path: str, pattern: str | None = None) -> str:
     """Return the code in a text that is to be the file `path`.
 
-    That is the first group of the last match of `pattern`, where one is given and matches. Else it is the last block that names the
+    That is the first group of the last match of `pattern`, or all of it where that has no group, where one is given and matches. Else it is the last block that names the
     language of `path`, else the largest block that parses, where the language is Python, else the largest one, else the whole text.
     """
     if pattern is not None and (matches := list(re.finditer(pattern, text, re.DOTALL))):
-        return matches[-1][1]
+        found = matches[-1]
+        return (found[1] if found.re.groups else found[0]) or ""
     suffix = PurePosixPath(path).suffix
     names, blocks = _NAMES.get(suffix, (suffix[1:],)), fences(text)
     if named := [content for language, content in blocks if language in names]:

@@ -85,7 +85,7 @@ class Sandbox:
 
     async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
         """Run a command in a shell of its own, as `docker exec` does; without an `interpreter` that is bash."""
-        # The lowest number that is free: commands one after another are all in `main`, whose /tmp may be its own.
+        # The lowest number that is free: commands one after another are all in `main`.
         number = next(free for free in itertools.count() if free not in self._busy)
         self._busy.add(number)
         try:

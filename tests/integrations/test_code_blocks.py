@@ -55,3 +55,4 @@ def test_a_text_without_blocks_is_the_solution_and_a_pattern_goes_first() -> Non
     text = f"<answer>{OTHER}</answer><answer>{RIGHT}</answer>\n```python\nno\n```"
     assert solution_of(text, "solution.py", "<answer>(.*?)</answer>") == RIGHT
     assert solution_of(text, "solution.py", "<result>(.*?)</result>") == "no\n"
+    assert solution_of("a 1 b 2", "solution.py", "[0-9]") == "2"
