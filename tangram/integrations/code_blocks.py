@@ -34,7 +34,8 @@ def solution_of(text: str, path: str, pattern: str | None = None) -> str:
     """Return the code in a text that is to be the file `path`.
 
     That is the first group of the last match of `pattern`, or all of it where that has no group, where one is given and matches. Else it
-    is the last block that names the language of `path`, else the largest block that parses, where the language is Python, else the largest one, else the whole text.
+    is the last block that names the language of `path`, else the largest block that parses, where the language is Python, else the largest
+    one, else the whole text.
     """
     if pattern is not None and (matches := list(re.finditer(pattern, text, re.DOTALL))):
         found = matches[-1]
