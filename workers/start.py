@@ -64,8 +64,7 @@ log = logging.getLogger(__name__)
 
 _BACKGROUND: dict[Means, str] = {
     "cgroup": "cgroup (the weight of control groups)",
-    "autogroup": "autogroup (SCHED_IDLE and the weight of each session's autogroup)",
-    "affinity": "affinity (they share the last core with the command on it; more takes privileges, see docs/sandboxes.md)",
+    "affinity": "affinity (they share the last core with the command on it; more takes a control group, see docs/sandboxes.md)",
 }
 
 

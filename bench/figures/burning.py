@@ -91,7 +91,7 @@ def pin(shell: int, cores: set[int]) -> None:
         found, is_all = tree.settled(shell)
         return [thread for process in found for thread in tree.threads_of(process)], is_all
 
-    tree.place(scan, list, lambda thread: os.sched_setaffinity(thread, cores) is None)
+    tree.place(scan, list, cores)
 
 
 def _ended(shell: subprocess.Popen[bytes]) -> None:

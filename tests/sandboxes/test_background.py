@@ -19,7 +19,7 @@ from .support import is_held_back
 from .test_grants import HERE, masks
 
 FIRST, BACK = Holding((HERE[0],)), Holding(background=True)
-MEANS = [f"{kind}-{means}" for kind in ("process", "bubblewrap") for means in ("cgroup", "autogroup", "affinity")]
+MEANS = [f"{kind}-{means}" for kind in ("process", "bubblewrap") for means in ("cgroup", "affinity")]
 
 on_one_core = pytest.mark.parametrize("place", params("process-affinity", "bubblewrap-affinity", "container"))
 """For tests in which the background gets something: by other means a process gets nothing on a machine that is busy with something else."""

@@ -20,7 +20,6 @@ from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.isolation import IsolationChoice, View
 from workers.cpu.process.limits import ProcessLimits
 from workers.cpu.process.sandbox import ProcessSandbox
-from workers.cpu.process.trial import MEANS
 
 Shared = Callable[[IsolationChoice], ProcessSandbox]
 numbers = count()
@@ -90,7 +89,7 @@ def below_this() -> list[tree.Process]:
     return tree.descendants(os.getpid())
 
 
-@pytest.fixture(scope="module", params=[f"{isolation}-{means}" for isolation in ("none", "bubblewrap") for means in MEANS])
+@pytest.fixture(scope="module", params=[f"{isolation}-{means}" for isolation in ("none", "bubblewrap") for means in ("cgroup", "affinity")])
 def box(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessSandbox]:
     """Give a sandbox of each isolation that holds the background by each means that work here."""
     isolation, _, means = request.param.partition("-")

@@ -172,9 +172,6 @@ def in_background(pid: int, means: Means) -> bool:
         case "cgroup":
             lines = [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
             return any(is_low(f"/sys/fs/cgroup/{name}{path}") for _, name, path in lines if is_of_cpu(name))
-        case "autogroup":
-            idle = all(os.sched_getscheduler(thread) == os.SCHED_IDLE for thread in tree.threads(pid))
-            return idle and Path(f"/proc/{pid}/autogroup").read_text().split()[-1] == "19"
         case "affinity":
             return all(os.sched_getaffinity(thread) == {max(os.sched_getaffinity(0))} for thread in tree.threads(pid))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -137,15 +136,6 @@ def test_a_process_wants_a_core_if_any_thread_does(is_busy: bool) -> None:
         found = until(has_slept)
         child.kill()
     assert found
-
-
-@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs privileges to give up, and setpriv")
-def test_a_worker_without_privileges_does_not_send_what_it_cannot_take_back() -> None:
-    # Given a process without any capability; when it tries the means that take some; then they do not work there
-    program = "from workers.cpu.process.trial import *; print([works(means, Groups()) for means in MEANS], find_means(Groups()))"
-    argv = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs", sys.executable, "-c", program]
-    printed_by_it = subprocess.run(argv, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]).stdout
-    assert printed_by_it == "[False, False, True] affinity\n"
 
 
 def test_the_parts_of_an_action_that_waited_in_the_background_add_up() -> None:

@@ -35,10 +35,10 @@ def keyed(path: str, key: str) -> int:
     return 0
 
 
-def pids(folder: str) -> list[int]:
-    """Return the processes of a group, none where it is gone; those that this process cannot see are left out."""
+def pids(folder: str, name: str = "cgroup.procs") -> list[int]:
+    """Return the processes, or threads, of a group, none where it is gone; those that this process cannot see are left out."""
     try:
-        return [pid for pid in map(int, read(f"{folder}/cgroup.procs").split()) if pid]
+        return [pid for pid in map(int, read(f"{folder}/{name}").split()) if pid]
     except OSError:
         return []
 

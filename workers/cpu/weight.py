@@ -16,14 +16,13 @@ Rules: the standard library only; the supervisor process imports this file too.
 from __future__ import annotations
 
 import contextlib
-import os
 from dataclasses import dataclass
 from typing import Literal
 
 from workers.cpu import control_files
 
-Means = Literal["cgroup", "autogroup", "affinity"]
-"""By what processes are held in the background, best first: control groups, the kernel's own groups of sessions, or affinity."""
+Means = Literal["cgroup", "affinity"]
+"""By what processes are held in the background, best first: control groups or affinity."""
 
 IDLE = "cpu.idle"
 """The control file that holds a group in the background by itself; with 0 the group has the weight of one core."""
@@ -45,11 +44,6 @@ class Weight:
 
 V1, V2 = Weight("cpu.shares", 2, 1024, 262_144), Weight("cpu.weight", 1, 100, 10_000)
 WEIGHTS = (V1, V2)
-
-
-def has_weight(folder: str) -> bool:
-    """Return whether the group `folder` has one of the control files."""
-    return any(os.path.exists(f"{folder}/{weight.name}") for weight in WEIGHTS)
 
 
 def set_background(folder: str) -> None:

@@ -179,7 +179,7 @@ class ProcessBackend(Backend):
 
     def runs_something(self) -> bool:
         """Return whether a process of the session lives that is not the shell."""
-        return any(process.pid != self._members.shell for process in self._members.settled()[0])
+        return self._members.has_others()
 
     def network(self) -> Network | None:
         """Return the session's own loopback, or the host's as far as the session's sockets go; see the base class."""

@@ -1,21 +1,15 @@
 """How the processes of a session are held in the background: they get only time that no command in the foreground wants.
 
-| means       | in the background, a session's processes                               | needs                                        |
-|-------------|------------------------------------------------------------------------|----------------------------------------------|
-| `cgroup`    | are in a control group of next to no weight, on any core               | a control group that the worker may write    |
-| `autogroup` | are SCHED_IDLE, their autogroups (sched(7)) have nice 19, on any core  | CAP_SYS_ADMIN and CAP_SYS_NICE, or, where    |
-|             |                                                                        | autogroups are off, RLIMIT_NICE of 20        |
-| `affinity`  | share the last core                                                    | nothing                                      |
+| means      | in the background, a session's processes                 | needs                                     |
+|------------|----------------------------------------------------------|-------------------------------------------|
+| `cgroup`   | are in a control group of next to no weight, on any core | a control group that the worker may write |
+| `affinity` | share the last core, also with a command that is granted it | nothing                                |
 
 Weights count level by level: first a core is divided among groups, then each group's part among its processes. Each call
-of setsid(2) makes an autogroup. So the policy SCHED_IDLE alone has no effect between two sessions, and a group's weight has.
-A process that calls setsid(2) in the background leaves its autogroup; the next sample of the session finds it.
+of setsid(2) makes an autogroup (sched(7)). So the policy SCHED_IDLE has no effect between two sessions, and a group's weight has.
 
 A hand-over takes `tree.PLACE_LIMIT_S` at most, or the time of two walks. A process that forks without end may escape it. `follow`
 puts right what each later sample of the command finds.
-
-What the worker sends to the background it must be able to take back, which the kernel does not allow to everybody:
-`trial.py` finds what works.
 """
 
 from __future__ import annotations
@@ -30,16 +24,10 @@ from workers.cpu import control_files, weight
 from workers.cpu.process import tree
 from workers.cpu.process.groups import Groups
 from workers.cpu.process.members import Members
-from workers.cpu.weight import Means
-
-MEANS: tuple[Means, ...] = ("cgroup", "autogroup", "affinity")
-LOW, ORDINARY = "19", "0"
 
 
 class Background:
-    """One means, by default affinity. `cores` are all that commands may use."""
-
-    means: ClassVar[Means] = "affinity"
+    """By affinity. `cores` are all that commands may use."""
 
     def __init__(self, cores: Iterable[int]) -> None:
         self.cores = tuple(sorted(cores))
@@ -47,7 +35,7 @@ class Background:
     @property
     def background_cores(self) -> Collection[int]:
         """Return the cores of what is in the background."""
-        return self.cores
+        return self.cores[-1:]
 
     def send(self, members: Members) -> None:
         """Leave all processes of a session only time that nobody else wants."""
@@ -59,8 +47,7 @@ class Background:
 
     def pin(self, members: Members, cores: Collection[int]) -> None:
         """Hold every thread of a session to `cores`."""
-        wanted = frozenset(cores)
-        tree.place(lambda: self._threads(members), members.nearest, lambda thread: _pin(thread, wanted))
+        tree.place(lambda: self._threads(members), members.nearest, cores)
 
     def _threads(self, members: Members) -> tuple[list[int], bool]:
         """Return the threads of a session that are found, and whether that surely is all."""
@@ -84,7 +71,7 @@ class Background:
 
     def has_others(self, members: Members) -> bool:
         """Return whether anything but the shell is left of a session."""
-        return any(process.pid != members.shell for process in members.settled()[0])
+        return members.has_others()
 
 
 class GroupBackground(Background):
@@ -94,8 +81,6 @@ class GroupBackground(Background):
     sessions in the foreground do together.
     """
 
-    means = "cgroup"
-
     _lock: ClassVar[threading.Lock] = threading.Lock()
     _weights: ClassVar[dict[str, dict[str, int]]] = {}
     """The cores of the groups in each group, by its folder."""
@@ -103,6 +88,11 @@ class GroupBackground(Background):
     def __init__(self, cores: Iterable[int], prefix: str, around: tuple[str, ...] = ()) -> None:
         super().__init__(cores)
         self._prefix, self._around = prefix, around
+
+    @property
+    def background_cores(self) -> Collection[int]:
+        """Return every core; see the base class."""
+        return self.cores
 
     def send(self, members: Members) -> None:
         """Take the weight, then widen the mask; see the base class."""
@@ -134,77 +124,21 @@ class GroupBackground(Background):
         folder = self._folder(members)
         name = "cgroup.threads" if os.path.exists(f"{folder}/cgroup.threads") else "tasks"
         below, is_all = super()._threads(members)
-        return [*_ids_in(f"{folder}/{name}"), *below], is_all
+        return [*control_files.pids(folder, name), *below], is_all
 
     def has_others(self, members: Members) -> bool:
-        """Read the group; see the base class."""
-        return any(pid != members.shell for pid in _ids_in(f"{self._folder(members)}/cgroup.procs"))
+        """Read the group, of which nothing is missed while processes end; see the base class."""
+        return any(pid != members.shell for pid in control_files.pids(self._folder(members)))
 
     def _folder(self, members: Members) -> str:
         return f"{self._prefix}-{members.supervisor}"
 
 
-class AutogroupBackground(Background):
-    """By the policy of each thread, and the weight of each autogroup."""
-
-    means = "autogroup"
-
-    def send(self, members: Members) -> None:
-        """See the base class; a policy is inherited, so each scan finds what appeared since the one before."""
-        self._each(members, True, LOW, self.cores)
-
-    def recall(self, members: Members, cores: Collection[int]) -> None:
-        """See the base class.
-
-        A thread that is SCHED_IDLE becomes SCHED_OTHER, whatever its policy was before it was sent to the background. Another
-        policy was chosen by the program in the background, and stays.
-        """
-        self._each(members, False, ORDINARY, cores)
-
-    def _each(self, members: Members, idle: bool, nice: str, cores: Collection[int]) -> None:
-        sessions: set[int] = set()
-        wanted = frozenset(cores)
-
-        def scan() -> tuple[list[int], bool]:
-            found, is_all = members.settled()
-            for process in found:
-                if process.session not in sessions:
-                    sessions.add(process.session)
-                    _set_autogroup(process.pid, nice)
-            return [thread for process in found for thread in tree.threads_of(process)], is_all
-
-        def put(thread: int) -> bool:
-            was_pinned = _pin(thread, wanted)
-            return _set_idle(thread, idle) or was_pinned
-
-        tree.place(scan, members.nearest, put)
-
-    def follow(self, found: Iterable[tree.Process], cores: Collection[int], *, background: bool) -> None:
-        """Set the policy of each thread too, and in the background the weight of each autogroup; see the base class."""
-        found = list(found)
-        super().follow(found, cores, background=background)
-        for process in {process.session: process for process in found}.values() if background else ():
-            _set_autogroup(process.pid, LOW)
-        for thread in (thread for process in found for thread in tree.threads_of(process)):
-            with contextlib.suppress(OSError):
-                _set_idle(thread, background)
-
-
-class AffinityBackground(Background):
-    """By the last core. What is in the background shares it, also with a command that is granted it."""
-
-    @property
-    def background_cores(self) -> Collection[int]:
-        """Return the last core; see the base class."""
-        return self.cores[-1:]
-
-
-def background_of(means: Means, cores: Iterable[int], groups: Groups) -> Background:
-    """Return the background by one means; `cgroup` needs a group for `cpu`."""
-    if means == "cgroup":
-        assert groups.cpu is not None, "the caller has found one"
-        return GroupBackground(cores, groups.cpu, groups.around if groups.is_v2 else ())
-    return AutogroupBackground(cores) if means == "autogroup" else AffinityBackground(cores)
+def background_of(cores: Iterable[int], groups: Groups) -> Background:
+    """Return the background by a control group where there is one for `cpu`, else by affinity."""
+    if groups.cpu is None:
+        return Background(cores)
+    return GroupBackground(cores, groups.cpu, groups.around if groups.is_v2 else ())
 
 
 def _set_weight(folder: str, cores: int) -> None:
@@ -212,32 +146,3 @@ def _set_weight(folder: str, cores: int) -> None:
         weight.set_foreground(folder, cores)
     else:
         weight.set_background(folder)
-
-
-def _set_autogroup(pid: int, nice: str) -> None:
-    with contextlib.suppress(OSError):
-        control_files.write(f"/proc/{pid}/autogroup", nice)
-
-
-def _pin(thread: int, cores: frozenset[int]) -> bool:
-    """Hold a thread to `cores`; return whether it was not. Raises `OSError`."""
-    if os.sched_getaffinity(thread) == cores:
-        return False
-    os.sched_setaffinity(thread, cores)
-    return True
-
-
-def _set_idle(thread: int, idle: bool) -> bool:
-    """Make a thread SCHED_IDLE, or SCHED_OTHER if it is that; return whether it was to be changed. Raises `OSError`."""
-    is_idle = os.sched_getscheduler(thread) & ~os.SCHED_RESET_ON_FORK == os.SCHED_IDLE
-    if is_idle != idle:
-        os.sched_setscheduler(thread, os.SCHED_IDLE if idle else os.SCHED_OTHER, os.sched_param(0))
-    return is_idle != idle
-
-
-def _ids_in(path: str) -> list[int]:
-    """Return the ids in a file of a group, none where that is gone; those that this process cannot see are left out."""
-    try:
-        return [number for number in map(int, tree.read_bytes(path).split()) if number]
-    except OSError:
-        return []

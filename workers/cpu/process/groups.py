@@ -24,6 +24,7 @@ import contextlib
 import glob
 import hashlib
 import os
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -156,7 +157,7 @@ class Groups:
 
     def remove(self) -> None:
         """Remove what a worker that was killed has left."""
-        for prefix in filter(None, (self.pids, self.cpu)):
+        for prefix in self.prefixes:
             for folder in glob.glob(f"{glob.escape(prefix)}-*"):
                 remove_folder(folder)
         if self.memory is not None:
@@ -178,7 +179,7 @@ def find_groups(base: str | os.PathLike[str]) -> Groups:
         return _first(list(dict.fromkeys([f"{above}{path}", above] if topmost else [f"{above}{path}"])), name, serves)
 
     pids = first("pids", lambda folder: os.path.exists(f"{folder}/pids.max"), topmost=True)
-    cpu = first("cpu", weight.has_weight)
+    cpu = first("cpu", _weighs)
     memory = first("memory", lambda folder: any(os.path.exists(f"{folder}/memory.{limit}") for limit in ("max", "limit_in_bytes")))
     if is_v2 and pids not in (None, cpu or memory or pids):
         # In version 2 a process is in one group only, and the bound on processes comes first.
@@ -196,8 +197,20 @@ def _first(folders: list[str], name: str, serves: Callable[[str], bool]) -> str 
                 if serves(trial):
                     return f"{above}/{name}"
             finally:
-                os.rmdir(trial)
+                remove_folder(trial)
     return None
+
+
+def _weighs(folder: str) -> bool:
+    """Return True once a process was put in a group, and the group was sent to the background and taken back. Raises `OSError`."""
+    with subprocess.Popen(["/bin/sh", "-c", "read -r line"], stdin=subprocess.PIPE, env={}) as child:
+        try:
+            control_files.write(f"{folder}/cgroup.procs", str(child.pid))
+            weight.set_background(folder)
+            weight.set_foreground(folder)
+        finally:
+            child.communicate()
+    return True
 
 
 def remove_folder(folder: str) -> None:

@@ -42,6 +42,10 @@ class Members:
         """Return the living ones, and whether that surely is all: while a process dies its children are handed on."""
         return tree.settled(self.supervisor, spared)
 
+    def has_others(self) -> bool:
+        """Return whether a living one is found that is not the shell."""
+        return any(process.pid != self.shell for process in self.settled()[0])
+
     def nearest(self) -> list[int]:
         """Return the ids of the processes right below the supervisor, where a process comes whose parent has ended."""
         return tree.children(self.supervisor, 1)

@@ -64,7 +64,6 @@ from workers.cpu.process.isolation import (
 )
 from workers.cpu.process.limits import ProcessLimits
 from workers.cpu.process.programs import path_of_commands
-from workers.cpu.process.trial import find_means, works
 from workers.cpu.root import without_capabilities
 from workers.cpu.rooted_files import HomeFiles, HostFiles, RootedFiles
 from workers.cpu.shell.dialect import Dialect
@@ -133,10 +132,11 @@ class ProcessSandbox(Sandbox):
         self._lock = threading.Lock()
         self._environments: dict[str, ProcessEnvironment] = {}
         self._closed = False
-        if background != "auto" and not works(background, self._groups):
+        if background not in ("auto", "affinity", self.background):
             self.close()
             raise SessionUnavailable(f"processes cannot be held in the background by {background} here")
-        self._means: Means = find_means(self._groups) if background == "auto" else background
+        if background == "affinity":
+            self._groups = replace(self._groups, cpu=None)
         self._view: View | None = None
         self.isolation_reason = "as it was asked for"
         if isolation != "none":
@@ -145,7 +145,7 @@ class ProcessSandbox(Sandbox):
     @property
     def background(self) -> Means:
         """Return by what means processes are held in the background; see the base class."""
-        return self._means
+        return "affinity" if self._groups.cpu is None else "cgroup"
 
     @property
     def isolation(self) -> Isolation:
@@ -245,7 +245,7 @@ class ProcessSandbox(Sandbox):
             home=home,
             variables=self._shell_variables(folders, dialect, is_set_apart=anchor is not None),
             limits=limits.as_rlimits(),
-            background=background_of(self._means, self._core_map.available, groups),
+            background=background_of(self._core_map.available, groups),
             groups=groups,
             processes=processes,
             memory=memory,
@@ -267,8 +267,7 @@ class ProcessSandbox(Sandbox):
     def _groups_of(self, view: View | None) -> Groups:
         """Return the control groups of sessions; those that bound processes are for a worker whose user no resource limit binds."""
         is_bounded = view is not None and os.geteuid() == 0
-        pids, cpu = self._groups.pids if is_bounded else None, self._groups.cpu if self._means == "cgroup" else None
-        return replace(self._groups, pids=pids, cpu=cpu)
+        return self._groups if is_bounded else replace(self._groups, pids=None)
 
     def _shell_variables(self, folders: Folders, dialect: Dialect, *, is_set_apart: bool) -> dict[str, str]:
         own = {"HOME": str(folders.work), "TMPDIR": str(folders.temporary)}

@@ -32,8 +32,7 @@ Identity = tuple[int, int]
 class Process:
     """One line of /proc/<pid>/stat: `cpu_s` includes `reaped_s`, that of the children it has waited for; `rss_bytes` does not.
 
-    `session` is the id of the session of the operating system, which setsid(2) begins; one that `is_dying` has begun to, or
-    waits to be reaped.
+    One that `is_dying` has begun to, or waits to be reaped.
     """
 
     pid: int
@@ -44,7 +43,6 @@ class Process:
     rss_bytes: int
     reaped_s: float = 0.0
     thread_count: int = 0
-    session: int = 0
     is_dying: bool = False
 
     @property
@@ -84,8 +82,8 @@ def read_process(pid: int) -> Process | None:
         return None
     own_s, reaped_s = (int(fields[11]) + int(fields[12])) / TICKS_PER_S, (int(fields[13]) + int(fields[14])) / TICKS_PER_S
     parent, start, rss_bytes, thread_count = int(fields[1]), int(fields[19]), int(fields[21]) * PAGE_BYTES, int(fields[17])
-    session, is_dying = int(fields[3]), bool(int(fields[6]) & PF_EXITING) or fields[0] in b"ZX"
-    return Process(pid, parent, chr(fields[0][0]), start, own_s + reaped_s, rss_bytes, reaped_s, thread_count, session, is_dying)
+    is_dying = bool(int(fields[6]) & PF_EXITING) or fields[0] in b"ZX"
+    return Process(pid, parent, chr(fields[0][0]), start, own_s + reaped_s, rss_bytes, reaped_s, thread_count, is_dying)
 
 
 def threads(pid: int) -> list[int]:
@@ -246,15 +244,15 @@ def threads_of(process: Process) -> list[int]:
     return [process.pid] if process.thread_count == 1 else threads(process.pid)
 
 
-def place(scan: Callable[[], tuple[Iterable[int], bool]], nearest: Callable[[], Iterable[int]], put: Callable[[int], bool]) -> None:
-    """Put all threads where they should be, with two scans at least, and for no longer than `PLACE_LIMIT_S` where these take less.
+def place(scan: Callable[[], tuple[Iterable[int], bool]], nearest: Callable[[], Iterable[int]], cores: Iterable[int]) -> None:
+    """Hold all threads to `cores`, with two scans at least, and for no longer than `PLACE_LIMIT_S` where these take less.
 
-    `scan` returns threads and whether that surely is all. `put` puts one there, and returns False when it was there already.
-    Masks and policies are inherited. So all is done once a complete scan finds nothing new to put: later threads start in place.
-    A process that forks and ends faster than a scan takes is met by none. Its successors become children of the process that adopts
-    orphans. While scans are incomplete, these children, `nearest`, are therefore put again and again.
+    `scan` returns threads and whether that surely is all. Masks are inherited. So all is done once a complete scan finds nothing new
+    to pin: later threads start in place. A process that forks and ends faster than a scan takes is met by none. Its successors become
+    children of the process that adopts orphans. While scans are incomplete, these children, `nearest`, are therefore pinned again and
+    again.
     """
-    met: set[int] = set()
+    wanted, met = frozenset(cores), set[int]()
     end = time.monotonic() + PLACE_LIMIT_S
     for scans in itertools.count(1):
         found, is_all = scan()
@@ -262,16 +260,19 @@ def place(scan: Callable[[], tuple[Iterable[int], bool]], nearest: Callable[[], 
         for each in found:
             if each not in met:
                 met.add(each)
-                was_in_place &= not _put(put, each)
+                was_in_place &= not _pin(each, wanted)
         if (is_all and was_in_place) or (scans > 1 and time.monotonic() > end):
             return
         sweep_end = min(end, time.monotonic() + SWEEP_S)
         while not is_all and time.monotonic() < sweep_end:
             for each in nearest():
-                _put(put, each)
+                _pin(each, wanted)
 
 
-def _put(put: Callable[[int], bool], thread: int) -> bool:
+def _pin(thread: int, cores: frozenset[int]) -> bool:
+    """Hold a thread to `cores`; return whether it lives and was not."""
     with contextlib.suppress(OSError):
-        return put(thread)
+        if os.sched_getaffinity(thread) != cores:
+            os.sched_setaffinity(thread, cores)
+            return True
     return False
