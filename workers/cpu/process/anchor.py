@@ -62,7 +62,7 @@ class Anchor(Network):
             return tuple(process.pid for process in self._processes)
 
     def _start(self) -> None:
-        self._channel, pid = self._fork_client.anchor(self._asked)
+        self._channel, pid = self._fork_client.anchor({**self._asked, "groups": self._groups.prefixes})
         bwrap = tree.read_process(pid)
         self._processes = (bwrap,) if bwrap is not None else ()
         said = self._said(self._channel)

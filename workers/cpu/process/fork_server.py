@@ -79,6 +79,7 @@ class ForkServer:
         self.wakeup = Wakeup()
         self.running: dict[int, Session] = {}
         self.anchors: set[int] = set()
+        self.anchor_groups: dict[int, list[str]] = {}
         self.entering: set[int] = set()
         self.messengers: dict[int, tuple[int, Session]] = {}
         self.ended: list[Session] = []
@@ -124,14 +125,14 @@ class ForkServer:
                     say(theirs, os.getpid())
                     end_first()
                     become_bwrap(program, arguments, theirs.fileno())
-                self.anchors.add(pid)
+                self.note_anchor(pid, asked["groups"])
             case {"view": list(steps), "host_name": str(host_name), "user_id": str(user_id)}:
                 if (pid := os.fork()) == 0:
                     say(theirs, os.getpid())
                     rename("init")
                     end_first()
                     become_holder(steps, host_name, user_id, theirs.fileno())
-                self.anchors.add(pid)
+                self.note_anchor(pid, asked["groups"])
             case {"sockets": list(anchor)}:
                 if (pid := os.fork()) == 0:
                     self.make_sockets(anchor, theirs)
@@ -144,6 +145,11 @@ class ForkServer:
             case {"supervisor": list(anchor), "groups": list(prefixes)}:
                 self.fork_messenger(Session(theirs, anchor, prefixes))
         return "supervisor" in asked
+
+    def note_anchor(self, pid: int, prefixes: list[str]) -> None:
+        """Take note of an anchor by its first process. Its groups go with it, also where the worker has been killed."""
+        self.anchors.add(pid)
+        self.anchor_groups[pid] = [f"{prefix}-{pid}" for prefix in prefixes]
 
     def fork_messenger(self, session: Session) -> None:
         """Fork a process that enters an anchor, forks a supervisor there, says its id, and ends. Raises `OSError`."""
@@ -240,6 +246,10 @@ class ForkServer:
                     if session.was_killed:
                         self.note_killed(session)
                     self.ended.append(session)
+        for pid in self.anchor_groups.keys() - self.anchors:
+            # While its init ends, they are in use.
+            if all([is_removed(folder) for folder in self.anchor_groups[pid]]):
+                del self.anchor_groups[pid]
         # What a supervisor inside of an anchor leaves does not come here.
         self.ended = [session for session in self.ended if not session.anchor or not self.is_over(session)]
         if all(session.anchor for session in self.ended):
@@ -259,8 +269,7 @@ class ForkServer:
         if session.was_killed and self.init_of(session.anchor) is not None:
             return False
         for folder in session.groups:
-            with contextlib.suppress(OSError):
-                os.rmdir(folder)
+            is_removed(folder)
         session.channel.close()
         return True
 
@@ -276,6 +285,13 @@ class ForkServer:
         init = tree.read_process(anchor[1]) if anchor else None
         # An init whose bwrap has ended is an orphan, and so a child of this process.
         return init if init is not None and init.parent in (anchor[0], os.getpid()) and init.state != "Z" else None
+
+
+def is_removed(folder: str) -> bool:
+    """Remove a control group, and return whether it is gone."""
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)
+    return not os.path.exists(folder)
 
 
 def say(channel: socket.socket, pid: int, reason: str = "") -> None:
