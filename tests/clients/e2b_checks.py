@@ -334,14 +334,14 @@ def _(here: Here) -> None:
     assert (info.name, info.path, info.type.value) == ("written", "in/written", "file")
     assert here.sandbox.files.read("in/written") == "grüße"
     refused(lambda: here.sandbox.files.write("written", "", metadata={"kept": "not"}), "File metadata requires", e2b.TemplateException)
-    refused(lambda: here.sandbox.files.write("/home/user/x", "y"), "/home/user", Exception)
+    refused(lambda: here.sandbox.files.write("/proc/x", "y"), "/proc/x", Exception)
 
 
 @check("Filesystem.write_files")
 def _(here: Here) -> None:
     written = here.sandbox.files.write_files([{"path": "many/a", "data": "1"}, {"path": "many/b", "data": b"2"}])
     assert [info.name for info in written] == ["a", "b"] and here.says("cat many/a many/b") == "12"
-    refused(lambda: here.sandbox.files.write_files([{"path": "/home/user/x", "data": "y"}]), "/home/user", Exception)
+    refused(lambda: here.sandbox.files.write_files([{"path": "/proc/x", "data": "y"}]), "/proc/x", Exception)
 
 
 @check("Filesystem.list", "Filesystem.get_info", "Filesystem.exists")

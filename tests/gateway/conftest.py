@@ -117,8 +117,9 @@ def served(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture(scope="package")
 def one_core(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Run a stack with one core, in whose queue one action of a job may wait."""
-    with serving(tmp_path_factory.mktemp("one-core"), policy="fcfs", cores=1, variables={"TANGRAM_QUEUE_LIMIT": "1"}) as served:
+    """Run a stack with one core, in whose queue one action of a job may wait. Its tests see the files of commands on the host."""
+    variables = {"TANGRAM_QUEUE_LIMIT": "1", "TANGRAM_ISOLATION": "none"}
+    with serving(tmp_path_factory.mktemp("one-core"), policy="fcfs", cores=1, variables=variables) as served:
         yield served
 
 
