@@ -1,6 +1,6 @@
 """Files of control groups: small reads and writes, and where the hierarchies are mounted.
 
-The standard library only, since the supervisor of a session imports this.
+The standard library only, since the fork server of the process sandbox imports this.
 """
 
 from __future__ import annotations
@@ -52,6 +52,13 @@ def remove_group(folder: str) -> None:
     """Remove an empty group; nothing where it is gone."""
     with contextlib.suppress(FileNotFoundError):
         os.rmdir(folder)
+
+
+def is_removed(folder: str) -> bool:
+    """Remove a group unless it is in use, and return whether it is gone."""
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)
+    return not os.path.exists(folder)
 
 
 @dataclass(frozen=True, slots=True)

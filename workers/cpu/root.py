@@ -11,11 +11,10 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-SYS_OPENAT2 = 437
-CAPABILITY_VERSION_3 = 0x20080522
-RESOLVE_NO_MAGICLINKS, RESOLVE_IN_ROOT = 0x02, 0x10
+from workers.cpu.libc import CAPABILITY_VERSION_3, check, libc
 
-_libc = ctypes.CDLL(None, use_errno=True)
+SYS_OPENAT2 = 437
+RESOLVE_NO_MAGICLINKS, RESOLVE_IN_ROOT = 0x02, 0x10
 
 
 class _How(ctypes.Structure):
@@ -25,7 +24,7 @@ class _How(ctypes.Structure):
 def open_in_root(root: int, path: str, flags: int, mode: int = 0) -> int:
     """Open `path` with the folder `root` as the root of everything. Raises `OSError`."""
     how = _How(flags, mode, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)
-    descriptor: int = _libc.syscall(SYS_OPENAT2, root, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how))
+    descriptor: int = libc.syscall(SYS_OPENAT2, root, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how))
     if descriptor < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), path)
@@ -35,34 +34,28 @@ def open_in_root(root: int, path: str, flags: int, mode: int = 0) -> int:
 @contextmanager
 def as_user(uid: int, gid: int) -> Iterator[None]:
     """Let this thread's files be opened as a user would. Raises `PermissionError`."""
-    before = _libc.setfsuid(-1), _libc.setfsgid(-1)
+    before = libc.setfsuid(-1), libc.setfsgid(-1)
     try:
-        _become(_libc.setfsgid, gid)
-        _become(_libc.setfsuid, uid)
+        _become(libc.setfsgid, gid)
+        _become(libc.setfsuid, uid)
         yield
     finally:
-        _libc.setfsuid(before[0])
-        _libc.setfsgid(before[1])
+        libc.setfsuid(before[0])
+        libc.setfsgid(before[1])
 
 
 @contextmanager
 def without_capabilities() -> Iterator[None]:
     """Let this thread do what its user may, also where that is root. Raises `OSError`."""
     header, before = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()
-    _check(_libc.capget(header, before))
+    check(libc.capget(header, before))
     none = (ctypes.c_uint32 * 6)(*before)
     none[0] = none[3] = 0  # the effective set, in two halves
-    _check(_libc.capset(header, none))
+    check(libc.capset(header, none))
     try:
         yield
     finally:
-        _check(_libc.capset(header, before))
-
-
-def _check(answer: int) -> None:
-    if answer != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        check(libc.capset(header, before))
 
 
 def _become(set_id: Callable[[int], int], wanted: int) -> None:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import socket
 import threading
 
 from workers.cpu.docker.container import Container
 from workers.cpu.errors import ContainerFailed
+from workers.cpu.libc import check, libc
 from workers.cpu.ports.loopback import make_sockets
 from workers.cpu.ports.network import Network
 
 CLONE_NEWNET = 0x40000000
 OWN = "/proc/thread-self/ns/net"
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ContainerNetwork(Network):
@@ -54,7 +52,6 @@ class ContainerNetwork(Network):
                 raise OSError("the container has ended")
             if os.fstat(entrance).st_ino == os.stat(OWN).st_ino:
                 raise OSError("the container has no network of its own")
-            if _libc.setns(entrance, CLONE_NEWNET) != 0:
-                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+            check(libc.setns(entrance, CLONE_NEWNET))
         finally:
             os.close(entrance)

@@ -182,7 +182,7 @@ class ProcessBackend(Backend):
         return self._members.has_others()
 
     def network(self) -> Network | None:
-        """Return the session's own loopback, or the host's as far as the session's sockets go; see the base class."""
+        """Return the environment's own loopback, or the host's as far as the session's sockets go; see the base class."""
         members = self._members
         if not members.supervisor:
             return None

@@ -46,6 +46,8 @@ import time
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from workers.cpu.control_files import is_removed
+from workers.cpu.libc import libc
 from workers.cpu.ports.loopback import make_sockets
 from workers.cpu.process import seccomp, tree
 from workers.cpu.process.members import Members, kill
@@ -287,13 +289,6 @@ class ForkServer:
         return init if init is not None and init.parent in (anchor[0], os.getpid()) and init.state != "Z" else None
 
 
-def is_removed(folder: str) -> bool:
-    """Remove a control group, and return whether it is gone."""
-    with contextlib.suppress(OSError):
-        os.rmdir(folder)
-    return not os.path.exists(folder)
-
-
 def say(channel: socket.socket, pid: int, reason: str = "") -> None:
     """Tell the worker the id of the process that was forked, or why there is none; it may be gone."""
     with contextlib.suppress(OSError):
@@ -306,7 +301,7 @@ def rename(name: str) -> None:
         fields = file.read().rpartition(b")")[2].split()
     start, end = int(fields[45]), int(fields[46])
     ctypes.memmove(start, name.encode().ljust(end - start, b"\0")[: end - start], end - start)
-    ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode(), 0, 0, 0)
+    libc.prctl(PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def main() -> None:

@@ -84,7 +84,7 @@ class MemoryGroup:
 
     def remove(self) -> None:
         """Remove the group, whose processes must have ended."""
-        remove_folder(self.folder)
+        control_files.is_removed(self.folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,17 +153,17 @@ class Groups:
     def remove_of(self, supervisor: int) -> None:
         """Remove the group of a supervisor's session."""
         for folder in self.folders(supervisor):
-            remove_folder(folder)
+            control_files.is_removed(folder)
 
     def remove(self) -> None:
         """Remove what a worker that was killed has left."""
         for prefix in self.prefixes:
             for folder in glob.glob(f"{glob.escape(prefix)}-*"):
-                remove_folder(folder)
+                control_files.is_removed(folder)
         if self.memory is not None:
             for pattern in ("/*/session-*", "/*/", ""):
                 for folder in glob.glob(f"{glob.escape(self.memory)}{pattern}"):
-                    remove_folder(folder)
+                    control_files.is_removed(folder)
 
 
 def find_groups(base: str | os.PathLike[str]) -> Groups:
@@ -197,7 +197,7 @@ def _first(folders: list[str], name: str, serves: Callable[[str], bool]) -> str 
                 if serves(trial):
                     return f"{above}/{name}"
             finally:
-                remove_folder(trial)
+                control_files.is_removed(trial)
     return None
 
 
@@ -211,9 +211,3 @@ def _weighs(folder: str) -> bool:
         finally:
             child.communicate()
     return True
-
-
-def remove_folder(folder: str) -> None:
-    """Remove an empty group; nothing where it is in use."""
-    with contextlib.suppress(OSError):
-        os.rmdir(folder)

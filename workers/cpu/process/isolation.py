@@ -1,9 +1,9 @@
-"""How the environments of a process sandbox are set apart from the host: not at all, or by bubblewrap.
+"""How the environments of a process sandbox are set apart from the host: not at all, or by namespaces.
 
 | kind         | a command has                                                                                         |
 |--------------|------------------------------------------------------------------------------------------------------|
 | `none`       | the host as the worker's user has it                                                                 |
-| `view`       | the same as with bubblewrap, without the promise that no program gets out; see `view.py`               |
+| `view`       | the same as with bubblewrap, without the promise that no program gets out; see `view.py`             |
 | `bubblewrap` | its environment's user, PID, IPC, UTS, cgroup and network namespaces; no capability; of the host's   |
 |              | files the system's, read-only, and the folders of programs on PATH; its environment's own folders    |
 

@@ -24,12 +24,12 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from workers.cpu.libc import CAPABILITY_VERSION_3, check, libc
 from workers.cpu.process import seccomp
 
 PR_SET_DUMPABLE, PR_CAPBSET_READ, PR_CAPBSET_DROP, PR_CAP_AMBIENT = 4, 23, 24, 47
 PR_CAP_AMBIENT_CLEAR_ALL = 4
-CAPABILITY_VERSION_3 = 0x20080522
-CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
+CLONE_NEWUSER = 0x10000000
 NS_GET_USERNS = 0xB701
 NAMESPACES = ("cgroup", "ipc", "uts", "net", "mnt", "pid")
 READY = b"ready\n"
@@ -39,17 +39,10 @@ PAUSE = ("/bin/sh", "-c", "echo ready; read -r line")
 Stands = Callable[[], bool]
 """Says whether the anchor, which is asked for by the ids of processes, is still the one that is meant."""
 
-_libc = ctypes.CDLL(None, use_errno=True)
-
 
 def become_bwrap(program: str, arguments: Sequence[str], channel: int) -> NoReturn:
     """Turn this freshly forked process into bwrap. It says over `channel` that it is ready, or what is wrong, and ends with it."""
-    os.setsid()
-    os.chdir("/")
-    os.umask(0o022)
-    reset_signals()
-    for descriptor in (0, 1, 2):
-        os.dup2(channel, descriptor)
+    speak_through(channel)
     # What is inside could trace these processes, so they are held to the filter too.
     held = ["--seccomp", str(_file("filter", seccomp.FILTER or b""))]
     # Not on the command line, where the commands could read how the host is laid out.
@@ -59,6 +52,16 @@ def become_bwrap(program: str, arguments: Sequence[str], channel: int) -> NoRetu
     except OSError as error:
         os.write(2, f"cannot run {program}: {error.strerror}".encode())
         os._exit(127)
+
+
+def speak_through(channel: int) -> None:
+    """Let this freshly forked process have a session of its own, the usual signals, and `channel` for all its streams."""
+    os.setsid()
+    os.chdir("/")
+    os.umask(0o022)
+    reset_signals()
+    for descriptor in (0, 1, 2):
+        os.dup2(channel, descriptor)
 
 
 def _file(name: str, content: bytes) -> int:
@@ -87,19 +90,10 @@ def enter(pause: int, stands: Stands) -> None:
         When the kernel refuses; this process may then be half inside, and is of no use.
 
     """
-    # What is inside must not trace this process, nor reach the host through its descriptors, before it runs the shell.
-    _check(_libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0))
-    folder = f"/proc/{pause}/ns"
-    spaces = [_Space(f"{folder}/{name}") for name in NAMESPACES if not _is_own(f"{folder}/{name}", name)]
-    inner = _Space(f"{folder}/user")
-    outer = fcntl.ioctl(_Space(f"{folder}/mnt").descriptor, NS_GET_USERNS)
-    if not stands():
-        raise OSError("the anchor has ended")
-    _check(_libc.setns(outer, CLONE_NEWUSER))
-    for space in spaces:
-        _check(_libc.setns(space.descriptor, 0))
+    names = [name for name in NAMESPACES if not _is_own(pause, name)]
+    inner, outer = _join(pause, stands, names)
     if os.fstat(inner.descriptor).st_ino != os.fstat(outer).st_ino:
-        _check(_libc.setns(inner.descriptor, CLONE_NEWUSER))
+        check(libc.setns(inner.descriptor, CLONE_NEWUSER))
     give_up_capabilities()
 
 
@@ -112,17 +106,25 @@ def enter_network(pause: int, stands: Stands) -> None:
         When the kernel refuses, or the network is this process's own; the process is then of no use.
 
     """
-    _check(_libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0))
+    if _is_own(pause, "net"):
+        raise OSError("the environment has no network of its own")
+    _join(pause, stands, ["net"])
+    give_up_capabilities()
+
+
+def _join(pause: int, stands: Stands, names: Sequence[str]) -> tuple[_Space, int]:
+    """Join the outer user namespace of an anchor, and then namespaces of these names. Return the inner and the outer user namespace."""
+    # What is inside must not trace this process, nor reach the host through its descriptors, before it runs the shell.
+    check(libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0))
     folder = f"/proc/{pause}/ns"
-    network = _Space(f"{folder}/net")
+    spaces, inner = [_Space(f"{folder}/{name}") for name in names], _Space(f"{folder}/user")
     outer = fcntl.ioctl(_Space(f"{folder}/mnt").descriptor, NS_GET_USERNS)
     if not stands():
         raise OSError("the anchor has ended")
-    if _is_own(f"{folder}/net", "net"):
-        raise OSError("the environment has no network of its own")
-    _check(_libc.setns(outer, CLONE_NEWUSER))
-    _check(_libc.setns(network.descriptor, CLONE_NEWNET))
-    give_up_capabilities()
+    check(libc.setns(outer, CLONE_NEWUSER))
+    for space in spaces:
+        check(libc.setns(space.descriptor, 0))
+    return inner, outer
 
 
 class _Space:
@@ -132,23 +134,17 @@ class _Space:
         self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 
-def _is_own(path: str, name: str) -> bool:
-    return os.stat(path).st_ino == os.stat(f"/proc/self/ns/{name}").st_ino
+def _is_own(pause: int, name: str) -> bool:
+    return os.stat(f"/proc/{pause}/ns/{name}").st_ino == os.stat(f"/proc/self/ns/{name}").st_ino
 
 
 def give_up_capabilities() -> None:
     """Empty all five sets of this process, so that no program that it runs gains one."""
     capability = 0
-    while _libc.prctl(PR_CAPBSET_READ, capability, 0, 0, 0) >= 0:
-        _check(_libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0))
+    while libc.prctl(PR_CAPBSET_READ, capability, 0, 0, 0) >= 0:
+        check(libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0))
         capability += 1
     with contextlib.suppress(OSError):  # Kernels before 4.3 have no ambient set.
-        _check(_libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0))
+        check(libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0))
     header, none = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()
-    _check(_libc.capset(header, none))
-
-
-def _check(answer: int) -> None:
-    if answer != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+    check(libc.capset(header, none))

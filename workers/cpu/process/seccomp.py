@@ -25,6 +25,8 @@ import errno
 import os
 import struct
 
+from workers.cpu.libc import check, libc
+
 LAST = 469
 """The highest number of a system call in Linux 6.18 (file_setattr)."""
 
@@ -111,8 +113,6 @@ NUMBER, ARCHITECTURE, FIRST, SECOND = 0, 4, 16, 24
 
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 
-_libc = ctypes.CDLL(None, use_errno=True)
-
 
 def filter_for(machine: str) -> bytes | None:
     """Return the filter as an array of struct sock_filter; None for a machine whose system calls are not known here."""
@@ -162,6 +162,4 @@ def install(program: bytes) -> None:
         _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
 
     wanted = Program(len(program) // 8, program)
-    if _libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(wanted), 0, 0) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"seccomp: {os.strerror(number)}")
+    check(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(wanted), 0, 0), "seccomp")

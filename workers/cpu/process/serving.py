@@ -6,31 +6,27 @@ Rules: the standard library only, one thread.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import select
 import signal
 import socket
 from collections.abc import Callable
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 36, 38
+from workers.cpu import control_files
+from workers.cpu.libc import check, libc
 
-_prctl = ctypes.CDLL(None, use_errno=True).prctl
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 36, 38
 
 
 def prctl(option: int, value: int) -> None:
     """Set a property of this process. Raises `OSError` when the kernel refuses."""
-    if _prctl(option, value, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), f"prctl({option})")
+    check(libc.prctl(option, value, 0, 0, 0), f"prctl({option})")
 
 
 def end_first() -> None:
     """Have the kernel end this process, and what it starts, before anything of ours where the memory of the machine is full."""
-    # No text is encoded: where the host's files are out of sight, no codec can be loaded.
     with contextlib.suppress(OSError):
-        descriptor = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
-        with contextlib.closing(os.fdopen(descriptor, "wb", buffering=0)) as file:
-            file.write(b"1000")
+        control_files.write("/proc/self/oom_score_adj", "1000")
 
 
 class Wakeup:

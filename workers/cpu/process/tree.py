@@ -13,7 +13,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -177,32 +177,31 @@ def is_alive(process: Process) -> bool:
 
 def send(process: Process, number: int) -> None:
     """Send a signal to this very process, never to a later one of the same id."""
-    try:
-        handle = os.pidfd_open(process.pid)
-    except OSError:
-        return
-    try:
-        current = read_process(process.pid)
-        if current is not None and current.start == process.start:
+    with contextlib.suppress(ProcessLookupError, PermissionError), _handle(process) as handle:
+        if handle is not None:
             signal.pidfd_send_signal(handle, number)
-    except (ProcessLookupError, PermissionError):
-        return
-    finally:
-        os.close(handle)
 
 
 def await_end(process: Process, limit_s: float) -> None:
     """Wait until this very process has ended, or for `limit_s` seconds."""
-    try:
-        handle = os.pidfd_open(process.pid)
-    except OSError:
-        return
-    try:
-        current = read_process(process.pid)
-        if current is not None and current.start == process.start:
+    with _handle(process) as handle:
+        if handle is not None:
             poller = select.poll()
             poller.register(handle, select.POLLIN)
             poller.poll(limit_s * 1000)
+
+
+@contextlib.contextmanager
+def _handle(process: Process) -> Iterator[int | None]:
+    """Give a descriptor of this very process, None where it has gone."""
+    try:
+        handle = os.pidfd_open(process.pid)
+    except OSError:
+        yield None
+        return
+    try:
+        current = read_process(process.pid)
+        yield handle if current is not None and current.start == process.start else None
     finally:
         os.close(handle)
 

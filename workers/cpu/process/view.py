@@ -22,11 +22,12 @@ import struct
 from collections.abc import Sequence
 from typing import NoReturn
 
+from workers.cpu import control_files
+from workers.cpu.libc import check, libc
 from workers.cpu.process import seccomp
-from workers.cpu.process.namespace import PAUSE, give_up_capabilities, reset_signals
+from workers.cpu.process.namespace import CLONE_NEWUSER, PAUSE, give_up_capabilities, speak_through
 from workers.cpu.process.serving import PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, prctl
 
-CLONE_NEWUSER = 0x10000000
 OTHERS = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x20000000 | 0x40000000
 """Mounts, control groups, host name, IPC, processes, network."""
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
@@ -41,8 +42,6 @@ DEVICE_LINKS = (
     *(("pts/ptmx", "ptmx"), ("/proc/kcore", "core")),
 )
 
-_libc = ctypes.CDLL(None, use_errno=True)
-
 
 def become_holder(steps: Sequence[Sequence[str]], host_name: str, user_id: str, channel: int) -> NoReturn:
     """Turn this freshly forked process into the holder. Over `channel` comes `ready`, or what is wrong; its end is the end of all.
@@ -52,17 +51,12 @@ def become_holder(steps: Sequence[Sequence[str]], host_name: str, user_id: str, 
     with place, nothing for the root.
     """
     try:
-        os.setsid()
-        os.chdir("/")
-        os.umask(0o022)
-        reset_signals()
-        for descriptor in (0, 1, 2):
-            os.dup2(channel, descriptor)
+        speak_through(channel)
         # The fork server's sockets are among them, whose end would not be seen.
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         server = os.getppid()
-        _become_user(b"0", os.geteuid(), os.getegid())
-        _call("unshare", _libc.unshare(OTHERS))
+        _become_user("0", os.geteuid(), os.getegid())
+        check(libc.unshare(OTHERS), "unshare")
         _die_with(server)
         init = os.fork()
         if init == 0:
@@ -85,11 +79,11 @@ def _die_with(parent: int) -> None:
 def _become_init(steps: Sequence[Sequence[str]], host_name: str, user_id: str) -> NoReturn:
     try:
         name = os.fsencode(host_name)
-        _call("sethostname", _libc.sethostname(name, len(name)))
+        check(libc.sethostname(name, len(name)), "sethostname")
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
             fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", IFF_UP | IFF_RUNNING))
         _mount_all(steps)
-        _become_user(user_id.encode(), 0, 0)
+        _become_user(user_id, 0, 0)
         # The holder is in an outer PID namespace, and has no id here.
         _die_with(0)
         give_up_capabilities()
@@ -106,15 +100,11 @@ def _become_init(steps: Sequence[Sequence[str]], host_name: str, user_id: str) -
         os._exit(1)
 
 
-def _become_user(inside: bytes, uid: int, gid: int) -> None:
+def _become_user(inside: str, uid: int, gid: int) -> None:
     """Make a user namespace in which this process's user has the id `inside`."""
-    _call("unshare", _libc.unshare(CLONE_NEWUSER))
-    for name, text in ((b"setgroups", b"deny"), (b"uid_map", b"%s %d 1" % (inside, uid)), (b"gid_map", b"%s %d 1" % (inside, gid))):
-        descriptor = os.open(b"/proc/self/" + name, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.write(descriptor, text)
-        finally:
-            os.close(descriptor)
+    check(libc.unshare(CLONE_NEWUSER), "unshare")
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{inside} {uid} 1"), ("gid_map", f"{inside} {gid} 1")):
+        control_files.write(f"/proc/self/{name}", text)
 
 
 def _mount_all(steps: Sequence[Sequence[str]]) -> None:
@@ -142,8 +132,8 @@ def _mount_all(steps: Sequence[Sequence[str]]) -> None:
             case ["remount-ro", place]:
                 _mount(None, root + place, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | (0 if place else MS_NODEV))
     os.chdir(root)
-    _call("pivot_root", _libc.pivot_root(b".", b"."))
-    _call("umount2", _libc.umount2(b".", MNT_DETACH))
+    check(libc.pivot_root(b".", b"."), "pivot_root")
+    check(libc.umount2(b".", MNT_DETACH), "umount2")
     os.chdir("/")
 
 
@@ -169,17 +159,11 @@ def _bind(source: str, target: str, flags: int | None) -> None:
     if flags is not None:
         # Unlike a remount, this keeps the flags that the kernel has locked, and reaches mounts below.
         wanted = struct.pack("=QQQQ", ATTR_NOSUID | ATTR_NODEV | (ATTR_RDONLY if flags & MS_RDONLY else 0), 0, 0, 0)
-        done = _libc.syscall(SYS_MOUNT_SETATTR, AT_FDCWD, os.fsencode(target), AT_RECURSIVE, wanted, len(wanted))
-        _call(f"mount_setattr {target}", done)
+        done = libc.syscall(SYS_MOUNT_SETATTR, AT_FDCWD, os.fsencode(target), AT_RECURSIVE, wanted, len(wanted))
+        check(done, f"mount_setattr {target}")
 
 
 def _mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
     words = [None if word is None else os.fsencode(word) for word in (source, target, kind)]
-    done = _libc.mount(*words, ctypes.c_ulong(flags), None if data is None else os.fsencode(data))
-    _call(f"mount {target}", done)
-
-
-def _call(what: str, answer: int) -> None:
-    if answer != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+    done = libc.mount(*words, ctypes.c_ulong(flags), None if data is None else os.fsencode(data))
+    check(done, f"mount {target}")
