@@ -70,6 +70,16 @@ def hangs(image: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
+def stops(image: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Give the name of an image whose shells are stopped before they start, once there is a file /work/stop."""
+    script = tmp_path_factory.mktemp("stops") / "sh"
+    script.write_text('#!/bin/busybox sh\n[ -e /work/stop ] && kill -STOP $$\nexec /bin/busybox sh "$@"\n')
+    script.chmod(0o755)
+    make_busybox("tangram-test-stops:1", programs={"bin/sh": script})
+    return "tangram-test-stops:1"
+
+
+@pytest.fixture(scope="session")
 def bounds(image: str) -> ContainerOptions:
     """Give options with bounds that tests can run into."""
     limits = ContainerLimits(memory_mb=64, processes=64, disk_mb=32, disk_check_s=0.1)
