@@ -74,8 +74,9 @@ class NodeRuntime(Protocol):
     def claim(self, action_id: str, grant: WireGrant, header: dict[str, Any]) -> Call | None:
         """Claim a try; None where it was claimed before or the grant is out of date."""
 
-    def still_holds(self, call: Call) -> bool:
-        """Say whether a call's result still counts."""
+    @property
+    def has_left(self) -> bool:
+        """Whether no result counts any more."""
 
 
 def this_node() -> NodeRuntime:
@@ -118,8 +119,8 @@ class ActionTask(Task):  # type: ignore[misc]
         finally:
             if call.execution_s is None:
                 call.execution_s = clock.monotonic() - call.began
-            if not this_node().still_holds(call):
-                log.warning("the result of action %s is dropped: its node leaves or was taken for lost", call.id)
+            if this_node().has_left:
+                log.warning("the result of action %s is dropped: its node leaves", call.id)
                 call.refused = True
                 raise Ignore()
         if call.waits_again:

@@ -307,18 +307,10 @@ class Node:
             if on_resize is not None:
                 _resize(call, on_resize)
 
-    def still_holds(self, call: Call) -> bool:
-        """Say whether a call's result still counts: not if the scheduler took this node for lost. Waits for a store that is away."""
-        if not (self._has_left or call.cancel_reason or self._reporter.was_silent_since(call.began)):
-            return True
-        while not self._has_left:
-            try:
-                owner = self._store.get(claim_key(call.id, call.grant["attempt"]))
-            except RedisError:
-                clock.sleep(_CLAIM_PAUSE_S)  # the result could not be stored now either
-            else:  # a store that was restarted has forgotten the claim, and nobody else's is in its place
-                return owner in (None, self._incarnation.encode())
-        return False
+    @property
+    def has_left(self) -> bool:
+        """Whether no result counts any more that a call here ends with. Of a try that was given up, the store refuses it."""
+        return self._has_left
 
     def finish(self, call: Call) -> None:
         """Report the end of a claimed call."""

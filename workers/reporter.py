@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import queue
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -18,7 +17,6 @@ from celery import Celery
 from kombu import Connection, Producer
 
 from app.broker.amqp_intake import HEARTBEAT_S, heartbeats
-from scheduler.model.lifecycle import MISSED_BEATS
 from tangram import clock
 from tangram.wire import EVENTS, WireNode
 
@@ -53,8 +51,6 @@ class Reporter:
         self._producer: Producer | None = None
         self._check: Callable[[], None] = lambda: None
         self._giving_up = clock.event()
-        self._lock = threading.Lock()
-        self._heard_at = self._silent_until = float("-inf")
         self._thread = clock.thread(self._run, "tangram-reporter")
 
     def start(self) -> None:
@@ -71,22 +67,6 @@ class Reporter:
         if self._thread.is_alive():
             self._thread.join(timeout_s)
         self._giving_up.set()
-
-    def was_silent_since(self, began: float) -> bool:
-        """Say whether the scheduler may have given the node up since `began`, a time of `clock.monotonic`."""
-        with self._lock:
-            return self._silent_until > began or self._is_silent(clock.monotonic())
-
-    def _note_beat(self, began: float) -> None:
-        """Note a beat that we began to send at `began`; this process may have been frozen since."""
-        with self._lock:
-            now = clock.monotonic()
-            if self._is_silent(now):
-                self._silent_until = now
-            self._heard_at = began
-
-    def _is_silent(self, now: float) -> bool:
-        return now - self._heard_at > MISSED_BEATS * self._beat_s and self._heard_at > float("-inf")
 
     def _run(self) -> None:
         next_beat, next_usage = clock.monotonic() + self._beat_s, clock.monotonic() + self._usage_s
@@ -127,10 +107,7 @@ class Reporter:
             try:
                 producer = self._producer or self._connect()
                 self._check()
-                began = clock.monotonic()
                 producer.publish({"events": reports}, exchange="", routing_key=EVENTS.name, serializer="json")
-                if any(report["type"] in ("joined", "beat") for report in reports):
-                    self._note_beat(began)
                 return
             except Exception as error:
                 # Every transport has errors of its own, and this thread must outlive them all.

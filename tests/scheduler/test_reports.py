@@ -187,13 +187,14 @@ def test_a_result_that_the_store_lost_before_its_report_came_is_told_as_lost(kep
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_a_cancel_finds_the_submission_that_it_came_with(order: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("named", [{"ids": ["a"]}, {"job": "default", "trajectory": "t"}], ids=["by id", "by trajectory"])
+def test_a_cancel_finds_the_submission_that_it_came_with(named: dict[str, Any], order: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a submission and its cancel in one batch, in either order, since they come on two queues
     live = Live()
     receive = live.transport.receive
     monkeypatch.setattr(live.transport, "receive", lambda timeout_s: receive(timeout_s)[::order])
-    live.send("a")
-    live.asked({"cancel": {"ids": ["a"]}})
+    live.send("a", trajectory="t")
+    live.asked({"cancel": named})
     # Then the action is being stopped
     assert live.core.state.running["a"].stopping
 

@@ -153,6 +153,20 @@ def test_what_has_begun_is_not_sent_again(result: object) -> None:
     assert scheduler.broker.end("c0") == ("lost", "end_unknown")
 
 
+def test_a_stop_is_sent_again_while_beats_show_the_action() -> None:
+    # Given a build that runs, whose stop gets lost
+    scheduler = Forgetful(BUILD)
+    node = scheduler.nodes["n"]
+    scheduler.told({"type": "started", "id": "c0", "attempt": 1, "at": scheduler.now})
+    scheduler.asked({"cancel": {"ids": ["c0"]}})
+    assert scheduler.broker.orders() == [("tangram.stop", "c0")]
+    # When beats go on to show it; then it is sent again
+    for _ in range(3):
+        scheduler.wait(BEAT_S)
+        scheduler.told({"type": "beat", "node": {**node, "running": ["c0"]}})
+    assert ("tangram.stop", "c0") in scheduler.broker.orders()
+
+
 def test_a_request_that_was_given_up_is_not_sent_again() -> None:
     scheduler = Forgetful(CALL, rate_per_s=10.0)
     scheduler.asked({"cancel": {"ids": ["c0"]}})

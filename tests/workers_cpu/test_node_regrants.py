@@ -10,7 +10,7 @@ from celery import Celery
 
 from app.action_task import ActionTask, Call
 from app.broker.memory_store import MemoryBroker, MemoryStore
-from tangram.wire import CLAIM_KEY_PREFIX, GRANT_HEADER, WireGrant
+from tangram.wire import GRANT_HEADER, WireGrant
 from tests.live import test_live_claims
 from workers.cpu.abstract import Holding, Usage
 from workers.node import Node, holding_of
@@ -233,19 +233,6 @@ def test_the_end_says_what_was_waited(node: Node, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(node._reporter, "put", said.append)
     node.finish(call)
     assert (said[0]["type"], said[0]["waited_s"], said[0]["execution_s"]) == ("finished", 2.5, 0.5)
-
-
-def test_what_was_stopped_because_it_went_elsewhere_leaves_no_result_though_its_node_was_never_silent(
-    node: Node, store: MemoryStore
-) -> None:
-    # Given two calls, of which one was given up here, and runs elsewhere
-    moved, cancelled = claim(node, "moved"), claim(node, "cancelled")
-    store.set(f"{CLAIM_KEY_PREFIX}moved:1", "disowned", xx=True)
-    # When both are stopped
-    node.stop("moved", 0, "it should not run here any more")
-    node.stop("cancelled", 1, "by its trainer")
-    # Then only the end of the other one is its action's
-    assert (node.still_holds(moved), node.still_holds(cancelled)) == (False, True)
 
 
 def test_a_try_that_waits_for_a_thread_is_at_hand(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
