@@ -16,7 +16,7 @@ import pytest
 
 from app.services_file import ConfigError
 from tangram.settings import Settings
-from workers.cpu.abstract import EnvironmentSpec
+from workers.cpu.abstract import EnvironmentSpec, WindowSize
 from workers.cpu.cores import CoreMap
 from workers.cpu.errors import SessionUnavailable
 from workers.cpu.process.environment import ProcessEnvironment
@@ -27,7 +27,7 @@ from workers.cpu.process.sandbox import ProcessSandbox
 from workers.start import _process_sandbox
 
 from .conftest import Shared, below_this, environment_in, make, none_works
-from .support import RUN, groups_like, open_one, printed, processes_with, run, until
+from .support import RUN, admit, groups_like, open_one, printed, processes_with, run, until
 
 HERE = sorted(os.sched_getaffinity(0))
 needs_two_cores = pytest.mark.skipif(len(HERE) < 2, reason="moving a process between cores needs two of them")
@@ -191,11 +191,11 @@ def test_the_shell_cannot_be_traced_before_it_is_inside(inside: ProcessEnvironme
     assert printed(inside, "pgrep -f watch.py | wc -l; ls").split() == ["1", "watch.py"]
 
 
-def test_a_fork_bomb_stays_within_the_processes_of_its_session(tmp_path: Path) -> None:
-    # Given two environments of 20 processes a session
+def test_a_fork_bomb_stays_within_the_processes_of_its_environment(tmp_path: Path) -> None:
+    # Given two environments of 20 processes
     box = make(tmp_path / "box", "bubblewrap", ProcessLimits(processes=20))
-    if os.geteuid() == 0 and box._groups.pids is None:
-        pytest.skip("a worker that is root needs control groups to bound processes")
+    if os.geteuid() == 0 and box._users is None:
+        pytest.skip("a worker that is root has to choose users to bound processes")
     bombed, other = open_one(box, "bombed"), open_one(box, "other")
     printed(other, ":")
     before = len(below_this())
@@ -208,6 +208,45 @@ def test_a_fork_bomb_stays_within_the_processes_of_its_session(tmp_path: Path) -
     bombed.close()
     assert until(lambda: len(below_this()) <= before)
     box.close()
+
+
+HOARDS = """
+import ctypes, os, time
+libc, terminals = ctypes.CDLL(None), 0
+while libc.inotify_init1(0) >= 0: pass
+try:
+    while os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY): terminals += 1
+except OSError: print(terminals, flush=True)
+time.sleep(300)
+"""
+WATCHES = "import ctypes; print(ctypes.CDLL(None).inotify_init1(0) >= 0)"
+
+
+@pytest.mark.parametrize("isolation", ["bubblewrap", "view"])
+def test_what_the_kernel_counts_by_user_is_not_taken_from_other_environments(shared: Shared, isolation: IsolationChoice) -> None:
+    if shared(isolation)._users is None:
+        pytest.skip("a worker that may not choose users has one for all environments")
+    for hostile in environment_in(shared(isolation)):
+        for other in environment_in(shared(isolation)):
+            # Given a program that takes all the terminals and watches that it is given, and holds them
+            hostile.write_file("hoards.py", HOARDS.encode())
+            printed(hostile, "ulimit -n 4096; python3 hoards.py >taken 2>&1 & until [ -s taken ]; do sleep 0.01; done")
+            assert hostile.read_file("taken") == b"64\n"
+            # When a program of another environment wants some; then it gets them
+            assert printed(other, f'python3 -c "{WATCHES}"') == "True\n"
+            assert admit(other, "tty", cores=(0,), terminal=WindowSize(rows=24, columns=80)).wait().stdout == b"/dev/pts/0\r\n"
+
+
+@pytest.mark.parametrize("isolation", ["bubblewrap", "view"])
+def test_files_of_commands_and_of_file_calls_are_of_one_user(shared: Shared, isolation: IsolationChoice) -> None:
+    for env in environment_in(shared(isolation)):
+        # Given files written by calls, in folders that these made
+        env.write_file("a/b", b"old")
+        env.write_file("/tmp/a/b", b"old")
+        # Then they are the commands' own, which change them, and read what these write
+        owned = printed(env, "id -u; id -g; stat -c '%u %g' . a a/b /tmp/a /tmp/a/b; umask 077; echo new >a/b; rm -r /tmp/a; echo c >c")
+        assert owned.split("\n") == ["1000", "1000", *["1000 1000"] * 5, ""]
+        assert (env.read_file("a/b"), env.read_file("c")) == (b"new\n", b"c\n")
 
 
 @pytest.mark.parametrize("isolation", ["bubblewrap", "view"])
@@ -233,7 +272,7 @@ def test_limits_hold_for_all_that_a_program_can_trace_and_whatever_it_lowers(sha
 def test_the_worker_removes_the_groups_that_it_made(tmp_path: Path, isolation: IsolationChoice) -> None:
     # Given a sandbox that has made control groups for a session and for the memory of its environment, all of which bear its name
     box = make(tmp_path / "box", isolation)
-    names = {Path(prefix).name for prefix in (box._groups.pids, box._groups.cpu, box._groups.memory) if prefix}
+    names = {Path(prefix).name for prefix in (box._groups.cpu, box._groups.memory) if prefix}
 
     def groups() -> list[Path]:
         return [path for name in names for path in groups_like(f"{name}*")]

@@ -47,7 +47,7 @@ def test_a_command_whose_shell_cannot_start_in_its_memory_ends_as_one_that_the_k
 
 def test_a_worker_that_cannot_bound_memory_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a machine without control groups that can be written; when environments have a bound; then they open, and the sandbox says no
-    monkeypatch.setattr(groups, "_first", lambda *_: None)
+    monkeypatch.setattr(groups, "ROOT", "/proc/none")
     box = ProcessSandbox(tmp_path / "box", isolation="none")
     assert not box.enforces_memory
     assert printed(box.open(EnvironmentSpec(id="e", memory_mb=64)), EATS_100_MB) == f"{100 << 20}\n"
@@ -88,7 +88,7 @@ def unified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     def makedirs(path: str, exist_ok: bool = False) -> None:
         Path(path).mkdir(parents=True, exist_ok=exist_ok)
-        for name in ("cpu.weight", "cpu.idle", "memory.max", "memory.swap.max", "pids.max", "cgroup.subtree_control", "cgroup.procs"):
+        for name in ("cpu.weight", "cpu.idle", "memory.max", "memory.swap.max", "cgroup.subtree_control", "cgroup.procs"):
             Path(path, name).touch()
 
     remove = os.rmdir
@@ -112,18 +112,17 @@ def test_in_version_2_sessions_have_their_groups_in_that_of_the_environment(unif
     found = find_groups("/base")
     found.bound_all(256)
     inside, memory = found.of_environment("e1", 64)
-    inside.make(17, processes=9)
-    # Then the bound is on the environment without swap, and the session is in there with its own bound and weight
+    inside.make(17)
+    # Then the bound is on the environment without swap, and the session is in there with its own weight
     assert memory is not None
     folder = Path(memory.folder)
     assert folder.parent.parent == unified
     assert (folder.parent / "memory.max").read_text() == str(256 << 20)
-    assert (folder.parent / "cgroup.subtree_control").read_text() == "+memory +pids +cpu"
+    assert (folder.parent / "cgroup.subtree_control").read_text() == "+memory +cpu"
     assert (folder / "memory.max").read_text() == str(64 << 20)
     assert (folder / "memory.swap.max").read_text() == "0"
-    assert (folder / "cgroup.subtree_control").read_text() == "+pids +cpu"
+    assert (folder / "cgroup.subtree_control").read_text() == "+cpu"
     assert inside.joined(17) == [f"{folder}/session-17"]
-    assert (folder / "session-17" / "pids.max").read_text() == "9"
     # And kills are counted where the kernel counts them
     (folder / "memory.events").write_text("low 0\nhigh 0\nmax 7\noom 2\noom_kill 2\noom_group_kill 0\n")
     assert memory.oom_kills() == 2
@@ -144,7 +143,7 @@ def test_in_version_2_an_environment_weighs_as_much_as_its_sessions(unified: Pat
     background = GroupBackground((0,), inside.cpu, inside.around)
     first, second = Members(17), Members(18)
     for members in (first, second):
-        inside.make(members.supervisor, processes=9)
+        inside.make(members.supervisor)
 
     own = Path(memory.folder)
 

@@ -73,7 +73,7 @@ def test_a_killed_worker_leaves_no_process_and_no_group_and_the_next_starts_empt
         worker.kill()
     # Then all its processes end, with their groups
     assert until(lambda: not processes_with(f"315.671875{RUN}") and not processes_with(str(tmp_path)))
-    assert until(lambda: not any(glob(f"{prefix}-*") for prefix in (groups.pids, groups.cpu, groups.memory) if prefix))
+    assert until(lambda: not any(glob(f"{prefix}-*") for prefix in (groups.cpu, groups.memory) if prefix))
     # And the next sandbox of that folder starts empty
     box = ProcessSandbox(tmp_path / "box")
     assert printed(open_one(box), "ls") == ""

@@ -37,11 +37,9 @@ class Anchor(Network):
     Programs inside can trace its init and pause. So both are held to the limits and control groups that hold the programs.
     """
 
-    def __init__(
-        self, fork_client: ForkClient, asked: Mapping[str, object], groups: Groups, processes: int, limits: Mapping[str, int]
-    ) -> None:
+    def __init__(self, fork_client: ForkClient, asked: Mapping[str, object], groups: Groups, limits: Mapping[str, int]) -> None:
         self._fork_client, self._asked = fork_client, asked
-        self._groups, self._most, self._limits = groups, processes, limits
+        self._groups, self._limits = groups, limits
         self._lock = threading.Lock()
         self._channel: socket.socket | None = None
         self._processes: tuple[tree.Process, ...] = ()
@@ -80,7 +78,7 @@ class Anchor(Network):
 
     def _bound(self, first: int, inside: Sequence[int]) -> None:
         """Hold the processes inside to the limits and groups of a session. Raises `OSError`."""
-        self._groups.make(first, self._most)
+        self._groups.make(first)
         for folder, pid in itertools.product(self._groups.joined(first), inside):
             control_files.write(f"{folder}/cgroup.procs", str(pid))
         for name, pid in itertools.product(self._limits, inside):

@@ -45,7 +45,6 @@ class ShellSetup:
     limits: Mapping[str, int]
     background: Background
     groups: Groups
-    processes: int
     memory: MemoryGroup | None = None
     anchor: Anchor | None = None
 
@@ -105,7 +104,7 @@ class ProcessBackend(Backend):
         groups, supervisor = self._setup.groups, self._supervisor_pid
         if not self._has_groups:
             self._has_groups = True
-            groups.make(supervisor, self._setup.processes)
+            groups.make(supervisor)
         return [os.open(f"{folder}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for folder in groups.joined(supervisor)]
 
     def begin(self, holding: Holding) -> None:

@@ -12,7 +12,7 @@ cannot be forked, that is 0, and why:
 | message, as JSON                     | the forked process                                                                   |
 |--------------------------------------|--------------------------------------------------------------------------------------|
 | `{"supervisor": anchor, "groups": …}` | is a supervisor, which serves the socket; inside of the anchor if one is named      |
-| `{"anchor": [program, argument, …]}` | is bwrap, the anchor of an environment's namespaces; see `namespace.py`              |
+| `{"anchor": [program, argument, …]…}` | is bwrap, the anchor of an environment's namespaces; see `namespace.py`             |
 | `{"view": steps, …}`                 | is the holder of such namespaces without bubblewrap; see `view.py`                   |
 | `{"sockets": anchor}`                | enters the network of an environment, makes sockets there, sends these, and ends     |
 
@@ -122,18 +122,18 @@ class ForkServer:
     def fork(self, asked: dict[str, Any], theirs: socket.socket) -> bool:
         """Fork what is asked for. Return whether this process keeps its copy of the socket. Raises `OSError`."""
         match asked:
-            case {"anchor": [program, *arguments]}:
+            case {"anchor": [program, *arguments], "user": int(user)}:
                 if (pid := os.fork()) == 0:
                     say(theirs, os.getpid())
                     end_first()
-                    become_bwrap(program, arguments, theirs.fileno())
+                    become_bwrap(program, arguments, user, theirs.fileno())
                 self.note_anchor(pid, asked["groups"])
-            case {"view": list(steps), "host_name": str(host_name), "user_id": str(user_id)}:
+            case {"view": list(steps), "host_name": str(host_name), "user": int(user)}:
                 if (pid := os.fork()) == 0:
                     say(theirs, os.getpid())
                     rename("init")
                     end_first()
-                    become_holder(steps, host_name, user_id, theirs.fileno())
+                    become_holder(steps, host_name, user, theirs.fileno())
                 self.note_anchor(pid, asked["groups"])
             case {"sockets": list(anchor)}:
                 if (pid := os.fork()) == 0:

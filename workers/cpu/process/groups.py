@@ -1,13 +1,12 @@
-"""Control groups of process sessions and environments, by which processes and memory are bounded and the background is held.
+"""Control groups of process sessions and environments, by which memory is bounded and the background is held.
 
 The groups of a sandbox have names made of its folder. They lie beside each other, so that the kernel compares their weights.
 
-| group of       | controller | what for                                                      | made in                                  |
-|----------------|------------|---------------------------------------------------------------|------------------------------------------|
-| a session      | `pids`     | a bound on processes: RLIMIT_NPROC does not hold for root     | the worker's own group, else the topmost |
-| a session      | `cpu`      | idle time only, see `background.py`                           | the worker's own group                   |
-| an environment | `memory`   | its bound on memory                                           | that of all                              |
-| all            | `memory`   | a bound for all environments together                         | the worker's own group                   |
+| group of       | controller | what for                                      | made in                |
+|----------------|------------|-----------------------------------------------|------------------------|
+| a session      | `cpu`      | idle time only, see `background.py`           | the worker's own group |
+| an environment | `memory`   | its bound on memory                           | that of all            |
+| all            | `memory`   | a bound for all environments together         | the worker's own group |
 
 In version 1 a group has a folder for each controller. In version 2 it has one for all, and a process is in one group only. So there
 the group of an environment contains the groups of its sessions, where the worker can bound memory.
@@ -95,7 +94,6 @@ class Groups:
     its environment.
     """
 
-    pids: str | None = None
     cpu: str | None = None
     memory: str | None = None
     is_v2: bool = False
@@ -107,7 +105,7 @@ class Groups:
             group = MemoryGroup(self.memory, memory_mb, self.is_v2)
             group.make()
             if self.is_v2:
-                group.hand_down(["memory", *self._controllers])
+                group.hand_down(["memory"] if self.cpu is None else ["memory", "cpu"])
 
     def of_environment(self, name: str, memory_mb: int) -> tuple[Groups, MemoryGroup | None]:
         """Return where the groups of an environment's sessions are, and its own group if its memory can be bounded. Raises `OSError`."""
@@ -116,21 +114,15 @@ class Groups:
         group = MemoryGroup(f"{self.memory}/{name}", memory_mb, self.is_v2)
         group.make()
         around = (group.folder, self.memory)
-        if self.is_v2 and self._controllers:
-            group.hand_down(self._controllers)
-            inside = dict.fromkeys(self._controllers, f"{group.folder}/session")
-            return replace(self, **inside, around=around), group  # type: ignore[arg-type]
+        if self.is_v2 and self.cpu is not None:
+            group.hand_down(["cpu"])
+            return replace(self, cpu=f"{group.folder}/session", around=around), group
         return replace(self, around=around), group
-
-    @property
-    def _controllers(self) -> list[str]:
-        """Return the controllers of the groups of sessions."""
-        return [controller for controller in ("pids", "cpu") if getattr(self, controller) is not None]
 
     @property
     def prefixes(self) -> list[str]:
         """Return what the folders of the groups of sessions begin with."""
-        return [prefix for prefix in dict.fromkeys((self.pids, self.cpu)) if prefix is not None]
+        return [] if self.cpu is None else [self.cpu]
 
     def folders(self, supervisor: int) -> list[str]:
         """Return the folders of the group of a supervisor's session."""
@@ -141,12 +133,10 @@ class Groups:
         folders = self.folders(supervisor)
         return folders if self.is_v2 and folders else [*folders, *self.around[:1]]
 
-    def make(self, supervisor: int, processes: int) -> None:
-        """Make the group of a supervisor's session, of `processes` where it bounds them. Raises `OSError`."""
+    def make(self, supervisor: int) -> None:
+        """Make the group of a supervisor's session. Raises `OSError`."""
         for folder in self.folders(supervisor):
             os.makedirs(folder, exist_ok=True)
-        if self.pids is not None:
-            control_files.write(f"{self.pids}-{supervisor}/pids.max", str(processes))
         if self.cpu is not None:
             weight.set_foreground(f"{self.cpu}-{supervisor}")
 
@@ -170,35 +160,26 @@ def find_groups(base: str | os.PathLike[str]) -> Groups:
     """Return where the sessions and environments of the sandbox with the folder `base` can have groups."""
     name = f"tangram-{hashlib.sha256(os.fsencode(base)).hexdigest()[:16]}"
     own = {controller: path.rstrip("/") for controller, path in control_files.paths_of(os.getpid()).items()}
-    is_v2 = not {"pids", "cpu", "memory"} & own.keys() and "" in own
+    is_v2 = not {"cpu", "memory"} & own.keys() and "" in own
 
-    def first(controller: str, serves: Callable[[str], bool], *, topmost: bool = False) -> str | None:
+    def place(controller: str, serves: Callable[[str], bool]) -> str | None:
+        """Return where groups can be made and serve, by making one; None where they cannot."""
         path, above = (own.get(""), ROOT) if is_v2 else (own.get(controller), f"{ROOT}/{controller}")
         if path is None:
             return None
-        return _first(list(dict.fromkeys([f"{above}{path}", above] if topmost else [f"{above}{path}"])), name, serves)
-
-    pids = first("pids", lambda folder: os.path.exists(f"{folder}/pids.max"), topmost=True)
-    cpu = first("cpu", _weighs)
-    memory = first("memory", lambda folder: any(os.path.exists(f"{folder}/memory.{limit}") for limit in ("max", "limit_in_bytes")))
-    if is_v2 and pids not in (None, cpu or memory or pids):
-        # In version 2 a process is in one group only, and the bound on processes comes first.
-        return Groups(pids, is_v2=True)
-    return Groups(pids, cpu, memory, is_v2)
-
-
-def _first(folders: list[str], name: str, serves: Callable[[str], bool]) -> str | None:
-    """Return where groups called `name` can be made and serve, by making one; None where they cannot."""
-    for above in folders:
-        trial = f"{above}/{name}-trial"
+        trial = f"{above}{path}/{name}-trial"
         with contextlib.suppress(OSError):
             os.makedirs(trial, exist_ok=True)
             try:
                 if serves(trial):
-                    return f"{above}/{name}"
+                    return f"{above}{path}/{name}"
             finally:
                 control_files.is_removed(trial)
-    return None
+        return None
+
+    cpu = place("cpu", _weighs)
+    memory = place("memory", lambda folder: any(os.path.exists(f"{folder}/memory.{limit}") for limit in ("max", "limit_in_bytes")))
+    return Groups(cpu, memory, is_v2)
 
 
 def _weighs(folder: str) -> bool:

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from workers.cpu.process.namespace import USER_ID
 from workers.cpu.process.programs import folders_of_programs
 
 Isolation = Literal["bubblewrap", "view", "none"]
@@ -60,12 +61,12 @@ PUBLIC = (
 key. What may hold one is not here, such as the files for proxies, packages and indices: `environment`, `apt`, `pip.conf`, `gitconfig`.
 """
 
-HOME, USER, USER_ID = "/home/user", "user", "1000"
+HOME, USER = "/home/user", "user"
 CONTROL, STATES = "/run/tangram", "/run/tangram-states"
 HOST_NAME = "sandbox"
 HOSTS = f"127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n127.0.1.1 {HOST_NAME}\n"
 
-NAMESPACES = ("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-net", "--unshare-cgroup-try")
+NAMESPACES = ("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-net", "--unshare-cgroup-try")
 HARDENING = ("--die-with-parent", "--new-session", "--cap-drop", "ALL")
 
 
@@ -100,14 +101,17 @@ class Folders:
         """Return the empty folder on which its root folder is mounted, where bubblewrap does not do that."""
         return self.root / "root"
 
-    def make(self) -> None:
-        """Make them."""
+    def make(self, owner: int | None = None) -> None:
+        """Make them. What the commands may write belongs to the user `owner`, if there is one, else to the worker's."""
         self.root.mkdir(mode=0o700)
         self.work.mkdir(mode=0o755)
         self.temporary.mkdir()
         self.temporary.chmod(0o1777)
         self.states.mkdir(parents=True)
         self.new_root.mkdir()
+        if owner is not None:
+            for folder in (self.work, self.temporary, self.states):
+                os.chown(folder, owner, owner)
 
 
 Step = list[str]
@@ -122,10 +126,10 @@ class View:
     shown: tuple[str, ...]
     kind: ClassVar[Isolation] = "view"
 
-    def anchor(self, folders: Folders) -> dict[str, object]:
-        """Return what the fork server is asked, to make the namespaces of the environment with these folders."""
+    def anchor(self, folders: Folders, user: int | None) -> dict[str, object]:
+        """Return what the fork server is asked, to make the namespaces of the environment with these folders, for a user of the host."""
         steps = [["root", str(folders.new_root)], *self._steps(folders), ["remount-ro", ""]]
-        return {"view": steps, "host_name": HOST_NAME, "user_id": USER_ID}
+        return {"view": steps, "host_name": HOST_NAME, "user": user or 0}
 
     def _steps(self, folders: Folders) -> list[Step]:
         return [
@@ -155,18 +159,23 @@ class Bubblewrap(View):
     has_size: bool
     kind: ClassVar[Isolation] = "bubblewrap"
 
-    def anchor(self, folders: Folders) -> dict[str, object]:
+    def anchor(self, folders: Folders, user: int | None) -> dict[str, object]:
         """Return what the fork server is asked; see the base class."""
-        identity = ["--uid", USER_ID, "--gid", USER_ID, "--hostname", HOST_NAME]
-        nested = ["--disable-userns"] if self.has_disable_userns else []
-        words = [word for step in self._steps(folders) for word in self._words(step)]
-        return {"anchor": [self.program, *NAMESPACES, *identity, *HARDENING, *nested, *words, "--remount-ro", "/"]}
+        own = [] if user else ["--unshare-user", "--uid", str(USER_ID), "--gid", str(USER_ID)]
+        nested = ["--disable-userns"] if self.has_disable_userns and not user else []
+        steps = self._steps(folders)
+        above = dict.fromkeys(os.path.dirname(step[-1 if step[0] != "tmpfs" else 1]) for step in steps)
+        # The folders above a place would be made for the worker's user alone.
+        open_to_all = [word for folder in above if not folder.startswith(("/proc", "/dev")) for word in ("--dir", folder)]
+        words = [word for step in steps for word in self._words(step)]
+        arguments = [*own, *NAMESPACES, "--hostname", HOST_NAME, *HARDENING, *nested, *open_to_all, *words, "--remount-ro", "/"]
+        return {"anchor": [self.program, *arguments], "user": user or 0}
 
     def _words(self, step: Step) -> list[str]:
         kind, *paths = step
         if kind == "tmpfs":
-            size = ["--size", paths.pop()] if self.has_size and paths[-1] != "0" else paths[2:]
-            return [*size, "--tmpfs", paths[0]]
+            place, size = paths
+            return [*(["--perms", "1777", "--size", size] if self.has_size and size != "0" else []), "--tmpfs", place]
         return [f"--{kind}", *paths]
 
 
@@ -221,11 +230,12 @@ def copy_etc(folder: Path, shell: str) -> None:
                     shutil.copytree(source, target, symlinks=True)
                 else:
                     shutil.copy2(source, target, follow_symlinks=False)
+    folder.chmod(0o755)
     (folder / "mtab").symlink_to("/proc/self/mounts")
     for name, text in (("hostname", f"{HOST_NAME}\n"), ("hosts", HOSTS)):
         (folder / name).unlink(missing_ok=True)
         (folder / name).write_text(text)
     for name, line in (("passwd", f"{USER}:x:{USER_ID}:{USER_ID}::{HOME}:{shell}"), ("group", f"{USER}:x:{USER_ID}:")):
         known = (folder / name).read_text(errors="surrogateescape").splitlines() if (folder / name).exists() else []
-        others = [row for row in known if row.split(":")[0] != USER and row.split(":")[2:3] != [USER_ID]]
+        others = [row for row in known if row.split(":")[0] != USER and row.split(":")[2:3] != [str(USER_ID)]]
         (folder / name).write_text("\n".join([*others, line, ""]), errors="surrogateescape")

@@ -11,7 +11,8 @@ capability up, and forks the supervisor, which thereby is born inside. Then that
 server's child. When init ends, for whatever reason, the kernel ends all that is inside.
 
 The user that runs the worker has made the namespaces and may therefore enter them: no root is needed. The order matters.
-bwrap nests two user namespaces; the others belong to the outer one, and the inner one is that of the commands.
+bwrap nests two user namespaces; the others belong to the outer one, and the inner one is that of the commands. Where the worker is root,
+both are made here, and an environment's commands are a user of their own; see `users.py`.
 """
 
 from __future__ import annotations
@@ -21,17 +22,24 @@ import ctypes
 import fcntl
 import os
 import signal
+import socket
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from workers.cpu import control_files
 from workers.cpu.libc import CAPABILITY_VERSION_3, check, libc
 from workers.cpu.process import seccomp
 
-PR_SET_DUMPABLE, PR_CAPBSET_READ, PR_CAPBSET_DROP, PR_CAP_AMBIENT = 4, 23, 24, 47
+PR_SET_DUMPABLE, PR_CAPBSET_READ, PR_CAPBSET_DROP, PR_SET_SECUREBITS, PR_CAP_AMBIENT = 4, 23, 24, 28, 47
+SECBIT_NO_SETUID_FIXUP = 4
 PR_CAP_AMBIENT_CLEAR_ALL = 4
 CLONE_NEWUSER = 0x10000000
 NS_GET_USERNS = 0xB701
+MS_NOSUID, MS_NOEXEC, MS_REMOUNT = 2, 8, 32
 NAMESPACES = ("cgroup", "ipc", "uts", "net", "mnt", "pid")
+USER_ID = 1000
+"""The user and group of the commands, inside."""
+TERMINALS = b"newinstance,ptmxmode=0666,mode=620,max=64"
 READY = b"ready\n"
 PAUSE = ("/bin/sh", "-c", "echo ready; read -r line")
 """What the anchor runs: it says that the namespaces stand, and ends with the connection to the worker."""
@@ -40,18 +48,69 @@ Stands = Callable[[], bool]
 """Says whether the anchor, which is asked for by the ids of processes, is still the one that is meant."""
 
 
-def become_bwrap(program: str, arguments: Sequence[str], channel: int) -> NoReturn:
-    """Turn this freshly forked process into bwrap. It says over `channel` that it is ready, or what is wrong, and ends with it."""
+def become_bwrap(program: str, arguments: Sequence[str], user: int, channel: int) -> NoReturn:
+    """Turn this freshly forked process into bwrap. It says over `channel` that it is ready, or what is wrong, and ends with it.
+
+    The commands are the host's user `user`; with 0 they are the user of this process.
+    """
     speak_through(channel)
-    # What is inside could trace these processes, so they are held to the filter too.
-    held = ["--seccomp", str(_file("filter", seccomp.FILTER or b""))]
-    # Not on the command line, where the commands could read how the host is laid out.
-    text = _file("arguments", b"".join(os.fsencode(argument) + b"\0" for argument in (*held, *arguments)))
     try:
+        # What is inside could trace these processes, so they are held to the filter too.
+        held = ["--seccomp", str(_file("filter", seccomp.FILTER or b""))]
+        if user:
+            inner = share_with(user)
+            os.set_inheritable(inner, True)
+            held += ["--userns2", str(inner)]
+        # Not on the command line, where the commands could read how the host is laid out.
+        text = _file("arguments", b"".join(os.fsencode(argument) + b"\0" for argument in (*held, *arguments)))
         os.execve(program, [os.path.basename(program), "--args", str(text), "--", *PAUSE], {"PATH": os.defpath, "LANG": "C.UTF-8"})
     except OSError as error:
-        os.write(2, f"cannot run {program}: {error.strerror}".encode())
+        os.write(2, f"cannot run {program}: {error}".encode())
         os._exit(127)
+
+
+def share_with(user: int) -> int:
+    """Move this process, which is root, to a user namespace where the host's root and `user` have ids; return one below, for `user` alone.
+
+    A helper writes the ids of the first namespace from outside, and then makes the second one from inside. Raises `OSError`.
+    """
+    first, (ours, theirs) = os.getpid(), socket.socketpair()
+    if (helper := os.fork()) == 0:
+        try:
+            ours.close()
+            theirs.recv(1)
+            _give_ids(first, f"0 0 1\n{USER_ID} {user} 1")
+            check(libc.setns(_Space(f"/proc/{first}/ns/user").descriptor, CLONE_NEWUSER), "setns")
+            check(libc.unshare(CLONE_NEWUSER), "unshare")
+            # The first process has to see this one.
+            check(libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0), "prctl")
+            theirs.send(b".")
+            theirs.recv(1)
+        except OSError as error:
+            os.write(2, f"a user of its own cannot be given: {error}\n".encode())
+        finally:
+            os._exit(0)
+    theirs.close()
+    with ours:
+        # What is counted inside is counted for whoever has made the namespace, too. Root's rights to make one are kept meanwhile.
+        check(libc.prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP, 0, 0, 0), "prctl")
+        os.seteuid(user)
+        check(libc.unshare(CLONE_NEWUSER), "unshare")
+        ours.send(b".")
+        if not ours.recv(1):
+            raise OSError("its user namespaces cannot be made")
+        os.seteuid(0)
+        _give_ids(helper, f"{USER_ID} {USER_ID} 1")
+        inner = _Space(f"/proc/{helper}/ns/user").descriptor
+        # No namespace of users can be made below that one.
+        control_files.write("/proc/sys/user/max_user_namespaces", "1")
+    os.waitpid(helper, 0)
+    return inner
+
+
+def _give_ids(pid: int, lines: str) -> None:
+    for name in ("uid_map", "gid_map"):
+        control_files.write(f"/proc/{pid}/{name}", lines)
 
 
 def speak_through(channel: int) -> None:
@@ -91,9 +150,16 @@ def enter(pause: int, stands: Stands) -> None:
 
     """
     names = [name for name in NAMESPACES if not _is_own(pause, name)]
+    if os.geteuid() == 0:
+        os.setgroups([])
     inner, outer = _join(pause, stands, names)
+    # Terminals are the kernel's, which has a few thousand for all.
+    check(libc.mount(None, b"/dev/pts", None, ctypes.c_ulong(MS_REMOUNT | MS_NOSUID | MS_NOEXEC), TERMINALS), "mount /dev/pts")
     if os.fstat(inner.descriptor).st_ino != os.fstat(outer).st_ino:
         check(libc.setns(inner.descriptor, CLONE_NEWUSER))
+    if os.geteuid() != USER_ID:
+        os.setresgid(USER_ID, USER_ID, USER_ID)
+        os.setresuid(USER_ID, USER_ID, USER_ID)
     give_up_capabilities()
 
 

@@ -16,8 +16,8 @@ It does not protect from the following:
 * The kernel is the host's: a hole in it is a way out.
 * Disk is not limited.
 * Memory is not limited where the worker may make no control groups. Where it may, all environments together have less than the node.
-* Processes are not limited with `none`, nor for a worker that is root and may make no control groups. A fork bomb then reaches the
-  whole machine.
+* Processes are not limited with `none`, nor for a worker that is root and may not choose users; see `users.py`. A fork bomb then
+  reaches the whole machine.
 * Core affinity is a convention, which a program can undo for itself.
 
 Run malicious code in containers, or on a machine that holds nothing else.
@@ -31,6 +31,7 @@ from __future__ import annotations
 import os
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -47,7 +48,7 @@ from workers.cpu.process.backend import ProcessBackends, ShellSetup
 from workers.cpu.process.background import background_of
 from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.fork_client import ForkClient
-from workers.cpu.process.groups import Groups, find_groups
+from workers.cpu.process.groups import find_groups
 from workers.cpu.process.isolation import (
     CONTROL,
     HOME,
@@ -64,7 +65,8 @@ from workers.cpu.process.isolation import (
 )
 from workers.cpu.process.limits import ProcessLimits
 from workers.cpu.process.programs import path_of_commands
-from workers.cpu.root import without_capabilities
+from workers.cpu.process.users import find_users
+from workers.cpu.root import as_user, without_capabilities
 from workers.cpu.rooted_files import HomeFiles, HostFiles, RootedFiles
 from workers.cpu.shell.dialect import Dialect
 from workers.cpu.shell.output import Drain
@@ -138,6 +140,7 @@ class ProcessSandbox(Sandbox):
         if background == "affinity":
             self._groups = replace(self._groups, cpu=None)
         self._view: View | None = None
+        self._users = find_users()
         self.isolation_reason = "as it was asked for"
         if isolation != "none":
             self._set_apart(isolation)
@@ -223,13 +226,13 @@ class ProcessSandbox(Sandbox):
 
     def _environment(self, spec: EnvironmentSpec, dialect: Dialect, view: View | None) -> ProcessEnvironment:
         folders = Folders(self._base / "environments" / spec.id)
-        folders.make()
+        user = self._users.take() if view is not None and self._users is not None else None
+        folders.make(user)
         limits = self._limits
-        processes = limits.processes or PROCESSES
-        if view is not None and counts_by_namespace():
-            limits = replace(limits, processes=processes)
+        if view is not None and (user is not None or counts_by_namespace()):
+            limits = replace(limits, processes=limits.processes or PROCESSES)
         try:
-            groups, memory = self._groups_of(view).of_environment(spec.id, spec.memory_mb or self.default_memory_mb)
+            groups, memory = self._groups.of_environment(spec.id, spec.memory_mb or self.default_memory_mb)
         except OSError as error:
             raise SandboxError(f"the memory of environment {spec.id} cannot be bounded: {error}") from error
         files: HomeFiles
@@ -237,8 +240,9 @@ class ProcessSandbox(Sandbox):
             anchor, files = None, HostFiles(self._max_file_bytes, str(folders.work))
             home, control, states = str(folders.work), str(folders.control), str(folders.states)
         else:
-            anchor = Anchor(self._fork_client, view.anchor(folders), groups, processes, limits.as_rlimits())
-            files = RootedFiles(self._max_file_bytes, HOME, anchor.root, without_capabilities)
+            anchor = Anchor(self._fork_client, view.anchor(folders, user), groups, limits.as_rlimits())
+            as_inside = without_capabilities if user is None else partial(as_user, user, user)
+            files = RootedFiles(self._max_file_bytes, HOME, anchor.root, as_inside)
             home, control, states = HOME, CONTROL, STATES
         shells = ShellSetup(
             dialect=dialect,
@@ -247,7 +251,6 @@ class ProcessSandbox(Sandbox):
             limits=limits.as_rlimits(),
             background=background_of(self._core_map.available, groups),
             groups=groups,
-            processes=processes,
             memory=memory,
             anchor=anchor,
         )
@@ -263,11 +266,6 @@ class ProcessSandbox(Sandbox):
             state_inside=states,
         )
         return ProcessEnvironment(spec, files, setup, self._forget, folders, anchor, memory, self._leftovers)
-
-    def _groups_of(self, view: View | None) -> Groups:
-        """Return the control groups of sessions; those that bound processes are for a worker whose user no resource limit binds."""
-        is_bounded = view is not None and os.geteuid() == 0
-        return self._groups if is_bounded else replace(self._groups, pids=None)
 
     def _shell_variables(self, folders: Folders, dialect: Dialect, *, is_set_apart: bool) -> dict[str, str]:
         own = {"HOME": str(folders.work), "TMPDIR": str(folders.temporary)}

@@ -25,7 +25,7 @@ from typing import NoReturn
 from workers.cpu import control_files
 from workers.cpu.libc import check, libc
 from workers.cpu.process import seccomp
-from workers.cpu.process.namespace import CLONE_NEWUSER, PAUSE, give_up_capabilities, speak_through
+from workers.cpu.process.namespace import CLONE_NEWUSER, PAUSE, USER_ID, give_up_capabilities, share_with, speak_through
 from workers.cpu.process.serving import PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, prctl
 
 OTHERS = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x20000000 | 0x40000000
@@ -43,24 +43,26 @@ DEVICE_LINKS = (
 )
 
 
-def become_holder(steps: Sequence[Sequence[str]], host_name: str, user_id: str, channel: int) -> NoReturn:
+def become_holder(steps: Sequence[Sequence[str]], host_name: str, user: int, channel: int) -> NoReturn:
     """Turn this freshly forked process into the holder. Over `channel` comes `ready`, or what is wrong; its end is the end of all.
 
     Each step is a word and its paths: `root`, the folder to mount the new root on; `ro-bind`, `ro-bind-try` and `bind` with source and
     place; `symlink` with target and place; `tmpfs` with place and bytes; `proc` and `dev` with their place; `remount-ro`
-    with place, nothing for the root.
+    with place, nothing for the root. The commands are the host's user `user`; with 0 they are the user of this process.
     """
     try:
         speak_through(channel)
         # The fork server's sockets are among them, whose end would not be seen.
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         server = os.getppid()
-        _become_user("0", os.geteuid(), os.getegid())
+        inner = share_with(user) if user else -1
+        if not user:
+            _become_user(0, os.geteuid(), os.getegid())
         check(libc.unshare(OTHERS), "unshare")
         _die_with(server)
         init = os.fork()
         if init == 0:
-            _become_init(steps, host_name, user_id)
+            _become_init(steps, host_name, inner)
         give_up_capabilities()
         os.waitpid(init, 0)
     except OSError as error:
@@ -76,14 +78,17 @@ def _die_with(parent: int) -> None:
         os._exit(1)
 
 
-def _become_init(steps: Sequence[Sequence[str]], host_name: str, user_id: str) -> NoReturn:
+def _become_init(steps: Sequence[Sequence[str]], host_name: str, inner: int) -> NoReturn:
     try:
         name = os.fsencode(host_name)
         check(libc.sethostname(name, len(name)), "sethostname")
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
             fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", IFF_UP | IFF_RUNNING))
         _mount_all(steps)
-        _become_user(user_id, 0, 0)
+        if inner >= 0:
+            check(libc.setns(inner, CLONE_NEWUSER), "setns")
+        else:
+            _become_user(USER_ID, 0, 0)
         # The holder is in an outer PID namespace, and has no id here.
         _die_with(0)
         give_up_capabilities()
@@ -100,7 +105,7 @@ def _become_init(steps: Sequence[Sequence[str]], host_name: str, user_id: str) -
         os._exit(1)
 
 
-def _become_user(inside: str, uid: int, gid: int) -> None:
+def _become_user(inside: int, uid: int, gid: int) -> None:
     """Make a user namespace in which this process's user has the id `inside`."""
     check(libc.unshare(CLONE_NEWUSER), "unshare")
     for name, text in (("setgroups", "deny"), ("uid_map", f"{inside} {uid} 1"), ("gid_map", f"{inside} {gid} 1")):
@@ -123,7 +128,7 @@ def _mount_all(steps: Sequence[Sequence[str]]) -> None:
                 os.symlink(target, root + place)
             case ["tmpfs", place, size]:
                 os.makedirs(root + place, exist_ok=True)
-                _mount("tmpfs", root + place, "tmpfs", MS_NOSUID | MS_NODEV, f"mode=0755,size={size}")
+                _mount("tmpfs", root + place, "tmpfs", MS_NOSUID | MS_NODEV, f"mode={1777 if int(size) else 755},size={size}")
             case ["proc", place]:
                 os.makedirs(root + place)
                 _mount("proc", root + place, "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
