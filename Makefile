@@ -16,7 +16,7 @@ PYTHON312 ?= $(shell for p in python3.12 "$$(pyenv root 2>/dev/null)"/versions/3
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo clients compatibility docs figures pages lint smoke pictures release clean
-.PHONY: chaos test test-real test-clients mutants gpu-check gpu-wheels
+.PHONY: chaos isolation test test-real test-clients mutants gpu-check gpu-wheels
 .PHONY: bench bench-background bench-containers bench-flood bench-gateway bench-live bench-metrics bench-paper
 .PHONY: bench-quotas bench-scaling bench-shortage bench-web
 
@@ -28,6 +28,7 @@ help:
 	@echo "make clients  build the environments of other systems' clients, into .venv-clients; CLIENTS names some of them"
 	@echo "make test-clients  run other systems' unchanged clients, each in its environment; CLIENTS names some of these"
 	@echo "make compatibility  the same as a table; JSON=1 prints a document, OUT=docs/compatibility.md writes the page"
+	@echo "make isolation  what each isolation of process sandboxes holds, as a table; OUT=docs/reference/isolation.md writes the page"
 	@echo "make mutants  small defects, and whether their tests find them; ONLY names some, also by patterns"
 	@echo "make gpu-check  all that only a CUDA GPU can show, in a table; STAND_INS=1 runs it without one"
 	@echo "make gpu-wheels  what gpu-check needs besides torch, for a machine without a network, into wheels/"
@@ -107,6 +108,9 @@ test-clients: $(STAMP)
 
 compatibility: $(STAMP)
 	@$(BIN)/python -m tests.clients $(if $(JSON),--json) $(if $(OUT),--out $(OUT))
+
+isolation: $(STAMP)
+	@$(BIN)/python -m bench.isolation $(if $(OUT),--out $(OUT))
 
 # pip picks CUDA builds of what is removed again: beside torch for CPU they fail at import, and text models do not need them.
 $(VLLM_STAMP): constraints-vllm.txt

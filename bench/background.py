@@ -22,21 +22,19 @@ import argparse
 import json
 import os
 import pwd
-import shutil
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Any
 
 import psutil
 
+from bench.as_user import last_words, run_module
 from tangram.errors import TangramError
 from workers.cpu.abstract import Environment, EnvironmentSpec, ExecOutcome, ExecRequest, Execution, Holding, Sandbox
 from workers.cpu.cores import CoreMap
@@ -106,27 +104,11 @@ def sandboxes(other: str, has_image: bool) -> Iterator[tuple[str, str]]:
 
 
 def _apart(name: str, user: str, options: argparse.Namespace) -> Row:
-    """Measure in a process of its own, of that user, with a Python that it may run."""
-    account = pwd.getpwnam(user)
-    arguments = ["-m", "bench.background", "--only", name, "--rounds", str(options.rounds), "--window-s", str(options.window_s)]
+    """Measure in a process of its own, of that user."""
+    arguments = ["--only", name, "--rounds", str(options.rounds), "--window-s", str(options.window_s)]
     arguments += ["--image", options.image] if options.image else []
-    who: dict[str, Any] = {}
-    program = sys.executable
-    if account.pw_uid != os.geteuid():
-        who = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
-        program = next((each for each in (program, shutil.which("python3", path=os.defpath)) if each and _runs(each, who)), program)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run([program, *arguments], capture_output=True, text=True, env=environment, check=False, **who)
-    if done.returncode:
-        return Row(name, user, problem=(done.stderr.strip().splitlines() or ["it ended without a word"])[-1])
-    return Row(**json.loads(done.stdout))
-
-
-def _runs(program: str, who: Mapping[str, Any]) -> bool:
-    try:
-        return subprocess.run([program, "-c", ""], capture_output=True, check=False, **who).returncode == 0
-    except OSError:
-        return False
+    done = run_module("bench.background", *arguments, user=user)
+    return Row(name, user, problem=last_words(done)) if done.returncode else Row(**json.loads(done.stdout))
 
 
 def _made(name: str, base: Path, image: str | None) -> Sandbox:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from app.services_file import ConfigError
+from bench.isolation import FORKS, HOARDS, WATCHES, hoarding
 from tangram.settings import Settings
 from workers.cpu.abstract import EnvironmentSpec, WindowSize
 from workers.cpu.cores import CoreMap
@@ -200,26 +201,13 @@ def test_a_fork_bomb_stays_within_the_processes_of_its_environment(tmp_path: Pat
     printed(other, ":")
     before = len(below_this())
     # When a command of one starts as many processes as it can; then it comes as far as that, and the other goes on
-    program = "import os, time\nn = 0\ntry:\n  while True:\n    n += 1\n    if os.fork() == 0: time.sleep(300)\nexcept OSError: print(n)"
-    outcome = run(bombed, f'python3 -S -c "{program}"')
+    outcome = run(bombed, f"python3 -S -c '{FORKS}' 100")
     assert 5 < int(outcome.stdout) <= 20, outcome
     assert printed(other, "python3 -S -c 'print(6 * 7)'") == "42\n"
     # And nothing is left of it once it is closed
     bombed.close()
     assert until(lambda: len(below_this()) <= before)
     box.close()
-
-
-HOARDS = """
-import ctypes, os, time
-libc, terminals = ctypes.CDLL(None), 0
-while libc.inotify_init1(0) >= 0: pass
-try:
-    while os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY): terminals += 1
-except OSError: print(terminals, flush=True)
-time.sleep(300)
-"""
-WATCHES = "import ctypes; print(ctypes.CDLL(None).inotify_init1(0) >= 0)"
 
 
 @pytest.mark.parametrize("isolation", ["bubblewrap", "view"])
@@ -230,10 +218,10 @@ def test_what_the_kernel_counts_by_user_is_not_taken_from_other_environments(sha
         for other in environment_in(shared(isolation)):
             # Given a program that takes all the terminals and watches that it is given, and holds them
             hostile.write_file("hoards.py", HOARDS.encode())
-            printed(hostile, "ulimit -n 4096; python3 hoards.py >taken 2>&1 & until [ -s taken ]; do sleep 0.01; done")
+            printed(hostile, hoarding(most=1000))
             assert hostile.read_file("taken") == b"64\n"
             # When a program of another environment wants some; then it gets them
-            assert printed(other, f'python3 -c "{WATCHES}"') == "True\n"
+            assert run(other, f"python3 -c '{WATCHES}'").exit_code == 0
             assert admit(other, "tty", cores=(0,), terminal=WindowSize(rows=24, columns=80)).wait().stdout == b"/dev/pts/0\r\n"
 
 
