@@ -25,6 +25,7 @@ from workers.cpu.process.isolation import SYSTEM, IsolationChoice
 from workers.cpu.process.limits import ProcessLimits
 from workers.cpu.process.programs import folders_of_programs
 from workers.cpu.process.sandbox import ProcessSandbox
+from workers.cpu.process.users import Users, find_users
 from workers.start import _process_sandbox
 
 from .conftest import Shared, below_this, environment_in, make, none_works
@@ -223,6 +224,18 @@ def test_what_the_kernel_counts_by_user_is_not_taken_from_other_environments(sha
             # When a program of another environment wants some; then it gets them
             assert run(other, f"python3 -c '{WATCHES}'").exit_code == 0
             assert admit(other, "tty", cores=(0,), terminal=WindowSize(rows=24, columns=80)).wait().stdout == b"/dev/pts/0\r\n"
+
+
+def test_a_root_that_may_not_choose_users_has_one_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a worker that is root, and a kernel that refuses the ids that it chooses
+    monkeypatch.setattr(Users, "take", lambda users: 2**32 - 1)
+    if find_users() is None:
+        pytest.skip("a worker that may not choose users has one for all environments")
+    with closing(make(tmp_path / "box", "bubblewrap")) as box:
+        # Then environments are set apart all the same, and the worker says how
+        assert (box.isolation, box._users) == ("bubblewrap", None)
+        assert re.match("environments are of one user, since .*; a trial of it worked", box.isolation_reason)
+        assert printed(open_one(box), "id -u; echo text >file; cat file") == "1000\ntext\n"
 
 
 @pytest.mark.parametrize("isolation", ["bubblewrap", "view"])

@@ -65,7 +65,7 @@ from workers.cpu.process.isolation import (
 )
 from workers.cpu.process.limits import ProcessLimits
 from workers.cpu.process.programs import path_of_commands
-from workers.cpu.process.users import find_users
+from workers.cpu.process.users import Users, find_users
 from workers.cpu.root import as_user, without_capabilities
 from workers.cpu.rooted_files import HomeFiles, HostFiles, RootedFiles
 from workers.cpu.shell.dialect import Dialect
@@ -140,7 +140,7 @@ class ProcessSandbox(Sandbox):
         if background == "affinity":
             self._groups = replace(self._groups, cpu=None)
         self._view: View | None = None
-        self._users = find_users()
+        self._users: Users | None = None
         self.isolation_reason = "as it was asked for"
         if isolation != "none":
             self._set_apart(isolation)
@@ -161,24 +161,32 @@ class ProcessSandbox(Sandbox):
         return self._groups.memory is not None
 
     def _set_apart(self, isolation: IsolationChoice) -> None:
-        """Use bubblewrap where it works, else, unless it was asked for, namespaces of the sandbox's own."""
-        machine, view = os.uname().machine, view_for(self._base, self._search_path, self._dialect.program)
+        """Use bubblewrap where it works, else, unless it was asked for, namespaces of the sandbox's own; and users, where these work."""
+        view = view_for(self._base, self._search_path, self._dialect.program)
         problems: list[str] = []
         for kind in ("bubblewrap", "view") if isolation == "auto" else (isolation,):
-            found = find_bubblewrap(view) if kind == "bubblewrap" else view
-            if seccomp.filter_for(machine) is None:
-                problem = f"there is no filter of system calls for {machine}"
-            else:
-                problem = "there is no program bwrap" if found is None else self._try(found)
+            found, self._users = find_bubblewrap(view) if kind == "bubblewrap" else view, find_users()
+            problem = with_users = self._problem_of(found)
+            if problem and self._users is not None:
+                self._users = None
+                problem = self._problem_of(found)
             if not problem:
                 self._view = found
-                self.isolation_reason = "; ".join([*problems, "a trial of it worked"])
+                of_one = [f"environments are of one user, since {with_users}"] if with_users else []
+                self.isolation_reason = "; ".join([*problems, *of_one, "a trial of it worked"])
                 return
             problems.append(f"{kind} does not work here: {problem}")
         self.isolation_reason = "; ".join(problems)
         if isolation != "auto":
             self.close()
             raise SessionUnavailable(self.isolation_reason)
+
+    def _problem_of(self, view: View | None) -> str:
+        """Return what keeps environments from being set apart so, or nothing."""
+        machine = os.uname().machine
+        if seccomp.filter_for(machine) is None:
+            return f"there is no filter of system calls for {machine}"
+        return "there is no program bwrap" if view is None else self._try(view)
 
     def _try(self, view: View) -> str:
         """Run a command in an environment that is set apart; return why that failed, or nothing."""
