@@ -1,8 +1,9 @@
 """Harbor: an environment class, named by `--env tangram.integrations.harbor:TangramEnvironment`.
 
-Harbor's tasks need their image and folders at the root (`/logs`, `/tests`, `/solution`), so environments are opened on nodes with
-containers only. Images are not built here: a task names one that is there (`docker_image`, or `--ek image=…`). The user that commands run
-as (`TANGRAM_CONTAINER_USER`) must be able to write to these folders in it, and it must have `bash` and `tar`.
+Harbor's tasks need their image and folders at the root (`/logs`, `/tests`, `/solution`), so environments are containers. Images are not
+built here: a task names one that is there (`docker_image`, or `--ek image=…`). The user that commands run as (`TANGRAM_CONTAINER_USER`)
+must be able to write to these folders in it, and it must have `bash` and `tar`. Tasks that need no image also run in process sandboxes that
+are set apart (`--ek isolation=bubblewrap`), which have the folders.
 
 A failure of the stack is raised. Harbor writes it down as the trial's exception: such a trial has no reward.
 """
@@ -17,13 +18,14 @@ from harbor.environments.base import BaseEnvironment, ExecResult
 from harbor.environments.capabilities import EnvironmentCapabilities
 from harbor.models.trial.paths import EnvironmentPaths
 
-from tangram.integrations import actions
 from tangram.integrations.sandbox import Sandbox, borrow_client, return_client
 
 LONGEST_COMMAND_S = 24 * 3600.0
 """Harbor ends phases by itself; a command of which it names no limit gets this one."""
 
 TIMED_OUT = 124
+
+CONTAINER, ISOLATIONS = "container", ("container", "bubblewrap", "view")
 
 _WORKDIR = re.compile(r"^\s*WORKDIR\s+(/\S*)", re.MULTILINE | re.IGNORECASE)
 
@@ -33,7 +35,7 @@ class ImageUnfit(RuntimeError):
 
 
 class TangramEnvironment(BaseEnvironment):  # type: ignore[misc]  # Harbor is not there for the type checker
-    """A container of the stack for one trial.
+    """An environment of the stack for one trial.
 
     Parameters, as `--ek NAME=VALUE`
     --------------------------------
@@ -41,8 +43,10 @@ class TangramEnvironment(BaseEnvironment):  # type: ignore[misc]  # Harbor is no
         The job that its actions belong to, `harbor` by default.
     image
         Image of all tasks, in the place of their `docker_image`.
+    isolation
+        How environments are set apart: `container`, else `bubblewrap` or `view`. These have no images: a task's is not used.
     no_network
-        Whether the containers of this stack have no network. Only then are tasks taken that ask for none.
+        Whether the containers of this stack have no network. Only then are tasks taken that ask for none. Other environments have none.
     detached
         Whether an environment that Harbor is not to delete stays, until its lease is over.
 
@@ -53,11 +57,15 @@ class TangramEnvironment(BaseEnvironment):  # type: ignore[misc]  # Harbor is no
         *args: Any,
         job: str = "harbor",
         image: str | None = None,
+        isolation: str = CONTAINER,
         no_network: bool = False,
         detached: bool = False,
         **kwargs: Any,
     ) -> None:
-        self._job, self._image, self._no_network, self._detached = job, image, no_network, detached
+        if isolation not in ISOLATIONS:
+            raise ValueError(f"isolation={isolation}: it is one of {', '.join(ISOLATIONS)}")
+        self._job, self._image, self._isolation, self._detached = job, image, isolation, detached
+        self._no_network = no_network or isolation != CONTAINER
         self._sandbox: Sandbox | None = None
         self._client: Any = None
         super().__init__(*args, **kwargs)
@@ -73,7 +81,7 @@ class TangramEnvironment(BaseEnvironment):  # type: ignore[misc]  # Harbor is no
         return EnvironmentCapabilities(disable_internet=self._no_network)
 
     def _validate_definition(self) -> None:
-        if not self._task_image:
+        if self._isolation == CONTAINER and not self._task_image:
             raise FileNotFoundError(
                 f"task {self.environment_name} names no image: build its {self.environment_dir.name}/Dockerfile, push it, and name it as "
                 "`docker_image` in task.toml or with --ek image=…"
@@ -85,10 +93,10 @@ class TangramEnvironment(BaseEnvironment):  # type: ignore[misc]  # Harbor is no
         self._sandbox = await Sandbox.open(
             self._client,
             trajectory=self.session_id,
-            image=self._task_image,
+            image=self._task_image if self._isolation == CONTAINER else None,
             image_needed=True,
             memory_mb=self._effective_memory_mb,
-            requires=(actions.CONTAINERS,),
+            requires=(f"isolation:{self._isolation}",),
             detached=self._detached,
         )
         self.logger.debug(f"environment {self._sandbox.id} of job {self._job}")

@@ -40,6 +40,11 @@ HARBOR: Table = (
         "test_the_oracle_solves_a_task_and_no_environment_is_left",
     ),
     (
+        "the same with --ek isolation=bubblewrap",
+        "works; for tasks that need no image",
+        "test_the_oracle_solves_a_task_without_an_image_in_a_process_sandbox",
+    ),
+    (
         "harbor run --agent oracle --env e2b (its own environment)",
         "works",
         "clients/test_e2b_containers.py::test_harbors_own_e2b_environment_has_a_task_solved_by_its_oracle",

@@ -1,8 +1,9 @@
-"""Harbor, unchanged, on a stack with containers: a task solved by its oracle agent, and what a failure becomes."""
+"""Harbor, unchanged, on stacks: a task solved by its oracle agent, and what a failure becomes."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -41,11 +42,11 @@ def live(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield started
 
 
-def run_trial(live: Live, folder: Path, *options: str) -> dict[str, Any]:
+def run_trial(live: Live, folder: Path, *options: str, task: Path = TASK) -> dict[str, Any]:
     """Run the task by Harbor's command line and return the result of its only trial."""
     environment = {**live.environment, "PYTHONPATH": str(Path.cwd()), "HOME": str(folder), "PATH": "/usr/local/bin:/usr/bin:/bin"}
     command = [
-        *(sys.executable, "-m", "harbor.cli.main", "run", "--path", str(TASK), "--agent", "oracle", "--jobs-dir", str(folder / "jobs")),
+        *(sys.executable, "-m", "harbor.cli.main", "run", "--path", str(task), "--agent", "oracle", "--jobs-dir", str(folder / "jobs")),
         *("--env", "tangram.integrations.harbor:TangramEnvironment", "--job-name", "job", *options),
     ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
@@ -60,6 +61,21 @@ def test_the_oracle_solves_a_task_and_no_environment_is_left(live: Live, tmp_pat
     assert result["verifier_result"]["rewards"] == {"reward": 1.0}
     live.until(lambda: live.rows("select count(*) from environments where job = 'harbor' and state = 'open'") == [(0,)])
     assert live.rows("select count(*) from actions where job = 'harbor'")[0][0] > 5
+
+
+def test_the_oracle_solves_a_task_without_an_image_in_a_process_sandbox(real_component: None, tmp_path: Path) -> None:
+    # Given a task whose files need no image, and a stack without containers
+    task = shutil.copytree(TASK, tmp_path / "task")
+    settings = (task / "task.toml").read_text()
+    (task / "task.toml").write_text("".join(line for line in settings.splitlines(True) if "docker_image" not in line))
+    script = task / "solution" / "solve.sh"
+    script.write_text(script.read_text().replace("sort -n", "printf '12 pears\\n3 apples\\n7 plums\\n' > stock.txt\nsort -n"))
+    plan = StackPlan(nodes=1, cores=2, memory_mb=2048, api_nodes=0, variables={"TANGRAM_ISOLATION": "bubblewrap"})
+    with running(tmp_path / "stack", plan) as live:
+        # When the oracle solves it; then its reward is read from the folders that every environment has
+        result = run_trial(live, tmp_path, "--ek", "isolation=bubblewrap", task=task)
+    assert result["exception_info"] is None
+    assert result["verifier_result"]["rewards"] == {"reward": 1.0}
 
 
 def test_an_image_without_harbors_folders_is_an_exception_without_a_reward(live: Live, tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import threading
 import pytest
 
 from tests.workers_cpu.support import RUN, admit, printed, run, until
-from workers.cpu.abstract import Environment, ExecOutcome, ExecRequest
+from workers.cpu.abstract import Environment, EnvironmentSpec, ExecOutcome, ExecRequest, Sandbox
+from workers.cpu.process.isolation import PLACES
 
 from .conftest import params
 
@@ -69,6 +70,20 @@ def test_shared_memory_is_bounded(place: str, env: Environment) -> None:
     assert b"No space left" in outcome.stderr
     # And no other memory is to be written to as files
     assert place == "container" or run(env, "echo text >/dev/file").exit_code == 1
+
+
+def test_folders_at_the_root_that_tasks_expect_are_its_own(place: str, env: Environment, sandbox: Sandbox) -> None:
+    if place == "container":
+        pytest.skip("its image has them, or not")
+    # Given a file that a call wrote to each of them, with folders above it
+    for folder in PLACES:
+        env.write_file(f"{folder}/a/b", b"text\n")
+    # When commands look, and empty them; then the files are theirs, and those of another environment are not there
+    assert printed(env, f"cat {' '.join(f'{folder}/a/b' for folder in PLACES)}") == "text\n" * len(PLACES)
+    other = sandbox.open(EnvironmentSpec(id="other"))
+    assert printed(other, f"ls -A {' '.join(PLACES)}") == "\n\n".join(f"{folder}:" for folder in PLACES) + "\n"
+    other.close()
+    printed(env, f"for f in {' '.join(PLACES)}; do rm -r $f/a && mkdir $f/c || exit; done")
 
 
 def test_a_command_in_one_session_does_not_end_with_one_in_another(env: Environment) -> None:

@@ -21,7 +21,7 @@ from workers.cpu.abstract import EnvironmentSpec, WindowSize
 from workers.cpu.cores import CoreMap
 from workers.cpu.errors import SessionUnavailable
 from workers.cpu.process.environment import ProcessEnvironment
-from workers.cpu.process.isolation import SYSTEM, IsolationChoice
+from workers.cpu.process.isolation import OWN, SYSTEM, IsolationChoice, View, view_for
 from workers.cpu.process.limits import ProcessLimits
 from workers.cpu.process.programs import folders_of_programs
 from workers.cpu.process.sandbox import ProcessSandbox
@@ -63,6 +63,8 @@ def test_without_a_bubblewrap_auto_is_a_view_or_none(tmp_path: Path, monkeypatch
     monkeypatch.setenv("PATH", str(programs))
     monkeypatch.setattr(os, "defpath", str(programs))
     monkeypatch.setattr("workers.cpu.process.isolation.HELP_LIMIT_S", 0.3)
+    # Its shell is in a temporary folder.
+    monkeypatch.setattr("workers.cpu.process.isolation.OWN", ())
     # When a sandbox may choose; then commands run, and it says why bubblewrap does not set them apart
     with closing(ProcessSandbox(tmp_path / "box")) as box:
         assert box.isolation in ("view", "none")
@@ -103,6 +105,16 @@ def test_the_folders_of_programs_are_found_through_links_and_show_nothing_privat
             home / ".local/bin", home / "venv/bin", home / "venv/lib", home / "venv/pyvenv.cfg", python / "bin", python / "lib",
         )
     )  # fmt: skip
+
+
+def test_no_program_is_shown_below_a_folder_of_the_environments_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given programs of the host in a folder that is an environment's own; when its view is made; then they are not shown
+    (tmp_path / "own" / "bin").mkdir(parents=True)
+    (tmp_path / "box").mkdir()
+    monkeypatch.setattr("workers.cpu.process.isolation.OWN", (str(tmp_path / "own"),))
+    assert view_for(tmp_path / "box", f"{tmp_path}/own/bin:/usr/bin", "/bin/sh").shown == ()
+    # And where there are some at a place that tasks expect, this place is the host's
+    assert View(base=tmp_path, shown=("/app/venv/bin", "/tests-of-others")).places == ("/logs", "/solution", "/tests")
 
 
 # -- attempts to escape ---------------------------------------------------------------------------------------------------
@@ -289,6 +301,7 @@ def test_the_worker_removes_the_groups_that_it_made(tmp_path: Path, isolation: I
     assert groups() == []
 
 
+@pytest.mark.skipif(sys.prefix.startswith(OWN), reason="this interpreter is below a folder of the environment's own")
 def test_a_virtual_environment_on_the_path_runs(tmp_path: Path) -> None:
     # Given a PATH with the folder of this interpreter
     make(tmp_path / "box", "bubblewrap").close()

@@ -13,6 +13,7 @@ This file says what is to be seen; `namespace.py` runs bubblewrap's program, `bw
 |--------------------------|--------------------------------------------------------------------|
 | `/home/user`             | the work folder: HOME, where commands begin                        |
 | `/tmp`, `/var/tmp`       | a folder of the environment on disk                                |
+| each of `PLACES`         | a folder of the environment on disk                                |
 | `/dev/shm`               | memory, at most `SHARED_BYTES`                                     |
 | `/run/tangram`           | the protocol folders of its sessions, which commands may only read |
 | `/run/tangram-states`    | the states that its shells write                                   |
@@ -62,6 +63,10 @@ key. What may hold one is not here, such as the files for proxies, packages and 
 """
 
 HOME, USER = "/home/user", "user"
+PLACES = ("/app", "/logs", "/solution", "/tests")
+"""What Harbor's tasks write to. Commands can make no folder at the root."""
+OWN = (HOME, "/tmp", "/var/tmp")
+"""No folder of programs is shown below these: commands could put a link in its way, and choose where on the host it is mounted."""
 CONTROL, STATES = "/run/tangram", "/run/tangram-states"
 HOST_NAME = "sandbox"
 HOSTS = f"127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n127.0.1.1 {HOST_NAME}\n"
@@ -86,6 +91,10 @@ class Folders:
         """Return what is `/tmp`, or `TMPDIR` where `/tmp` is the host's."""
         return self.root / "tmp"
 
+    def place(self, path: str) -> Path:
+        """Return what is at one of `PLACES`."""
+        return self.root / "places" / os.path.basename(path)
+
     @property
     def control(self) -> Path:
         """Return the folder of the protocol folders of its sessions."""
@@ -109,8 +118,11 @@ class Folders:
         self.temporary.chmod(0o1777)
         self.states.mkdir(parents=True)
         self.new_root.mkdir()
+        places = [self.place(path) for path in PLACES]
+        for place in places:
+            place.mkdir(mode=0o755, parents=True)
         if owner is not None:
-            for folder in (self.work, self.temporary, self.states):
+            for folder in (self.work, self.temporary, self.states, *places):
                 os.chown(folder, owner, owner)
 
 
@@ -125,6 +137,11 @@ class View:
     base: Path
     shown: tuple[str, ...]
     kind: ClassVar[Isolation] = "view"
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Return those of `PLACES` below which no program of the host is shown; see `OWN`."""
+        return tuple(place for place in PLACES if not any(f"{path}/".startswith(f"{place}/") for path in self.shown))
 
     def anchor(self, folders: Folders, user: int | None) -> dict[str, object]:
         """Return what the fork server is asked, to make the namespaces of the environment with these folders, for a user of the host."""
@@ -143,6 +160,7 @@ class View:
             ["symlink", "/tmp", "/var/tmp"],
             ["bind", str(folders.work), HOME],
             ["bind", str(folders.temporary), "/tmp"],
+            *(["bind", str(folders.place(path)), path] for path in self.places),
             ["bind", str(folders.states), STATES],
             *(["ro-bind-try", path, path] for path in (*TOPOLOGY, *SWITCHES, *self.shown)),
             # Where the system's folders show the sandbox's own.
@@ -183,7 +201,7 @@ def view_for(base: Path, search_path: str, shell: str) -> View:
     """Return what environments see, whose commands have PATH `search_path`. Makes their /etc."""
     copy_etc(base / "etc", shell)
     private = (str(base), os.path.realpath(Path.home()), str(Path.home()))
-    return View(base=base, shown=folders_of_programs(search_path, (*SYSTEM, "/etc"), private, [shell]))
+    return View(base=base, shown=folders_of_programs(search_path, (*SYSTEM, *OWN, "/etc"), private, [shell]))
 
 
 def find_bubblewrap(view: View) -> Bubblewrap | None:
