@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import tempfile
 import threading
 from pathlib import Path
 
@@ -53,7 +54,8 @@ def test_no_path_leads_to_the_host(kind: Kind, env: Environment, tmp_path: Path)
     secret, up = tmp_path / "secret", "../" * 20
     secret.write_text("secret")
     for folder in (tmp_path, *tmp_path.parents[:3]):
-        os.chmod(folder, 0o755)
+        if folder != Path(tempfile.gettempdir()):
+            os.chmod(folder, 0o755)
     printed(env, f"ln -s {secret} absolute; ln -s {up}{secret} relative; ln -s {tmp_path} folder; ln -s /no/such/place dangling; mkdir sub")
     # When such a path is read; then nothing is there
     paths = ("absolute", "relative", "folder/secret", f"{up}{secret}", str(secret), f"sub/../{up}{secret}", "dangling")
