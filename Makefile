@@ -67,18 +67,19 @@ install: $(STAMP)
 demo: $(STAMP)
 	@$(BIN)/tangram demo
 
-# Two processes of tests more than there are cores, since much of it is waiting, and four at most.
+# More processes of tests than there are cores, since much of it is waiting, and four at most.
 AT_ONCE = $$($(BIN)/python -c 'import os; print(min(4, os.cpu_count() + 2))')
+FORKS = $$($(BIN)/python -c 'import os; print(min(4, os.cpu_count() + 1))')
 
 # Files run in the order of the folders. tests/conftest.py puts the one that waits longest first, and the seeds last.
 # Threads of torch spin while they wait for each other, which on cores that others use takes longer than the work.
 test: $(STAMP)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not real and not long' -n $(AT_ONCE) --dist loadfile --no-loadscope-reorder
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not real and not long' -p no:xdist -p tests.forks --forks $(FORKS)
 
 # The parts of test-real run one after the other: containers and vLLM bear nothing beside them. Within a part, one process runs
 # the tests that share a stack. A test that fails has a second try after all parts.
 REAL_PARTS := stacks containers vllm
-REAL_stacks = -m 'real or long' tests $(patsubst %,--ignore=tests/%,containers deployment sandboxes engines vllm) -n $(AT_ONCE) --dist loadgroup
+REAL_stacks = -m 'real or long' tests $(patsubst %,--ignore=tests/%,containers deployment sandboxes engines vllm) -p no:xdist -p tests.forks --forks $(AT_ONCE)
 REAL_containers = -m real tests/containers tests/deployment tests/sandboxes -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 REAL_vllm = -m real tests/engines tests/vllm
 # Where CI is not set, .venv-vllm is built only if somebody asks for it; without it the tests of vLLM are skipped.

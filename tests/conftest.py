@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -13,13 +12,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from redis import Redis, RedisError
+
+from tests.forks import says
 
 # How long an example takes says more of the machine than of what is tested. The examples are the same in each run, so that nothing but a
 # change of the code decides; `--hypothesis-profile explore` draws others.
@@ -31,9 +30,6 @@ settings.load_profile("any_machine")
 
 PLACES = {"test_web_unwell.py": 0, "test_virtual_seeds.py": 2}
 """The file that waits longest comes first. Seeds come last: each goes to whichever process is free. All other files keep their order."""
-
-ONCE = {"torch": r"^from tests\.(engines|lazily|vllm)\b", "template": r"^from tests\.cli\.(support|template)\b"}
-"""What takes seconds to start, and which line a file has that starts it: torch, and the process that commands are forked from."""
 
 
 @pytest.fixture(scope="session")
@@ -77,42 +73,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "real_component" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.real)
     items.sort(key=lambda item: PLACES.get(item.path.name, 1))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Have one process run a file, or with `--dist loadgroup` the files of a folder that share a stack.
-
-    With `loadfile`, one alone runs the files that have the same part of `ONCE`. Seeds go where there is time.
-    """
-    how = config.getoption("dist")
-    if how not in ("loadfile", "loadgroup"):
-        return None
-    from xdist.scheduler import LoadScopeScheduling
-
-    class ByStack(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            file = Path(nodeid.partition("::")[0])
-            if file.name == "test_virtual_seeds.py":
-                return nodeid
-            for what, pattern in ONCE.items() if how == "loadfile" else ():
-                if says(config.rootpath / file, pattern):
-                    return what
-            shares = starts_a_stack(config.rootpath / file.with_name("conftest.py")) and not starts_a_stack(config.rootpath / file)
-            return str(file.parent if how == "loadgroup" and shares else file)
-
-    return ByStack(config, log)
-
-
-def starts_a_stack(file: Path) -> bool:
-    """Return whether a file has what starts a stack."""
-    return says(file, r"^from tests\..* import .*\b(running|started|serving)\b")
-
-
-@cache
-def says(file: Path, pattern: str) -> bool:
-    """Return whether a line of a file has a pattern."""
-    return file.exists() and bool(re.search(pattern, file.read_text(), re.MULTILINE))
 
 
 @dataclass

@@ -11,7 +11,7 @@ from .support import RUN, followed, processes_with, sleepers
 
 
 def test_an_interactive_shell_has_job_control_and_ends_with_all_that_it_started(env: ProcessEnvironment) -> None:
-    job, waiting = f"312.8125{RUN}", f"312.84375{RUN}"
+    job, waiting = f"312.828125{RUN}", f"312.84375{RUN}"
     with followed(env, "bash --norc -i", terminal=WindowSize(24, 80)) as one:
         one.execution.give(Data(f"PS1=; sleep {job} & echo job $((40+2))\n".encode()))
         assert one.prints("job 42") and sleepers(job)

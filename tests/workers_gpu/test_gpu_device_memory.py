@@ -16,7 +16,7 @@ from workers.gpu.device_memory import CpuMemory, Holdings, NvmlMemory, device_me
 from workers.gpu.devices import Device
 from workers.gpu.errors import DeviceError
 
-ME = os.getpid()
+ME, ABOVE = os.getpid(), os.getppid()
 CPU = Device("cpu:0", "cpu", 1000, "cpu")
 
 
@@ -54,7 +54,7 @@ def test_gpu_memory_without_nvml_is_an_error_that_says_so(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("listed", "held"),
     [
-        ([(ME, 700), (os.getppid(), 800), (1, 9999)], 1500.0),
+        ([(ME, 700), (ABOVE, 800), (1, 9999)], 1500.0),
         ([(1, 9999)], None),
         ([], None),
         ([(ME, None)], None),
@@ -65,7 +65,7 @@ def test_gpu_memory_without_nvml_is_an_error_that_says_so(monkeypatch: pytest.Mo
 def test_what_processes_hold_is_known_where_the_drivers_ids_are_ours(driver: FakeNvml, listed: list[Any], held: float | None) -> None:
     driver.processes = listed
 
-    assert NvmlMemory().held_mb(gpu(), [ME, os.getppid()]) == held
+    assert NvmlMemory().held_mb(gpu(), [ME, ABOVE]) == held
     assert NvmlMemory().held_mb(gpu(), []) == 0.0
 
 
