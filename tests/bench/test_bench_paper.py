@@ -12,14 +12,10 @@ import pytest
 
 from app.replay.traces import write_trace
 from bench import paper
-from bench.paper_cases import BINS, QUANTILES, Case, Outcome, binned_cores, run_case
 from bench.paper_document import Origin, write_document
 from bench.paper_plan import FULL, QUICK, plan
-from bench.paper_words import matched, number, on_columns, on_parts, on_policies
 from bench.workloads import ai_coding
 from scheduler.policies import PARTS
-from scheduler.sim.simulate import Cluster
-from scheduler.sim.summary import Capacity, ReplayRecord
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
@@ -39,16 +35,6 @@ SMALL = replace(
     mixed=8,
 )
 """Sizes that show no more than that every part works, since simulations of more would take most of the time of these tests."""
-
-
-def outcome(mean_act: float, **changes: float) -> Outcome:
-    given: dict[str, float] = {"step_duration": 100.0, "failed": 0, **changes}
-    return Outcome(
-        actions=10, failed=int(given["failed"]), mean_act=mean_act, p50_act=1.0, p99_act=9.0, mean_queue=0.1, mean_execution=0.8,
-        mean_overhead=0.0, floor_act=0.5, step_duration=given["step_duration"], cpu_utilisation=0.5, gpu_utilisation=0.0,
-        decision_us_p50=10.0, decision_us_p99=50.0, act_by_job=(("ai-coding", 1.0),), act_quantiles=(0.0, 1.0),
-        cores_granted=(), wall_s=0.1,
-    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -112,68 +98,6 @@ def test_without_recorded_rollouts_the_document_says_so(tmp_path: Path) -> None:
     write_document(tmp_path / "found.md", sections, {}, ORIGIN)
     # Then
     assert "There was no trace of recorded rollouts" in (tmp_path / "found.md").read_text(encoding="utf-8")
-
-
-def test_sentences_follow_the_figures_whoever_is_first() -> None:
-    # Given outcomes in which ours is second
-    (table,) = next(section for section in plan(QUICK, 1, None) if section.name == "ai-coding").tables
-    acts = {"paper": 1.0, "elastic": 2.0}
-    found = {entry.case: outcome(acts.get(entry.row, 3.0), failed=4 if entry.row == "fcfs" else 0) for entry in table.entries}
-    # When
-    said = on_policies(table, found)
-    # Then
-    assert said.startswith("Lowest mean ACT: `paper` with 1.00 s, 2.00 × the floor.")
-    assert "`paper` 0.500 ×" in said and "`static:4` 1.50 ×" in said
-    assert "Not carried out: 4 of 10 under `fcfs`" in said
-
-
-def test_sentences_on_columns_and_parts_follow_the_figures() -> None:
-    sections = {section.name: section for section in plan(QUICK, 1, None)}
-    (batch,) = sections["batch"].tables
-    found = {entry.case: outcome(2.0 if entry.row == "elastic" else 1.0) for entry in batch.entries}
-    assert "`elastic` is number 7 of 7" in on_columns(batch, found) and "`paper` 0.500" in on_columns(batch, found)
-    parts = sections["ablation"].tables[0]
-    found = {entry.case: outcome(1.5 if entry.row == "without resizing" else 1.0) for entry in parts.entries}
-    assert "largest first: without resizing +50.0%" in on_parts(parts, found)
-
-
-def test_a_case_keeps_the_distribution_of_act() -> None:
-    found = run_case(Case(workload="ai-coding", trajectories=4, policy="fixed:4", cluster=Cluster(cores=16), seed=1))
-    assert len(found.act_quantiles) == QUANTILES + 1 and list(found.act_quantiles) == sorted(found.act_quantiles)
-    assert found.failed == 0 and found.mean_act >= found.floor_act
-
-
-def test_cores_over_time_are_means_of_equal_stretches() -> None:
-    # Given a run of ten seconds that begins at 2 and holds 4 cores for its first half
-    run = ReplayRecord(
-        policy="fcfs", trajectories=1, actions=[], first_arrival_s=2.0, last_result_s=12.0, capacity=Capacity(cores=8, cells=0),
-        cores_granted=[(2.0, 4.0), (7.0, 0.0)],
-    )  # fmt: skip
-    # When
-    found = binned_cores(run)
-    # Then
-    assert len(found) == BINS and found[0] == (0.0, pytest.approx(4.0)) and found[-1][1] == pytest.approx(0.0)
-    assert sum(cores for _, cores in found) / BINS == pytest.approx(2.0)
-    assert binned_cores(replace(run, cores_granted=())) == ()
-
-
-@pytest.mark.parametrize("recorded", [True, False])
-def test_cores_over_time_are_drawn_where_runs_recorded_them(tmp_path: Path, recorded: bool) -> None:
-    # Given
-    section = next(section for section in plan(QUICK, 1, None) if section.name == "ai-coding")
-    cores = ((0.0, 1.0), (1.0, 0.0)) if recorded else ()
-    found = {entry.case: replace(outcome(1.0), cores_granted=cores) for entry in section.tables[0].entries}
-    # When
-    write_document(tmp_path / "found.md", [section], found, ORIGIN)
-    # Then
-    text = (tmp_path / "found.md").read_text(encoding="utf-8")
-    assert ("found/cores-ai-coding.svg" in text) == recorded == (tmp_path / "found" / "cores-ai-coding.svg").exists()
-    assert ("the runs did not record them" in text) != recorded
-
-
-def test_numbers_are_short_and_comparisons_say_how_far_off() -> None:
-    assert [number(value) for value in (0, 0.0001, 0.9999, 1.234, 12.34, 1234.5)] == ["0", "<0.001", "1.00", "1.23", "12.3", "1,234"]
-    assert matched(1.0, 1.05) == "matched" and matched(1.0, 0.5) == "not matched (-50%)"
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,7 @@ from bench.live_compare import CLEARLY_AHEAD, Goal, compare, text
 from bench.live_record import Act, Replayed
 from bench.live_trace import OF_FILE, Workload, add_options, words, workload_of
 from bench.pace import measured_pace
-from bench.ray_replay import amount
 from bench.ray_tasks import close_environment, open_environment, read_file, run_command, write_file
-from scheduler.sim.trace import TraceAction
-from tangram.elasticity import Elasticity
 
 ROOT = Path(__file__).resolve().parents[2]
 PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -119,18 +116,6 @@ def test_the_pace_of_a_machine_is_how_much_longer_the_commands_of_the_longest_ro
     monkeypatch.setattr("bench.pace.BUNDLED", tmp_path / "bundled.jsonl")
     # When the machine is measured; then it is at least ten times as slow
     assert measured_pace(1) >= 10.0
-
-
-def test_equal_words_give_equal_workloads() -> None:
-    # Given two processes with the same options; when they build the trace; then it is the same, arrivals included
-    assert Workload(trajectories=9, seed=3).trace() == Workload(trajectories=9, seed=3).trace()
-
-
-@pytest.mark.parametrize(("wanted", "cores", "granted"), [(1, 8, 1), (2, 8, 2), (3, 8, 2), (9, 8, 4), (9, 3, 2)])
-def test_a_fixed_amount_is_the_nearest_allowed_below(wanted: int, cores: int, granted: int) -> None:
-    # Given an action of 1, 2 or 4 cores; when an amount is wanted; then it gets what `fixed:N` would give
-    action = TraceAction(kind="cpu.exec", work_s=1.0, elasticity=Elasticity(units=(1, 2, 4)))
-    assert amount(action, wanted, cores) == granted
 
 
 def test_a_command_runs_in_its_folder_and_knows_its_cores(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -33,10 +32,8 @@ from tests.gateway.score_methods import (
     Method,
     Refused,
     by_rank,
-    given,
     most_likely,
     score_calls,
-    sigmoid,
 )
 
 pytestmark = pytest.mark.real
@@ -346,29 +343,6 @@ def test_a_caller_that_hangs_up_takes_its_action_along(served: Served, client: C
         http.post("/classify", json={"model": "slow", "input": "a"}, timeout=5)
     served.live.until(lambda: served.live.rows("SELECT status FROM actions WHERE job = 'gone'") == [("cancelled",)])
     holder.cancel()
-
-
-def test_numbers_are_those_of_the_models_themselves(served: Served, http: httpx.Client) -> None:
-    import torch
-    import transformers
-
-    folder = served.live.plan.services_file.parent if served.live.plan.services_file else Path()
-    teacher = transformers.AutoModelForCausalLM.from_pretrained(folder / "teacher-0", dtype=torch.float32).eval()
-    reward = transformers.AutoModelForSequenceClassification.from_pretrained(folder / "rm-small", dtype=torch.float32).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "rm-small")
-    with torch.inference_mode():
-        expected = [
-            torch.log_softmax(teacher(input_ids=torch.tensor([ids])).logits[0], dim=-1)[range(len(ids) - 1), ids[1:]].tolist()
-            for ids in (IDS, MORE)
-        ]
-        logit = float(reward(**tokenizer("two and two is four", return_tensors="pt")).logits[0, 0])
-
-    given_logprobs = given(http.post("/v1/completions", json={**SCORED, "model": "teacher-0"}).json())
-    (row,) = http.post("/classify", json={"model": "rm-small", "input": "two and two is four"}).json()["data"]
-
-    for values, wanted in zip(given_logprobs, expected, strict=True):
-        assert values == pytest.approx(wanted, abs=1e-4)
-    assert row["probs"] == pytest.approx([sigmoid(logit)], abs=1e-5)
 
 
 _TRL = """
