@@ -10,16 +10,28 @@ import typer
 
 from app.cli import output
 from app.cli.common import RUN_HELP, AsJson, UsageError, app, stop_on_signals
+from tangram.errors import StackUnreachable
 from tangram.settings import Settings
+
+NOBODY_ANSWERS = 3
 
 
 @app.command()
 def status(as_json: AsJson = False) -> None:
-    """Show nodes, environments and actions as they are now."""
+    """Show nodes, environments and actions as they are now.
+
+    The exit code is 3 where no scheduler answers.
+    """
     from app.cli.state import read_state
 
-    document, problem = read_state(Settings())
+    try:
+        document, problem = read_state(Settings())
+    except StackUnreachable as error:
+        output.note(f"tangram: {error}")
+        raise typer.Exit(NOBODY_ANSWERS) from error
     output.show_state(document, problem, as_json=as_json)
+    if document["scheduler"] is None:
+        raise typer.Exit(NOBODY_ANSWERS)
 
 
 @app.command()

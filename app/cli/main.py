@@ -6,9 +6,11 @@ and then prints one JSON document on standard output and nothing else.
 
 from __future__ import annotations
 
+import difflib
 import errno
 import os
 import sys
+from collections.abc import Iterable
 from importlib.metadata import version
 from typing import Annotated, NoReturn
 
@@ -18,6 +20,7 @@ from pydantic import ValidationError
 from app.cli import keeping, looking, planning, replaying, running
 from app.cli.common import app
 from tangram.errors import TangramError
+from tangram.settings import Settings
 
 COMMANDS = (running, looking, replaying, planning, keeping)
 """The modules that have added their commands to `app`."""
@@ -25,6 +28,7 @@ COMMANDS = (running, looking, replaying, planning, keeping)
 ClickException: type[Exception] = typer.BadParameter.__mro__[2]
 
 EXIT_BAD_INPUT = 2
+_SETTINGS = {f"TANGRAM_{name}".upper() for name in Settings.model_fields}
 EXIT_INTERRUPTED = 130
 
 
@@ -39,6 +43,15 @@ def whole(
     _version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")] = False,
 ) -> None:
     """Schedule the outside resources of agentic RL, action by action."""
+    for name in sorted(_unknown(os.environ)):
+        nearest = difflib.get_close_matches(name, _SETTINGS, 1)
+        print(f"tangram: there is no setting {name}{''.join(f'; {one} is one' for one in nearest)}", file=sys.stderr)
+
+
+def _unknown(names: Iterable[str]) -> set[str]:
+    """Return the names that look like settings and are none. Tests have variables of their own, and so have commands."""
+    prefixes = ("TANGRAM_TEST_", "TANGRAM_DOP", "TANGRAM_DOCKER_")
+    return {name for name in names if name.startswith("TANGRAM_") and not name.startswith(prefixes)} - _SETTINGS
 
 
 def main() -> NoReturn:

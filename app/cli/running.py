@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import socket
 from typing import Annotated
 
 import typer
@@ -31,6 +33,9 @@ def up(
     settings = Settings()
     policy = policy or settings.policy
     make_policy(policy)
+    for name in ("gateway_port", "web_port", "metrics_port"):
+        if port := getattr(settings, name):
+            _check_free(port, f"TANGRAM_{name.upper()}")
     settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     services_file = settings.services_file or tiny_services(settings.state_dir, output.note)
     plan = stack.StackPlan(
@@ -57,6 +62,24 @@ def up(
         if bare:
             output.note(f"environments of {', '.join(bare)} share /tmp and see what your user sees: bubblewrap would set them apart")
         started.supervise(stop, output.note)
+
+
+def _check_free(port: int, setting: str) -> None:
+    """Raise `UsageError` where a port of this machine is taken, with its holder's id where that can be seen."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            from psutil import CONN_LISTEN, AccessDenied, net_connections
+
+            pids = set[int | None]()
+            with contextlib.suppress(AccessDenied):
+                pids = {one.pid for one in net_connections("tcp") if one.status == CONN_LISTEN and one.laddr.port == port}
+            holder = "".join(f" (pid {pid})" for pid in pids if pid)
+            raise UsageError(f"{setting}: port {port} is taken by another program{holder}: choose another one") from error
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -91,7 +92,6 @@ def refused(done: subprocess.CompletedProcess[str], *expected: str) -> None:
         (["import", "swe-agent"], "files"),
         (["record", "missing.toml"], "missing.toml"),
         (["worker", "tpu"], "tpu"),
-        (["status"], "no journal"),
         (["report"], "no journal"),
         (["report", "nope.sqlite:last"], "there is no file nope.sqlite"),
         (["report", "j", "-o", "-", "--json"], "standard output"),
@@ -176,6 +176,29 @@ def test_a_database_that_cannot_be_used_is_said(tmp_path: Path, words: list[str]
     done = forked(*words, cwd=tmp_path, TANGRAM_DATABASE_URL=url, TANGRAM_CONNECT_TIMEOUT_S="1", **NOWHERE)
     refused(done, expected)
     assert "secret" not in done.stderr and not (tmp_path / "missing").exists()
+
+
+def test_where_no_scheduler_answers_the_state_says_so_by_its_exit_code(tmp_path: Path) -> None:
+    # Given no journal; when the state is asked for; then a line says so
+    done = forked("status", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (3, "", 1) and "no journal" in done.stderr
+    # Given a journal alone; then what it holds is shown
+    done = forked("status", "--json", cwd=tmp_path, TANGRAM_DATABASE_URL=new_journal(tmp_path / "j.sqlite"), **NOWHERE)
+    assert (done.returncode, json.loads(done.stdout)["scheduler"]) == (3, None)
+
+
+def test_a_setting_that_there_is_not_is_named_with_the_nearest(tmp_path: Path) -> None:
+    done = forked("status", cwd=tmp_path, TANGRAM_GATWAY_PORT="1")
+    assert done.stderr.splitlines()[0] == "tangram: there is no setting TANGRAM_GATWAY_PORT; TANGRAM_GATEWAY_PORT is one"
+
+
+@pytest.mark.parametrize("setting", ["TANGRAM_GATEWAY_PORT", "TANGRAM_WEB_PORT", "TANGRAM_METRICS_PORT"])
+def test_a_port_that_is_taken_is_refused_before_anything_starts(tmp_path: Path, setting: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = forked("up", cwd=tmp_path, **{setting: str(port)})
+    refused(done, f"{setting}: port {port} is taken by another program (pid ")
+    assert not (tmp_path / "state").exists()
 
 
 def test_ports_that_there_are_not_are_refused_before_anything_starts(tmp_path: Path) -> None:
