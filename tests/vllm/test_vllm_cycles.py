@@ -1,4 +1,4 @@
-"""Two hundred random cycles over four services on memory for two, with servers and devices as nasty as they are known to be."""
+"""Random cycles over four services on memory for two, with servers and devices as nasty as they are known to be."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ pytestmark = pytest.mark.real
 
 CALLERS = 2
 SEEDS = [int(seed) for seed in os.environ.get("TANGRAM_CYCLE_SEEDS", "1").split(",")]
-MORE = 200 if "TANGRAM_CYCLE_SEEDS" in os.environ else 50
-"""Cycles of the settings besides the first: as many, or few where time is short."""
+CYCLES = 200 if "TANGRAM_CYCLE_SEEDS" in os.environ else 80
+"""Cycles of each setting: few where time is short."""
 NATURE = {"model_mb": 3600, "context_mb": 200, "graphs_mb": 120, "growth_mb": [60, 30], "jitter_mb": 10, "noise": 1e-6}
 SERVICES = {"judge": "score", "critic": "score", "teacher": "logprobs", "sage": "logprobs"}
 
@@ -117,13 +117,13 @@ def _question(models: Path, task: str, weights: list[float], draws: random.Rando
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
-    ("room", "places", "number"),
-    [((ON_ONE_MB, True), ON_ONE, 200), ((ON_ONE_MB, False), ON_ONE, MORE), ((ON_TWO_MB, True), ON_TWO, MORE)],
+    ("room", "places"),
+    [((ON_ONE_MB, True), ON_ONE), ((ON_ONE_MB, False), ON_ONE), ((ON_TWO_MB, True), ON_TWO)],
     ids=["one-device", "one-device-with-other-process-ids", "two-devices"],
     indirect=["room"],
 )
 def test_random_cycles_serve_no_wrong_answer_kill_no_healthy_server_and_leave_nothing(
-    room: Room, places: dict[str, list[tuple[int, ...]]], number: int, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    room: Room, places: dict[str, list[tuple[int, ...]]], seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a machine on which a server that is well may be silent for as long as it likes
     for limit in ("engine._ASK_S", "api._WELL_S", "api.SILENT_S"):
@@ -135,7 +135,7 @@ def test_random_cycles_serve_no_wrong_answer_kill_no_healthy_server_and_leave_no
     cycles = Cycles(host, places, room.questions, seed, 1e-5, room.trouble)
     # When they are asked, moved and killed in any order
     try:
-        cycles.run(number, CALLERS)
+        cycles.run(CYCLES, CALLERS)
         room.calm()
         cycles.settle()
         # Then what is booked on each device is what its servers hold
