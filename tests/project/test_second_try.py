@@ -50,7 +50,7 @@ def test_a_real_component_that_fails_once_is_tried_again_when_all_others_have_en
     attempt = FAILS_ONCE.replace("test_that_fails_once", "attempt")
     files.makepyfile(test_once=REAL + FAILS_ONCE, test_stack=REAL + attempt + STACK, test_later="def test_that_passes():\n    pass\n")
     # When the first ones run beside each other
-    beside = ("-p", "xdist", "-n", "2", "test_once.py", "test_stack.py")
+    beside = ("-p", "tests.forks", "--forks", "2", "test_once.py", "test_stack.py")
     done = run(files, *beside, "--then", "test_later.py")
     # Then both failures are shown, the others have run before the second tries, and the last line names the tests
     assert done.ret == 0
@@ -73,7 +73,7 @@ def test_one_that_fails_twice_has_failed(files: pytest.Pytester) -> None:
 def test_nothing_else_is_tried_again(files: pytest.Pytester) -> None:
     # Given a test without the mark that fails once, a file that cannot be read, and one that is not there
     files.makepyfile(test_unmarked=FAILS_ONCE, test_broken="import nothing_of_that_name\n")
-    for words in (["test_unmarked.py"], ["test_broken.py"], ["test_nowhere.py"]):
+    for words in (["test_unmarked.py", "test_broken.py", "--continue-on-collection-errors"], ["test_nowhere.py"]):
         done = run(files, *words)
         assert done.ret == 1
         assert done.outlines[-1] == "0 tests of real components needed a second try"

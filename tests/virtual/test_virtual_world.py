@@ -35,7 +35,7 @@ def story(one: Scenario) -> list[Any]:
 
 
 def test_a_seed_is_one_story() -> None:
-    for seed in (3, 40, 85):
+    for seed in (3, 85):
         assert story(scenario(seed)) == story(scenario(seed))
 
 

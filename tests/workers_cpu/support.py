@@ -136,19 +136,18 @@ def sleepers(number: str, count: int = 1) -> list[int]:
 
 
 def processes_with(marker: str) -> list[int]:
-    """Return the ids of living processes whose command line or working folder holds `marker`."""
-    found = []
+    """Return the ids of living processes whose command line holds `marker`, or their working folder if it is a path."""
+    found, sought = [], os.fsencode(marker)
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
             continue
         try:
-            line = Path(f"/proc/{name}/cmdline").read_bytes().decode(errors="replace")
-            state = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[0]
-            folder = os.readlink(f"/proc/{name}/cwd") if state != "Z" else ""
+            with open(f"/proc/{name}/cmdline", "rb") as file:  # that of one that has ended is empty
+                is_sought = sought in file.read()
+            if is_sought or ("/" in marker and marker in os.readlink(f"/proc/{name}/cwd")):
+                found.append(int(name))
         except OSError:
             continue
-        if state != "Z" and (marker in line or marker in folder):
-            found.append(int(name))
     return found
 
 

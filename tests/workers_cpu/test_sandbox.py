@@ -81,8 +81,8 @@ def test_a_killed_worker_leaves_no_process_and_no_group_and_the_next_starts_empt
 
 
 def test_many_threads_in_as_many_environments(sandbox: ProcessSandbox) -> None:
-    # Given twenty environments
-    environments = [open_one(sandbox, f"e{number}") for number in range(20)]
+    # Given eight environments
+    environments = [open_one(sandbox, f"e{number}") for number in range(8)]
 
     def work(number: int) -> list[tuple[int | None, bytes]]:
         env = environments[number]
@@ -92,8 +92,8 @@ def test_many_threads_in_as_many_environments(sandbox: ProcessSandbox) -> None:
         return [(outcome.exit_code, outcome.stdout) for outcome in outcomes]
 
     # When as many threads use them at the same time
-    with ThreadPoolExecutor(20) as pool:
-        results = list(pool.map(work, range(20)))
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(work, range(8)))
     # Then each had its own
     for number, result in enumerate(results):
         assert result == [*((0, f"{number} {number} {turn}\n".encode()) for turn in (1, 2)), (number, b"")]
@@ -139,7 +139,7 @@ def test_open_environments_hold_nothing_before_their_first_command(sandbox: Proc
     # Given many environments that have run nothing; when they are opened
     children = set(psutil.Process().children())
     before, environments = descriptors(), list[ProcessEnvironment]()
-    environments.extend(open_one(sandbox, f"e{number}") for number in range(40))
+    environments.extend(open_one(sandbox, f"e{number}") for number in range(10))
     # Then no process and no descriptor was spent on them
     assert descriptors() <= before
     assert set(psutil.Process().children()) <= children
