@@ -10,7 +10,7 @@ COMPOSE ?= docker compose
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 VLLM_PIP := $(VLLM)/bin/python -m pip --disable-pip-version-check --quiet
 # The environments of clients that cannot share .venv; CLIENTS picks some of them, also for test-clients.
-CLIENTS ?= agents verifiers nemo-gym training
+CLIENTS ?= agents verifiers nemo-gym training javascript
 # Harbor and NeMo Gym need Python 3.12. pyenv has it where no command of that name runs.
 PYTHON312 ?= $(shell for p in python3.12 "$$(pyenv root 2>/dev/null)"/versions/3.12.*/bin/python3.12; do "$$p" -c '' 2>/dev/null && echo "$$p" && break; done)
 
@@ -100,6 +100,13 @@ test-real: $(STAMP) $(if $(filter vllm,$(or $(ONLY),$(if $(CI),$(REAL_PARTS)))),
 .venv-clients/%/.installed: CLIENT_PYTHON = $(PYTHON312)
 .venv-clients/%/.installed: CLIENT_PIP = $(@D)/bin/python -m pip --disable-pip-version-check --quiet
 .venv-clients/training/.installed: CLIENT_PYTHON = $(PYTHON)
+
+.venv-clients/javascript/.installed: tests/clients/javascript/package.json tests/clients/javascript/package-lock.json
+	@command -v npm >/dev/null || { echo "$(@D) needs node 20.18 or newer, and npm" >&2; exit 1; }
+	@mkdir -p $(@D)
+	@cp $^ $(@D)
+	@cd $(@D) && npm ci --ignore-scripts --no-audit --no-fund --silent
+	@touch $@
 
 clients: $(patsubst %,.venv-clients/%/.installed,$(CLIENTS))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tests.clients import javascript_rows
 from tests.clients.environments import ENVIRONMENTS
 from tests.clients.rows import Row, Table, node, said
 
@@ -137,6 +138,7 @@ def rows() -> Iterator[Row]:
         version = ENVIRONMENTS[environment].version(client)
         for method, how, *tests in table:
             yield Row(client=client, version=version, method=method, **said(how), environment=environment, tests=node(file, *tests))
+    yield from javascript_rows.rows()
     yield Row(
         client="tangram-docker",
         version="of this project",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
 import sys
 from dataclasses import dataclass
@@ -18,13 +19,16 @@ class Environment:
     name: str
     constraints: str
     python: Path
+    """Runs the tests."""
+    packages: Path | None = None
+    """Where the packages are, if they are not that interpreter's."""
 
     @property
     def missing(self) -> str:
         """Return why it cannot be used, nothing where it can."""
-        if self.python.exists():
+        if (self.packages or self.python).exists():
             return ""
-        return f"{self.python.parents[1].relative_to(ROOT)} was not built: make clients CLIENTS={self.name}"
+        return f"{(self.packages or self.python.parent).parent.relative_to(ROOT)} was not built: make clients CLIENTS={self.name}"
 
     def version(self, package: str) -> str:
         """Return the version of a package that the file has. Raises `KeyError` where it has none."""
@@ -33,7 +37,11 @@ class Environment:
 
 @functools.cache
 def _versions(constraints: Path) -> dict[str, str]:
-    return dict(re.findall(r"^([\w.-]+)==(\S+)$", constraints.read_text(encoding="utf-8"), re.MULTILINE))
+    text = constraints.read_text(encoding="utf-8")
+    if constraints.suffix == ".json":
+        installed = json.loads(text)["packages"]
+        return {path.removeprefix("node_modules/"): one["version"] for path, one in installed.items() if path}
+    return dict(re.findall(r"^([\w.-]+)==(\S+)$", text, re.MULTILINE))
 
 
 def _own(name: str) -> Environment:
@@ -48,6 +56,12 @@ ENVIRONMENTS = {
         _own("verifiers"),
         _own("nemo-gym"),
         _own("training"),
+        Environment(
+            "javascript",
+            "tests/clients/javascript/package-lock.json",
+            Path(sys.executable),
+            ROOT / ".venv-clients" / "javascript" / "node_modules",
+        ),
     )
 }
 """By name: the project's own, which is the interpreter that this runs in, and those that cannot share it."""

@@ -32,7 +32,8 @@ make test-clients      # the same as a test; CLIENTS="agents verifiers" names en
 * *missing*: the call is refused, or has no effect; the reason is given.
 
 CI runs the rows of `project` alone. The other environments take gigabytes and many minutes: run them before a release.
-Rows with another environment than `project` run in `.venv-clients/NAME`, whose versions are in `constraints-clients-NAME.txt`.
+Rows with another environment than `project` run in `.venv-clients/NAME`, whose versions are in `constraints-clients-NAME.txt`, those of
+`javascript` in `tests/clients/javascript/package-lock.json`; these need node 20.18 or newer.
 Harbor's rows, and one of verifiers, need a Docker engine.
 """
 
