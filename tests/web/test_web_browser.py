@@ -113,33 +113,6 @@ def test_a_list_of_lost_actions_tells_them_apart_and_says_why(page: Page, troubl
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_which_node_is_sick(phone: Page, trouble: Trouble) -> None:
-    # When
-    phone.goto("/")
-    # Then
-    notice = phone.get_by_role("listitem").filter(has_text="Node cpu-1 has been lost")
-    notice.get_by_role("link", name="cpu-1").click()
-    expect(phone.get_by_role("heading", level=1)).to_have_text("cpu-1")
-    expect(phone.locator(".box")).to_have_text("3 beats missed")
-    expect(phone.get_by_role("region", name="Latest actions that ended by our fault on this node")).to_contain_text(
-        trouble.handles["lost"].id
-    )
-
-
-def test_a_filter_goes_into_the_address_and_back_into_the_form(phone: Page, trouble: Trouble) -> None:
-    # Given
-    phone.goto("/actions")
-    # When
-    phone.locator("select[name=state]").select_option("waiting")
-    phone.locator("input[name=job]").fill("waiter")
-    phone.get_by_role("button", name="Filter").click()
-    # Then
-    phone.wait_for_url(re.compile("state=waiting.*job=waiter|job=waiter.*state=waiting"))
-    expect(phone.locator("input[name=job]")).to_have_value("waiter")
-    expect(phone.get_by_role("link", name=trouble.handles["waiter"].id)).to_be_visible()
-    expect(phone.get_by_role("link", name=trouble.handles["holder"].id)).to_have_count(0)
-
-
 def test_names_of_users_do_nothing_in_the_browser(page: Page, trouble: Trouble) -> None:
     for path in ("/", "/environments", f"/actions/{trouble.handles[HOSTILE].id}"):
         page.goto(path)
@@ -263,29 +236,6 @@ def test_a_cancel_asks_once_for_the_token_and_whether_it_is_meant(phone: Page, t
         expect(phone.locator("#said")).to_have_text("the cancel is on its way")
         trouble.live.until(lambda: trouble.live.rows(f"SELECT 1 FROM actions WHERE id = '{handle.id}' AND status = 'cancelled'"))
         expect(phone.locator(".lead .state")).to_have_text("cancelled", timeout=30_000)
-
-
-def test_a_node_is_drained_and_put_back(phone: Page, trouble: Trouble) -> None:
-    # When an operator drains the node on which everything is
-    phone.goto("/nodes/cpu-0")
-    phone.get_by_role("button", name="Drain this node").click()
-    phone.locator("#token-text").fill(TOKEN)
-    phone.get_by_role("button", name="Go on").click()
-    expect(phone.locator("#said")).to_have_text("the node is being drained")
-    # Then its page and the first one say what is left
-    left = re.compile(r"draining: [1-9]\d* actions?, [1-9]\d* environments left")
-    expect(phone.locator(".lead")).to_contain_text(left, timeout=30_000)
-    phone.goto("/")
-    expect(phone.get_by_role("region", name="Nodes of the deployment").get_by_role("row").filter(has_text="cpu-0")).to_contain_text(left)
-    notice = phone.get_by_role("listitem").filter(has_text="Node cpu-0 is draining")
-    # When they put it back
-    notice.get_by_role("link", name="cpu-0").click()
-    phone.get_by_role("button", name="Put this node back").click()
-    expect(phone.locator("#said")).to_have_text("the node is being put back")
-    # Then it takes actions again
-    expect(phone.get_by_role("button", name="Drain this node")).to_be_visible(timeout=30_000)
-    expect(phone.locator(".lead")).not_to_contain_text("drain")
-    trouble.live.until(lambda: trouble.live.rows("SELECT 1 FROM nodes WHERE name = 'cpu-0' AND NOT draining"))
 
 
 def test_the_timeline_leads_to_the_action_of_a_bar(page: Page, trouble: Trouble) -> None:
