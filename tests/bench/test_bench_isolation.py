@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+import pytest
+
 from bench.isolation import ISOLATIONS, PROBES, measure, table
+from workers.cpu.errors import SessionUnavailable
 from workers.cpu.process.users import find_users
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "isolation.md"
@@ -13,14 +17,20 @@ OF_THE_MACHINE = {name for name in PROBES if name.startswith(("memory", "at most
 
 
 def test_probes_get_through_where_nothing_sets_them_apart() -> None:
-    # Given no isolation; when programs try; then they get through, but for what an ordinary user may not do anyhow
+    # Given no isolation; when programs try; then they get through, but for what an ordinary user, or one in a container, may not do anyhow
     held = {name for name, holds in measure("none", set(PROBES) - OF_THE_MACHINE).items() if holds}
-    assert held <= {"setuid programs", "capabilities", "folders of the system, which are not written to"}
+    of_the_user = {"setuid programs", "capabilities", "folders of the system, which are not written to"}
+    assert held <= of_the_user | {"new user namespaces", "system calls are filtered"}
 
 
 def test_the_row_of_what_is_counted_by_user_says_whether_the_worker_may_choose_users() -> None:
     # Given a view; when everything is tried that does not depend on control groups; then the one row depends on the worker's rights
-    held = measure("view", set(PROBES) - {"memory is held to `memory_mb`"})
+    try:
+        held = measure("view", set(PROBES) - {"memory is held to `memory_mb`"})
+    except SessionUnavailable as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(error))
     shared = {name for name, holds in held.items() if not holds}
     assert shared == (set() if find_users() else {"inotify instances, where another environment takes all"})
 
