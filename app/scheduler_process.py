@@ -208,6 +208,7 @@ def setup_of(settings: Settings, history: Sequence[Observation] = ()) -> Setup:
         queue_limit=settings.queue_limit,
         lease_s=settings.lease_s,
         beat_s=settings.beat_s,
+        node_lost_s=settings.node_lost_s,
         starting_limit=settings.starting_limit,
         starts_per_s=settings.starts_per_s,
         weights=settings.shares,

@@ -69,7 +69,13 @@ class Settings(BaseSettings):
     )
     services_file: Path | None = Field(default=None, description="TOML file that declares GPU services and API quotas.")
     queue_limit: int = Field(default=100_000, ge=1, description="Waiting actions allowed per job; beyond it they are rejected at once.")
-    beat_s: float = Field(default=1.0, gt=0, description="Interval of a worker's beats; three missed ones and the node is lost.")
+    beat_s: float = Field(default=1.0, gt=0, description="Interval of a worker's beats; three missed ones and the node is silent.")
+    node_lost_s: float = Field(
+        default=60.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Silence of a node after which it is lost, with its environments; at least three beats count.",
+    )
     takeover_s: float = Field(default=5.0, gt=0, description="Silence of the active scheduler after which a standby takes over.")
     lease_s: float = Field(
         default=3600.0, gt=0, description="An environment without any action for this long is closed, unless it has a lease of its own."

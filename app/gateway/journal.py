@@ -18,7 +18,8 @@ from sqlalchemy import Connection, Engine, select
 from app.gateway.errors import InfraFailed, NotFound
 from app.journal.database import DatabaseError, Unaskable, snapshot
 from app.journal.leader import SCHEDULER_LEASE
-from app.journal.models import NODE_UP, Action, Environment, LeaseRow, Node, table
+from app.journal.models import Action, Environment, LeaseRow, Node, table
+from scheduler.model.lifecycle import NODE_HELD
 from tangram.ends import fault_of, loss_cause
 
 _log = logging.getLogger(__name__)
@@ -145,10 +146,10 @@ class Journal:
 
 
 def _read_services(connection: Connection) -> dict[str, str]:
-    descriptions = connection.execute(select(_NODES.c.description).where(_NODES.c.state == NODE_UP)).scalars()
+    descriptions = connection.execute(select(_NODES.c.description).where(_NODES.c.state.in_(NODE_HELD))).scalars()
     return {name: str(service.get("task", "")) for one in descriptions for name, service in one.get("services", {}).items()}
 
 
 def _read_labels(connection: Connection) -> frozenset[str]:
-    descriptions = connection.execute(select(_NODES.c.description).where(_NODES.c.state == NODE_UP)).scalars()
+    descriptions = connection.execute(select(_NODES.c.description).where(_NODES.c.state.in_(NODE_HELD))).scalars()
     return frozenset(label for one in descriptions if one.get("cores") for label in one.get("labels", ()))

@@ -21,6 +21,7 @@ from tangram.ends import CAUSES, FAULTS, NO_CAUSE
 WAITING: Final[ActionState] = "waiting"
 RUNNING: Final[ActionState] = "running"
 NODE_UP: Final[NodeState] = "up"
+NODE_SILENT: Final[NodeState] = "silent"
 ABSENT: Final[ServiceState] = "absent"
 
 INFRA_FAILED: Final = text("fault = 'infrastructure'")

@@ -24,7 +24,6 @@ from sqlalchemy import Connection, Engine, delete, func, insert, select, tuple_
 from app.journal.database import DatabaseError, database_errors, shown, writing
 from app.journal.leader import Lease
 from app.journal.models import (
-    NODE_UP,
     Action,
     ActionHour,
     Environment,
@@ -38,6 +37,7 @@ from app.journal.models import (
 )
 from app.journal.rollup import ActionFigures, AnyRow, Key, by_hour, hour_of
 from app.journal.writing import LeaseLost
+from scheduler.model.lifecycle import NODE_HELD
 
 log = logging.getLogger(__name__)
 
@@ -207,9 +207,9 @@ def _add_environment_hours(connection: Connection, old: Sequence[AnyRow]) -> Non
 
 def _remove_unreferenced(connection: Connection, before: float) -> None:
     """Remove nodes that left or were lost, with what was known of their instances, and messages on which schedulers failed."""
-    gone = select(Node.name).where(Node.state != NODE_UP, Node.changed_at < before)
+    gone = select(Node.name).where(Node.state.not_in(NODE_HELD), Node.changed_at < before)
     connection.execute(delete(table(ServiceInstance)).where(ServiceInstance.node.in_(gone)))
-    connection.execute(delete(table(Node)).where(Node.state != NODE_UP, Node.changed_at < before))
+    connection.execute(delete(table(Node)).where(Node.state.not_in(NODE_HELD), Node.changed_at < before))
     connection.execute(delete(table(FailedMessage)).where(FailedMessage.failed_at < before))
 
 

@@ -31,6 +31,7 @@ from app.journal.models import (
 )
 from app.journal.unfinished import set_aside
 from scheduler.live.entries import SetAside
+from scheduler.model.lifecycle import NODE_HELD
 from tangram.action import CELLS
 from tangram.ends import fault_of
 
@@ -166,14 +167,14 @@ def _services(
     by_name = {node.name: node for node in nodes}
     declared: dict[str, dict[str, Any]] = {}
     for node in nodes:
-        if node.state == NODE_UP:
+        if node.state in NODE_HELD:
             for name, description in node.description.get("services", {}).items():
                 declared.setdefault(name, {})[node.name] = description
     found: dict[str, list[InstanceStatus]] = {name: [] for name in declared}
     for row in instances:
         cells = tuple(int(cell) for cell in row.cells.split(",") if cell)
         home = by_name.get(row.node)
-        gone = home is not None and home.state != NODE_UP and row.state != ABSENT
+        gone = home is not None and home.state not in NODE_HELD and row.state != ABSENT
         status = InstanceStatus(
             node=row.node,
             cells=cells,

@@ -7,7 +7,6 @@ from typing import Any
 from sqlalchemy import Connection, Row, select
 
 from app.journal.models import (
-    NODE_UP,
     RUNNING,
     Action,
     Environment,
@@ -29,7 +28,7 @@ from scheduler.live.entries import (
 )
 from scheduler.live.poison import FAILURES_ALLOWED
 from scheduler.model.events import EnvironmentGone
-from scheduler.model.lifecycle import ENVIRONMENT
+from scheduler.model.lifecycle import ENVIRONMENT, NODE_HELD
 from tangram import clock
 
 # Enough to know any message that comes again: publishers and brokers repeat theirs within minutes.
@@ -74,7 +73,7 @@ def load_unfinished(connection: Connection) -> Unfinished:
         .where(Environment.ended_at.is_(None), Environment.pod_cores > 0)
         .order_by(Action.position)
     )
-    nodes = select(table(Node)).where(Node.state == NODE_UP).order_by(Node.joined_at, Node.name)
+    nodes = select(table(Node)).where(Node.state.in_(NODE_HELD)).order_by(Node.joined_at, Node.name)
     draining = select(Node.name).where(Node.draining).order_by(Node.name)
     ended = select(Action.id).where(Action.ended_at > clock.time() - ENDS_LOADED_S).order_by(Action.ended_at.desc()).limit(ENDS_LOADED)
     gone = [

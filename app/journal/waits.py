@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, select
 
-from app.journal.models import NODE_UP, RUNNING, WAITING, Action, Environment, Grant, Node, ServiceInstance, table
+from app.journal.models import NODE_SILENT, RUNNING, WAITING, Action, Environment, Grant, Node, ServiceInstance, table
+from scheduler.model.lifecycle import NODE_HELD
 from tangram.action import CELLS, CORES, MEMORY_MB, QUOTA_PREFIX
 
 AnyRow = Row[*tuple[Any, ...]]
@@ -176,6 +177,10 @@ def _in_environment(ask: _Question) -> bool:
     if environment.state == "closing":
         ask.say(f"Its environment is being closed: {environment.reason}.", "environment", action.environment)
         return False
+    node = ask.connection.execute(select(table(Node)).where(Node.name == environment.node)).one_or_none()
+    if node is not None and node.state == NODE_SILENT:
+        _say_silent(ask, node)
+        return False
     if CORES in ask.cost:
         _cores_of_environment(ask)
     return True
@@ -322,7 +327,7 @@ def _queue_position(ask: _Question, kind: str, name: str, words: str) -> None:
 
 
 def _able(ask: _Question, pool: str) -> list[AnyRow]:
-    """Return the nodes of a pool on which it may begin; say so where none could ever run it, and which are draining."""
+    """Return the nodes of a pool on which it may begin; say so where none could ever run it, and which are draining or silent."""
     return _taking(ask, _with_labels(ask, pool))
 
 
@@ -330,7 +335,13 @@ def _taking(ask: _Question, nodes: Sequence[AnyRow]) -> list[AnyRow]:
     for node in nodes:
         if node.draining:
             ask.say(f"Node {node.name} is draining: what could run elsewhere does not begin there.", "node", node.name)
-    return [node for node in nodes if not node.draining]
+        elif node.state == NODE_SILENT:
+            _say_silent(ask, node)
+    return [node for node in nodes if not node.draining and node.state != NODE_SILENT]
+
+
+def _say_silent(ask: _Question, node: AnyRow) -> None:
+    ask.say(f"Node {node.name} is silent: nothing begins there until it beats again. If it does not, it is lost.", "node", node.name)
 
 
 def _with_labels(ask: _Question, pool: str) -> list[AnyRow]:
@@ -345,8 +356,8 @@ def _with_labels(ask: _Question, pool: str) -> list[AnyRow]:
 
 
 def _nodes(ask: _Question, pool: str) -> list[AnyRow]:
-    """Return the nodes of a pool that are up."""
-    rows = ask.connection.execute(select(table(Node)).where(Node.state == NODE_UP).order_by(Node.name))
+    """Return the nodes of a pool that are up or silent."""
+    rows = ask.connection.execute(select(table(Node)).where(Node.state.in_(NODE_HELD)).order_by(Node.name))
     return [row for row in rows if pool in row.description.get("kinds", ())]
 
 

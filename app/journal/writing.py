@@ -28,7 +28,6 @@ from app.journal.database import DatabaseError, database_errors, problem, shown,
 from app.journal.leader import Lease
 from app.journal.models import (
     ABSENT,
-    NODE_UP,
     Action,
     Base,
     Environment,
@@ -45,6 +44,7 @@ from scheduler.live.entries import (
     Entry,
     Unfinished,
 )
+from scheduler.model.lifecycle import NODE_HELD
 
 log = logging.getLogger(__name__)
 
@@ -207,7 +207,7 @@ class _Statements:
         self.draining = update(table(Node)).where(Node.name == bindparam("of"))
         self.service = self._latest(Service, "name")
         self.forget = update(table(ServiceInstance)).where(ServiceInstance.node == bindparam("of"), ServiceInstance.state != ABSENT)
-        gone = select(Node.name).where(Node.state != NODE_UP, Node.changed_at < bindparam("before"))
+        gone = select(Node.name).where(Node.state.not_in(NODE_HELD), Node.changed_at < bindparam("before"))
         self.prune = delete(table(ServiceInstance)).where(ServiceInstance.node.in_(gone))
         self.instance = self._latest(ServiceInstance, "node", "service", "cells")
         self.failure = self._failure()

@@ -65,8 +65,8 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             Panel(
                 "Nodes",
                 "none",
-                "Nodes that are up, and those of them that are draining.",
-                (("sum(tangram_nodes)", "up"), ("sum(tangram_nodes_draining)", "draining")),
+                "Nodes that are up, those of them that are draining, and nodes that are silent.",
+                (("sum(tangram_nodes)", "up"), ("sum(tangram_nodes_draining)", "draining"), ("sum(tangram_nodes_silent)", "silent")),
                 stat=True,
             ),
             _stat("Waiting", "short", "Actions that wait.", f"sum(tangram_actions_waiting{{{JOBS}}})"),

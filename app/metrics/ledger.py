@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 from scheduler.live.entries import ActionGranted, ActionResized, EnvironmentChanged, NodeChanged
-from scheduler.model.lifecycle import ENVIRONMENT
+from scheduler.model.lifecycle import ENVIRONMENT, NODE_HELD
 
 Group = tuple[str, str]
 """The labels of an action: its job, its kind."""
 
 Direction = Literal["grow", "shrink", "preempt", "resume"]
 
-UP = "up"
+SILENT = "silent"
 
 T = TypeVar("T")
 
@@ -78,6 +78,7 @@ class Ledger:
         self.running: Counter[Group] = Counter()
         self.nodes: dict[str, Units] = {}
         self.draining: set[str] = set()
+        self.silent: set[str] = set()
         self.environments: dict[str, str] = {}
         self.pods: dict[str, tuple[str, int]] = {}
         """The node and the number of cores of each environment that has cores of its own."""
@@ -147,8 +148,9 @@ class Ledger:
         known.core_ids, known.cell_ids = core_ids, cell_ids
 
     def change_node(self, entry: NodeChanged) -> None:
-        """Take a node up, or forget it."""
-        if entry.state != UP:
+        """Take a node up, silent or not, or forget it."""
+        (self.silent.add if entry.state == SILENT else self.silent.discard)(entry.name)
+        if entry.state not in NODE_HELD:
             self.nodes.pop(entry.name, None)
             return
         cores, cells = (_count(entry.description.get(name)) for name in ("cores", "cells"))

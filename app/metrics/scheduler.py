@@ -38,6 +38,7 @@ from scheduler.live.entries import (
     Unfinished,
     UnfinishedAction,
 )
+from scheduler.model.lifecycle import NODE_HELD
 from tangram.ends import fault_of_end
 from tangram.settings import Settings
 
@@ -217,7 +218,7 @@ class SchedulerMetrics(Collector):
 
     def _change_node(self, entry: NodeChanged) -> None:
         self._ledger.change_node(entry)
-        if entry.state == "up":
+        if entry.state in NODE_HELD:
             self._plain["tangram_node_beats_missed_total"].labels(entry.name)  # a rate needs to see it at nought first
             return
         self._services.node_gone(entry.name)
@@ -257,8 +258,9 @@ class SchedulerMetrics(Collector):
         units, nodes, beats = _family("tangram_node_units"), _family("tangram_nodes"), _family("tangram_node_beat_age_seconds")
         for node, resource, state, count in self._ledger.units():
             units.add_metric([node, resource, state], count)
-        draining = _family("tangram_nodes_draining")
-        nodes.add_metric([], len(self._ledger.nodes))
+        silent, draining = _family("tangram_nodes_silent"), _family("tangram_nodes_draining")
+        nodes.add_metric([], len(self._ledger.nodes.keys() - self._ledger.silent))
+        silent.add_metric([], len(self._ledger.silent))
         draining.add_metric([], len(self._ledger.draining & self._ledger.nodes.keys()))
         for node, beat_at in self._beats.items():
             beats.add_metric([node], max(0.0, now - beat_at))
@@ -269,7 +271,7 @@ class SchedulerMetrics(Collector):
             speed.add_metric([quota], factor)
             if most is not None:
                 concurrency.add_metric([quota], most)
-        return units, nodes, draining, beats, requests, concurrency, speed
+        return units, nodes, silent, draining, beats, requests, concurrency, speed
 
     def _prediction(self) -> Metric:
         family = HistogramMetricFamily("tangram_prediction_ratio", FAMILIES["tangram_prediction_ratio"].help)

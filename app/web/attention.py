@@ -16,7 +16,7 @@ SILENT_S: Final = 5.0
 """Seconds without a sign of life after which the scheduler is named here."""
 
 SILENT_BEATS: Final = 2.0
-"""Intervals without a beat after which a node is named here; it is lost after three."""
+"""Intervals without a beat after which a node is named here; it is silent after three."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,9 @@ def _of_nodes(document: Document) -> Iterator[Notice]:
             text = f"Node {name} failed {number(node['ours'])} of {number(node['ended'])} actions in the last hour ({causes})."
             yield Notice(level="bad", text=text, link=link, link_text=name)
         if (node["beat_ago_s"] or 0.0) > silent_s:
-            yield Notice(level="warn", text=f"Node {name} last beat {seconds(node['beat_ago_s'])} ago.", link=link, link_text=name)
+            silent = " It is silent: nothing begins there, and what it holds waits for it." if node["state"] == "silent" else ""
+            text = f"Node {name} last beat {seconds(node['beat_ago_s'])} ago.{silent}"
+            yield Notice(level="warn", text=text, link=link, link_text=name)
         if node["draining"] and node["state"] not in ("lost", "left"):
             text = f"Node {name} is {draining(node)}. Nothing new begins there until that is undone."
             yield Notice(level="warn", text=text, link=link, link_text=name)

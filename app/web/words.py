@@ -90,6 +90,7 @@ def state_class(state: str) -> str:
         "opening",
         "closing",
         "draining",
+        "silent",
         "starting",
         "restoring",
         "evicting",

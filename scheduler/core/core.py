@@ -96,6 +96,11 @@ class Core:
                     self.pools.gpu.residency.joined(event.node.name, now)
                 if event.node.cells:
                     self._end_gone(self.pools.gpu.residency.gone(event.node.name, event.node.services), now)
+            case events.NodeSilent():
+                self._nodes.fell_silent(event.name, event.reason, now)
+                for stored in [one for one in event.ended if one.id in self.state.running]:
+                    self._finished(stored.finished(self.state.running[stored.id].grant.attempt), now)
+                self._nodes.leave_to_others(event.name, event.reason, now)
             case events.NodeLost():
                 self._nodes.lost(event.name, event.reason, now, left=event.left, ended=event.ended)
             case events.NodeDrained():

@@ -15,8 +15,8 @@ environment ends by one of these methods:
 
 A scheduler that takes over enters environments by `adopt` and `readopt_opening`.
 
-Actions wait here, *parked*, until their environment is open and the earlier action of the same shell session has ended. So a worker
-only receives actions that can start at once.
+Actions wait here, *parked*, until their environment is open, its node is not silent, and the earlier action of the same shell session
+has ended. So a worker only receives actions that can start at once.
 """
 
 from __future__ import annotations
@@ -98,11 +98,9 @@ class Environments:
         self._changed = True
 
     def wait_again(self, waiting: Waiting, environment: Environment) -> None:
-        """Let an environment open on another node, since its node is gone before it stood."""
+        """Let an environment open on another node, since its node is gone or silent before it stood."""
         self._count_opening(environment, -1)
-        self._cpu.environment_gone(environment, None)
-        if environment.node is not None:
-            self._count_memory(environment, -1)
+        self._vacate(environment)
         environment.enter("waiting")
         environment.node, environment.pod_core_ids = None, ()
         self._note(environment)
@@ -196,11 +194,21 @@ class Environments:
         if environment.close_requested and not asked:
             self.close_unasked(environment, environment.close_requested, environment.end_cause, now)
         elif not asked:
-            parked = list(environment.parked)
-            environment.parked.clear()
-            for waiting in parked:
-                self.admit(waiting, environment, now)
+            self._admit_parked(environment, now)
         self._changed = True
+
+    def heard_again(self, node: Node, now: float) -> None:
+        """Let the actions go on that waited because the node of their environment was silent."""
+        for environment in [self._state.environments[environment_id] for environment_id in node.environments]:
+            self._cpu.group_of(environment, node).touch()
+            if environment.state == "open":
+                self._admit_parked(environment, now)
+
+    def _admit_parked(self, environment: Environment, now: float) -> None:
+        parked = list(environment.parked)
+        environment.parked.clear()
+        for waiting in parked:
+            self.admit(waiting, environment, now)
 
     def adopt(self, environment: Environment, node: Node, used_at: float | None, now: float) -> None:
         """Take over an environment that an earlier scheduler had opened, and was closing if `close_requested` is set.
@@ -255,7 +263,8 @@ class Environments:
             self._ends.end_waiting(waiting, "rejected", refused, "impossible", now)
             return
         environment.actions[waiting.id] = None
-        if environment.state in ("waiting", "opening") or (session and environment.sessions.get(session, waiting.id) != waiting.id):
+        busy = session and environment.sessions.get(session, waiting.id) != waiting.id
+        if environment.state in ("waiting", "opening") or busy or self._is_silent(environment):
             environment.parked.append(waiting)
             return
         if session:
@@ -264,6 +273,10 @@ class Environments:
             self._cpu.enqueue(waiting, now)
         else:
             self.start_on_its_node(waiting, environment, now)
+
+    def _is_silent(self, environment: Environment) -> bool:
+        node = self._state.nodes.get(environment.node or "")
+        return node is not None and node.silent
 
     def action_ended(self, waiting: Waiting, environment: Environment, now: float) -> None:
         """Let the next action of the same session go on."""
@@ -279,7 +292,7 @@ class Environments:
 
     def _go_on(self, environment: Environment, session: str, now: float) -> None:
         """Admit the next action of a session; after a refusal, the action after it."""
-        while session not in environment.sessions:
+        while session not in environment.sessions and not self._is_silent(environment):
             following = next((w for w in environment.parked if w.action.session == session), None)
             if following is None:
                 return
@@ -356,15 +369,7 @@ class Environments:
         """Give back the room of an environment that was closed or lost, and remember how it ended."""
         how = "is lost" if environment.lost else "is gone"
         self._end_waiting(environment, f"environment {environment.id} {how}: {reason}", now)
-        node = self._state.nodes.get(environment.node or "")
-        if node is not None and environment.id not in node.environments:
-            node = None
-        if node is not None:
-            del node.environments[environment.id]
-            self._pools.give_memory(node, environment.memory_mb)
-        self._cpu.environment_gone(environment, node)
-        if environment.node is not None:
-            self._count_memory(environment, -1)
+        self._vacate(environment)
         environment.cut_short = environment.cut_short or environment.lost
         if self._state.environments.pop(environment.id, None) is not None:
             self.shares.leave(environment.job)
@@ -378,26 +383,22 @@ class Environments:
         self._note(environment, reason)
         self._changed = True
 
+    def _vacate(self, environment: Environment) -> None:
+        """Give back the room of an environment on its node."""
+        node = self._state.nodes.get(environment.node or "")
+        if node is not None and environment.id not in node.environments:
+            node = None
+        if node is not None:
+            del node.environments[environment.id]
+            self._pools.give_memory(node, environment.memory_mb)
+        self._cpu.environment_gone(environment, node)
+        if environment.node is not None:
+            self._count_memory(environment, -1)
+
     def _note(self, environment: Environment, reason: str = "") -> None:
         """Ask for an environment's state to be written down."""
         environment.use_noted = environment.last_used
-        self._out.append(
-            NoteEnvironment(
-                id=environment.id,
-                state=environment.state,
-                node=environment.node,
-                job=environment.job,
-                trajectory=environment.trajectory,
-                memory_mb=environment.memory_mb,
-                pod_core_ids=environment.pod_core_ids,
-                reason=reason,
-                client=environment.client,
-                used_at=environment.last_used,
-                cause=environment.cause,
-                owner=environment.owner,
-                ends_at=self.leases.noted_end(environment),
-            )
-        )
+        self._out.append(NoteEnvironment.of(environment, reason, self.leases.noted_end(environment)))
 
     def _end_waiting(self, environment: Environment, reason: str, now: float) -> None:
         """End the waiting actions: as lost if the environment is lost, else as failed."""

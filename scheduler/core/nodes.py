@@ -1,8 +1,17 @@
-"""Nodes come, beat, leave and are lost; the life cycle is in `scheduler/model/lifecycle.py`.
+"""Nodes come, beat, fall silent, leave and are lost; the life cycle is in `scheduler/model/lifecycle.py`.
 
-A node is lost in three cases. It misses three beats. It reports a restart. Or it beats three times without taking up any grant that
-was sent to it, since a worker whose consumer hangs looks alive from outside. A node that takes up some grants between two beats is
-only slow. `scheduler/live/heartbeats.py` finds these cases and sends `NodeLost`, with the ends that are stored already.
+| a node | it gets | what may run elsewhere | its environments, and all else that runs there |
+|---|---|---|---|
+| is up | anything | runs | stand and run |
+| is silent | only stops and closes | is given up and waits again, at once | wait for the node, and so do new actions for the environments |
+| beats again | anything | is stopped where beats still show it | go on as if nothing had happened |
+| is lost | nothing | waits again | are lost |
+
+A node is *silent* when it misses three beats. What it holds may be minutes of a rollout, so the scheduler waits for it. A node is
+*lost* in three cases. It has not beaten for `Limits.node_lost_s`. It reports a restart. Or it beats three times without taking up any
+grant that was sent to it, since a worker whose consumer hangs looks alive from outside. A node that takes up some grants between two
+beats is only slow. `scheduler/live/heartbeats.py` finds these cases and sends `NodeSilent` and `NodeLost`, with the ends that are
+stored already.
 
 An operator may *drain* a node. Its actions and environments go on to their end. New actions in its environments still run, so that
 the environments can end. Nothing else begins on the node (`Node.takes`): no environment, no action that could run on another node,
@@ -39,8 +48,25 @@ def takes_up_nothing(state: State, node: Node, beat: events.NodeBeat) -> bool:
     return not taken_up and any(one.started_at is None or one.unseen_beats > ASKED_BEATS for one in unseen)
 
 
+def may_run_elsewhere(state: State, running: Running) -> bool:
+    """Return whether an action may wait again when its node is silent or lost: an open, or what is idempotent and in no environment.
+
+    It must still be wanted, and not have been tried too often. Tries that an outside API refused or that never arrived lost no node.
+    A restarted scheduler knows only the sum of all tries, and is careful.
+    """
+    action = running.waiting.action
+    environment = state.environments.get(action.environment or "")
+    movable = environment is not None if action.kind == "cpu.open" else action.idempotent and action.environment is None
+    unwanted = running.stopping or (environment is not None and environment.close_requested)
+    return movable and not unwanted and not _tried_out(running)
+
+
+def _tried_out(running: Running) -> bool:
+    return running.grant.attempt - running.waiting.refused >= MOST_TRIES
+
+
 class Nodes:
-    """Keeps the nodes, and decides on the actions of a lost node."""
+    """Keeps the nodes, and decides on the actions of a silent or lost node."""
 
     def __init__(
         self,
@@ -82,10 +108,37 @@ class Nodes:
         if node is None or node.draining == event.draining:
             return
         node.draining = event.draining
-        for each in state.nodes.values():
+        self._look_again(node, now)
+
+    def _look_again(self, node: Node, now: float) -> None:
+        """Look at all waiting actions again, since a node has begun or ceased to take something new."""
+        for each in self._state.nodes.values():
             self._pools.look_again(each)
-        if node.heard and not node.draining:
-            self._pools.gpu.residency.joined(event.name, now)
+        if node.heard and node.takes_new:
+            self._pools.gpu.residency.joined(node.spec.name, now)
+
+    def fell_silent(self, name: str, reason: str, now: float) -> None:
+        """Let nothing begin on a node any more."""
+        node = self._state.nodes.get(name)
+        if node is not None and not node.silent:
+            node.silent = True
+            self._out.append(NoteNode(name=name, state="silent", reason=reason))
+            self._look_again(node, now)
+
+    def leave_to_others(self, name: str, reason: str, now: float) -> None:
+        """Have all actions of a silent node that may run elsewhere wait again."""
+        node, state = self._state.nodes.get(name), self._state
+        for running in [state.running[action_id] for action_id in node.running] if node is not None else ():
+            if may_run_elsewhere(state, running):
+                self._ends.release(running, now)
+                self._wait_again(running, f"node {name} is silent: {reason}", now)
+
+    def _heard_again(self, node: Node, now: float) -> None:
+        """Let a node that was silent go on."""
+        node.silent = False
+        self._out.append(NoteNode(name=node.spec.name, state="up"))
+        self._environments.heard_again(node, now)
+        self._look_again(node, now)
 
     def beat(self, event: events.NodeBeat, now: float) -> None:
         """Note that a node lives, and count the beats in which it takes up no grant."""
@@ -98,6 +151,8 @@ class Nodes:
             running = self._state.running[action_id]
             running.unseen_beats = 0 if action_id in event.running else running.unseen_beats + 1
         self._forget_closed(node, event, now)
+        if node.silent and not event.excused:
+            self._heard_again(node, now)
 
     def _forget_closed(self, node: Node, event: events.NodeBeat, now: float) -> None:
         """Take back the room of environments that the node no longer holds."""
@@ -157,21 +212,12 @@ class Nodes:
         """Requeue or end an action whose node is gone. The node must be out of the state already."""
         waiting, action = running.waiting, running.waiting.action
         self._ends.release(running, now)
+        if may_run_elsewhere(self._state, running):
+            self._wait_again(running, reason, now)
+            return
         environment = self._state.environments.get(action.environment or "")
         opening = action.kind == "cpu.open" and environment is not None
-        # Tries that an outside API refused or that never arrived lost no node. A restarted scheduler knows only the sum of all
-        # tries, and is careful.
-        tried = running.grant.attempt - waiting.refused >= MOST_TRIES
-        unwanted = running.stopping or (environment is not None and environment.close_requested)
-        if (opening or (action.idempotent and action.environment is None)) and not tried and not unwanted:
-            self._state.enter(waiting)
-            self._out.append(Requeue(id=waiting.id, reason=reason))
-            if opening and environment is not None:
-                self._environments.wait_again(waiting, environment)
-            else:
-                self._enqueue(waiting, now)
-            return
-        if tried and action.idempotent:
+        if _tried_out(running) and action.idempotent:
             reason += f"; it was the {MOST_TRIES}nd node that this action lost, so it is not tried again"
         lost_on = running.grant.node if action.environment is not None else ""
         cause = NODE_LOST if action.environment is None or opening else "environment_lost"
@@ -181,3 +227,14 @@ class Nodes:
             self._environments.not_opened(environment, reason, NODE_LOST, now)
         elif environment is not None:
             environment.actions.pop(waiting.id, None)
+
+    def _wait_again(self, running: Running, reason: str, now: float) -> None:
+        """Have an action wait again that its node has given back. Another node may open the environment of an open."""
+        waiting = running.waiting
+        environment = self._state.environments.get(waiting.action.environment or "")
+        self._state.enter(waiting)
+        self._out.append(Requeue(id=waiting.id, reason=reason))
+        if environment is not None:
+            self._environments.wait_again(waiting, environment)
+        else:
+            self._enqueue(waiting, now)

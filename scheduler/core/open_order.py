@@ -15,8 +15,8 @@ Under policies without shares all jobs count as one.
 *Bound.* An environment holds its memory for at most H seconds: while it opens, lives and closes. A start slot falls free within S
 seconds: while an environment opens, and 1 / `starts_per_s` if the rate is bounded. At most J jobs have opens that wait. An open
 that finds n - 1 opens of its job waiting begins within n · (KEPT_AFTER_S + H + J · (H + S)) seconds. A later open that goes first
-by priority counts twice. The bound holds for opens that an empty node could hold, while no node comes, goes or drains. Only
-environments may hold memory on the nodes, and also cores if environments hold cores.
+by priority counts twice. The bound holds for opens that an empty node could hold, while no node comes, goes, drains or is silent.
+Only environments may hold memory on the nodes, and also cores if environments hold cores.
 
 *Proof.* It suffices that a job's first open begins within KEPT_AFTER_S + H + J · (H + S) after it became the first. The open is due
 for a position after KEPT_AFTER_S. Until it has the position, no other open of its job begins. So after another H the job holds

@@ -59,7 +59,7 @@ class Pools:
         self.look_again(node)
 
     def look_again(self, node: Node) -> None:
-        """Look again at all actions that wait for a node's memory, or for the end of its draining."""
+        """Look again at all actions that wait for a node's memory, or for it to take something new."""
         self.looks += 1
         for pool in self._all:
             pool.look_again(node)

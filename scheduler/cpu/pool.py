@@ -65,7 +65,7 @@ class CpuPool:
 
     def queues_of(self, group: CoreGroup) -> list[Contenders]:
         """Return the queues whose actions may start on a group: its queue, and `floating` on a node that takes actions."""
-        floats = not group.node.draining and group is self.groups[group.node.spec.name]
+        floats = group.node.takes_new and group is self.groups[group.node.spec.name]
         return [group.queue, self.floating] if floats else [group.queue]
 
     def group_of_action(self, action: Action) -> CoreGroup | None:
@@ -162,7 +162,7 @@ class CpuPool:
         self.quotas.forget(group)
 
     def look_again(self, node: Node) -> None:
-        """Look again at the actions that wait for a node's memory, or for the end of its draining."""
+        """Look again at the actions that wait for a node's memory, or for it to take something new."""
         self.groups[node.spec.name].touch()
         self._place_unplaced = True
 
@@ -172,13 +172,14 @@ class CpuPool:
         return bool(self._changed)
 
     def allocate(self, now: float) -> list[Command]:
-        """Give out cores anew wherever something has changed."""
+        """Give out cores anew wherever something has changed, but none of a silent node."""
         if self._place_unplaced:
             self._start_unplaced(now)
         while self._changed:
             group = next(iter(self._changed))
             del self._changed[group]
-            self._dispatcher.run(group, now)
+            if not group.node.silent:
+                self._dispatcher.run(group, now)
         out, self._out = self._out, []
         return out
 

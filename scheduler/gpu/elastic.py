@@ -115,7 +115,7 @@ class ElasticCells(CellDispatcher):
         """Say whether idle cells are kept for a queue: its service is resident nowhere but could be, and the queue has not aged."""
         if not queue.waiting or self._ageing.aged(queue, round_.now):
             return False
-        instances = (instance for group in self._pool.groups.values() if not group.node.draining for instance in group.instances)
+        instances = (instance for group in self._pool.groups.values() if group.node.takes_new for instance in group.instances)
         if any(instance.service == queue.service and instance.size in queue.units for instance in instances):
             return False
         return any(group.plan(queue.spec, queue.units[0], candidates(group, queue, round_)) is not None for group in queue.groups)
@@ -172,7 +172,7 @@ class ElasticCells(CellDispatcher):
             if queue.waiting:
                 backlog.spread(len(queue.waiting), queue.able)
         for service, load in self._demands.loads(round_.now).items():
-            nodes = [group for group in self._pool.groups.values() if group.node.heard and not group.node.draining]
+            nodes = [group for group in self._pool.groups.values() if group.node.heard and group.node.takes_new]
             able = [group for group in nodes if group.node.serves(service)]
             backlog.spread(self._tuning.ahead_durations * load, able)
         return backlog

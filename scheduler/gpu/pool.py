@@ -150,7 +150,7 @@ class GpuPool:
         self._touch_all()
 
     def look_again(self, node: Node) -> None:
-        """Look again at the cells of a node: actions that waited for its memory, or for the end of its draining, may start."""
+        """Look again at the cells of a node: actions that waited for its memory, or for it to take something new, may start."""
         self.groups[node.spec.name].touch()
 
     @property

@@ -18,8 +18,8 @@ A node that has joined first reports its existing instances. If an earlier sched
 no cell of the node is granted before. Next, its *warm* services are brought onto free cells, in their declared order, on the least
 amount each. *Warm* services should be resident before an action asks for them. A warm service that finds no room waits for its
 first action, like any other. The node's warm services are brought again when it declares its services anew, and when it ceases to
-drain. Nothing is brought onto a draining node. A service is forgotten once no node declares it any more. Declarations of nodes that
-are away count, too.
+drain or to be silent. Nothing is brought onto a draining or silent node. A service is forgotten once no node declares it any more.
+Declarations of nodes that are away count, too.
 """
 
 from __future__ import annotations

@@ -84,11 +84,11 @@ class Round:
     def refresh(self) -> None:
         """Look again which instances are resident on all nodes.
 
-        Instances that make way, or whose node is draining, count as gone.
+        Instances that make way, or whose node takes nothing new, count as gone.
         """
         self._residents = {}
         for resident in _instances(self.all_groups.values()):
-            if resident[0].evicting_for is None and not resident[1].node.draining:
+            if resident[0].evicting_for is None and resident[1].node.takes_new:
                 self._residents.setdefault(resident[0].service, []).append(resident)
 
     def queue_of(self, waiting: Waiting) -> ServiceQueue:

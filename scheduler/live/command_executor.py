@@ -29,7 +29,7 @@ from scheduler.live.entries import (
 from scheduler.live.giving import Giving
 from scheduler.live.transport import Received, Transport
 from scheduler.model import Evicted, Grant, commands
-from scheduler.model.lifecycle import ACTION, ENVIRONMENT, NODE, ActionState, EnvironmentState, NodeState
+from scheduler.model.lifecycle import ACTION, ENVIRONMENT, NODE, NODE_HELD, ActionState, EnvironmentState, NodeState
 from scheduler.quotas.answers import may_wait_again
 from tangram.action import Action
 from tangram.blobs import own
@@ -178,9 +178,9 @@ class CommandExecutor:
 
     def _note_node(self, command: commands.NoteNode, now: float) -> None:
         state = NODE.next(self._nodes.pop(command.name, None), command.state)
-        if state == "up":
+        if state in NODE_HELD:
             self._nodes[command.name] = state
-        log.log(logging.WARNING if command.state == "lost" else logging.INFO, "node %s is %s", command.name, _because(command))
+        log.log(logging.WARNING if command.state in ("silent", "lost") else logging.INFO, "node %s is %s", command.name, _because(command))
         description = self.descriptions.get(command.name, {})
         self._entries.append(NodeChanged(name=command.name, state=command.state, description=description, at=now, reason=command.reason))
 

@@ -1,9 +1,17 @@
 """Beats of nodes: they show which nodes are up and which actions they really run.
 
-This module finds the nodes that are silent, idle or restarted, and sends `NodeLost` to the core.
+This module finds the nodes that are silent, idle or restarted, and sends `NodeSilent` and `NodeLost` to the core.
+
+| a node | counts as |
+|---|---|
+| has missed three beats | silent: what may run elsewhere is given up, all else waits for the node |
+| has not beaten for `Limits.node_lost_s` | lost |
+| beats as another incarnation, says that it leaves, or takes up nothing | lost at once |
+| beats again as the same incarnation | up: what beats show undone is asked for again, as always |
 
 A beat names the actions and environments of a node. The scheduler asks a node for missing actions. It repeats the stops, closes and
-changes of cores that a beat shows undone. Silence of a node does not count while the scheduler itself cannot receive beats.
+changes of cores that a beat shows undone. Silence of a node does not count while the scheduler itself cannot receive beats: both times
+begin anew once it can. They also begin with a scheduler that takes over.
 """
 
 from __future__ import annotations
@@ -15,7 +23,7 @@ from functools import partial
 from typing import Any
 
 from scheduler.core.core import Core
-from scheduler.core.nodes import takes_up_nothing
+from scheduler.core.nodes import may_run_elsewhere, takes_up_nothing
 from scheduler.live.command_executor import CommandExecutor
 from scheduler.live.descriptions import node_spec, service_spec, services_of
 from scheduler.live.entries import NodeChanged
@@ -53,9 +61,9 @@ SILENCE = f"{MISSED_BEATS} beats missed"
 IDLENESS = "it beats but does not run what it was handed"
 
 
-def silent(state: State, beat_s: float, now: float) -> list[str]:
-    """Return the names of the nodes whose last beat is too old."""
-    return [node.spec.name for node in state.nodes.values() if now - node.last_beat > MISSED_BEATS * beat_s]
+def silent(state: State, beat_s: float, now: float) -> list[Node]:
+    """Return the nodes whose last beat is too old."""
+    return [node for node in state.nodes.values() if now - node.last_beat > MISSED_BEATS * beat_s]
 
 
 def idle(state: State, beat: events.NodeBeat) -> bool:
@@ -138,17 +146,25 @@ class Heartbeats:
         stalled = now - self._looked_at > HOUSEKEEPING_S + (self._core.state.limits.beat_s or 0.0)
         if not self._transport.caught_up or stalled or now < self._excused_until:
             for name in list(self._core.state.nodes):
-                self._count_beat(name, now)
+                self._count_beat(name, now, excused=True)
         if self._excused_until == float("inf") and self._transport.caught_up:
             self._excused_until = now + RETURN_S
             self.resend_commands()
         self._looked_at = now
 
-    def lose_the_silent(self, now: float) -> None:
-        """Give up the nodes that have missed too many beats."""
-        if self._core.state.limits.beat_s is not None:
-            for name in silent(self._core.state, self._core.state.limits.beat_s, now):
-                self.lose(name, SILENCE, now)
+    def judge_silence(self, now: float) -> None:
+        """Have the nodes that have missed too many beats count as silent, and give up those that are silent for too long."""
+        state, beat_s = self._core.state, self._core.state.limits.beat_s
+        if beat_s is None:
+            return
+        lost_s = max(state.limits.node_lost_s, MISSED_BEATS * beat_s)
+        for node in silent(state, beat_s, now):
+            if now - node.last_beat > lost_s:
+                self.lose(node.spec.name, f"no beat for {lost_s:g} s", now)
+            elif not node.silent:
+                ended = self._give_up([i for i in node.running if may_run_elsewhere(state, state.running[i])])
+                if ended is not None:
+                    self._handle(events.NodeSilent(name=node.spec.name, reason=SILENCE, ended=ended), now)
 
     def lose(self, name: str, reason: str, now: float, *, left: bool = False) -> bool:
         """Give a node up, if it is known; return whether it is unknown now.
@@ -158,12 +174,17 @@ class Heartbeats:
         node = self._core.state.nodes.get(name)
         if node is None:
             return True
-        running = {action_id: self._core.state.running[action_id] for action_id in node.running}
+        ended = self._give_up(node.running)
+        if ended is not None:
+            self._handle(events.NodeLost(name=name, reason=reason, left=left, ended=ended), now)
+        return ended is not None
+
+    def _give_up(self, action_ids: Iterable[str]) -> tuple[events.StoredEnd, ...] | None:
+        """Let no more results of running actions count; return those that are stored. None if the store does not say."""
+        running = {action_id: self._core.state.running[action_id] for action_id in action_ids}
         kinds = {action_id: one.waiting.action.kind for action_id, one in running.items()}
         ended = self._transport.stored_ends(kinds, {action_id: one.grant.attempt for action_id, one in running.items()})
-        if ended is not None:
-            self._handle(events.NodeLost(name=name, reason=reason, left=left, ended=tuple(ended)), now)
-        return ended is not None
+        return None if ended is None else tuple(ended)
 
     def take_beat(self, description: Mapping[str, Any], now: float) -> None:
         """Let a node join if it, or its incarnation, is unknown. Otherwise count the beat."""
@@ -250,11 +271,12 @@ class Heartbeats:
             self._declare(name, now)
         self._executor.note(NodeChanged(name=name, state="up", description=self._executor.descriptions[name], at=now))
 
-    def _count_beat(self, name: str, now: float) -> None:
+    def _count_beat(self, name: str, now: float, *, excused: bool = False) -> None:
         """Count a beat of a node with all its actions and environments."""
         node = self._core.state.nodes.get(name)
         if node is not None:
-            self._handle(events.NodeBeat(name=name, running=frozenset(node.running), environments=frozenset(node.environments)), now)
+            running, environments = frozenset(node.running), frozenset(node.environments)
+            self._handle(events.NodeBeat(name=name, running=running, environments=environments, excused=excused), now)
 
     def _ask(self, name: str) -> None:
         """Ask a node for granted actions that it does not run. A message may have been lost in either direction.

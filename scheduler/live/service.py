@@ -244,7 +244,7 @@ class Service:
             self._take(received, now)
         if housekeeping or (wake is not None and wake <= now):
             self._heartbeats.excuse(now)
-            self._heartbeats.lose_the_silent(now)
+            self._heartbeats.judge_silence(now)
             self._tick(now)
         if housekeeping:
             self._next_housekeeping = now + HOUSEKEEPING_S

@@ -105,12 +105,14 @@ class Limits:
     """Bounds of the system. None means no bound; times are seconds.
 
     `weights` are the jobs' parts of the system, 1 for a job without a weight. `window_s` is the worth of a class of priority in the
-    queues for cells and quotas. `beat_s` is the time between two beats of a node: the core does not look at it, the heartbeats do.
+    queues for cells and quotas. `beat_s` is the time between two beats of a node. A node without a beat for `node_lost_s` is lost,
+    but never before it is silent. The core looks at neither of the two, the heartbeats do.
     """
 
     queue_limit: int = 1 << 60
     lease_s: float | None = None
     beat_s: float | None = None
+    node_lost_s: float = 0.0
     starting_limit: int = 1 << 60
     starts_per_s: float | None = None
     weights: Mapping[str, float] = field(default_factory=dict, hash=False)

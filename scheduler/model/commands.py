@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from scheduler.model import Evicted, Grant
+from scheduler.model import Environment, Evicted, Grant
 from scheduler.model.lifecycle import End, EnvironmentState, NodeState
 
 CANCELLED: Final = "cancelled"
@@ -119,6 +119,25 @@ class NoteEnvironment:
     cause: str = ""
     owner: str = ""
     ends_at: float | None = None
+
+    @classmethod
+    def of(cls, environment: Environment, reason: str, ends_at: float | None) -> NoteEnvironment:
+        """Return the note of an environment as it is now."""
+        return cls(
+            id=environment.id,
+            state=environment.state,
+            node=environment.node,
+            job=environment.job,
+            trajectory=environment.trajectory,
+            memory_mb=environment.memory_mb,
+            pod_core_ids=environment.pod_core_ids,
+            reason=reason,
+            client=environment.client,
+            used_at=environment.last_used,
+            cause=environment.cause,
+            owner=environment.owner,
+            ends_at=ends_at,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

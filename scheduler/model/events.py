@@ -171,13 +171,15 @@ class Loss:
 class NodeBeat:
     """A node lives. `running` are the actions that it has claimed, `environments` the environments that it holds.
 
-    `lost` are environments that the scheduler believes to stand on the node. The node reports why they ended.
+    `lost` are environments that the scheduler believes to stand on the node. The node reports why they ended. A beat that is `excused`
+    did not come: the driver could not hear the node, so its silence counts from now.
     """
 
     name: str
     running: frozenset[str] = frozenset()
     environments: frozenset[str] = frozenset()
     lost: tuple[Loss, ...] = ()
+    excused: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,6 +216,18 @@ class StoredEnd:
             told_by="result",
             cause=self.cause,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSilent:
+    """A node has missed its beats. Its driver has given up the tries of what may run elsewhere.
+
+    The actions in `ended` had stored their results before.
+    """
+
+    name: str
+    reason: str
+    ended: tuple[StoredEnd, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,6 +334,7 @@ Event = (
     | Finished
     | NodeJoined
     | NodeBeat
+    | NodeSilent
     | NodeLost
     | NodeDrained
     | ServiceDescribed

@@ -5,7 +5,7 @@ tables. `app/journal/models.py` makes the constraints of the state columns from 
 hand. A migration records the tables of its own time, and must not change with the present words. A test compares the two.
 
 *Draining* is a flag of a node, not a state (`Node.draining`, `nodes.draining`). An operator sets and clears the flag. The flag
-stays while the node is up, lost or left: a node that comes back is still draining.
+stays whatever state the node is in: a node that comes back is still draining.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ End = Literal["succeeded", "failed", "timed_out", "cancelled", "rejected", "lost
 ActionState = Literal["waiting", "running", End]
 EnvironmentEnd = Literal["closed", "lost"]
 EnvironmentState = Literal["waiting", "opening", "open", "closing", EnvironmentEnd]
-NodeState = Literal["up", "lost", "left"]
+NodeState = Literal["up", "silent", "lost", "left"]
 ServiceState = Literal["absent", "starting", "resident", "evicting", "host", "restoring", "failed"]
 
 S = TypeVar("S", bound=str)
@@ -112,11 +112,23 @@ NODE: Final[Lifecycle[NodeState, NodeState]] = Lifecycle(
     "node",
     {
         None: {"up": "joined"},
-        "up": {"lost": "three missed beats, or beats that never take up a grant", "left": "its worker was stopped"},
+        "up": {
+            "silent": "three missed beats",
+            "lost": "beats that never take up a grant, another worker of its name, or more silence than `TANGRAM_NODE_LOST_S`",
+            "left": "its worker was stopped",
+        },
+        "silent": {
+            "up": "it beats again",
+            "lost": "no beat for `TANGRAM_NODE_LOST_S`, or another worker of its name",
+            "left": "its worker was stopped",
+        },
         "lost": {"up": "joined"},
         "left": {"up": "joined"},
     },
 )
+
+NODE_HELD: Final[tuple[NodeState, ...]] = ("up", "silent")
+"""The states of a node whose actions and environments count."""
 
 SERVICE: Final[Lifecycle[ServiceState, ServiceState]] = Lifecycle(
     "service",
@@ -148,9 +160,7 @@ on other cells. Its next report is then `restoring`, though it was `absent`. An 
 """
 
 MISSED_BEATS: Final = 3
-"""Beats that a node may miss before it is lost, and beats in which it may show no sign of a grant. A worker that could not send its
-beats for as long checks its claim in the result store before a result counts (`workers/reporter.py`). So this number must not be
-larger in the workers than in the scheduler: upgrade the scheduler first."""
+"""Beats that a node may miss before it is silent, and beats in which it may show no sign of a grant."""
 
 MOST_TRIES: Final = 2
 """Times that an action may lose its node. After that it is not tried again."""

@@ -29,8 +29,8 @@ class Node:
 
     A node that is not `heard` was up before this scheduler, and has not reported the instances on its cells yet.
 
-    Actions and environments on a `draining` node go on to their end; nothing else begins on it. In its last `idle_beats` beats the
-    node has taken up no grant, though grants were sent to it.
+    Actions and environments on a `draining` node go on to their end; nothing else begins on it. A `silent` node has missed its beats,
+    and nothing at all begins on it. In its last `idle_beats` beats the node has taken up no grant, though grants were sent to it.
     """
 
     spec: NodeSpec
@@ -40,18 +40,24 @@ class Node:
     running: dict[str, None] = field(default_factory=dict)
     heard: bool = True
     draining: bool = False
+    silent: bool = False
     idle_beats: int = 0
 
     def offers(self, pool: str, requires: tuple[str, ...]) -> bool:
         """Say whether the node belongs to `pool` and has all the labels of `requires`."""
         return pool in self.spec.pools and all(label in self.spec.labels for label in requires)
 
+    @property
+    def takes_new(self) -> bool:
+        """Whether something may begin on the node that is not bound to it."""
+        return not (self.draining or self.silent)
+
     def takes(self, pool: str, requires: tuple[str, ...]) -> bool:
         """Say whether an action with these needs may begin on the node now.
 
-        An action that is bound to the node may begin in any case.
+        An action that is bound to the node may begin in any case, unless the node is silent.
         """
-        return not self.draining and self.offers(pool, requires)
+        return self.takes_new and self.offers(pool, requires)
 
     def serves(self, service: str | None) -> bool:
         """Say whether the node can bring a service onto its cells."""

@@ -39,7 +39,8 @@ def api_node(live: Live) -> None:
 @pytest.fixture(scope="package")
 def harmed(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """Run the stack whose processes, and those of its clients, stand still: whoever does is given up after some seconds."""
-    variables = {"TANGRAM_BEAT_S": "3", "TANGRAM_ORPHAN_S": str(ORPHAN_S), "TANGRAM_TAKEOVER_S": "10"}
+    given_up = {"TANGRAM_NODE_LOST_S": "15", "TANGRAM_ORPHAN_S": str(ORPHAN_S), "TANGRAM_TAKEOVER_S": "10"}
+    variables = {"TANGRAM_BEAT_S": "3", **given_up}
     plan = StackPlan(cores=4, memory_mb=4096, api_nodes=0, include=INCLUDE, variables=variables)
     with running(tmp_path_factory.mktemp("harmed"), plan) as started:
         yield started

@@ -75,7 +75,7 @@ SLOW_BEATS = {"TANGRAM_BEAT_S": "5", "TANGRAM_TAKEOVER_S": "1.5"}
 """What a stack of a test has where its plan says nothing else: no node is lost because a busy machine holds its worker up for ten
 seconds. The next scheduler leads soon. One that a busy machine holds up leads on, since nobody else is there to lead."""
 
-FAST_BEATS = {"TANGRAM_BEAT_S": "2"}
+FAST_BEATS = {"TANGRAM_BEAT_S": "2", "TANGRAM_NODE_LOST_S": "6"}
 """For stacks that lose nodes by their silence: a node is lost after six seconds."""
 
 ORPHAN_S = 15.0

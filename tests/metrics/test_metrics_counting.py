@@ -183,6 +183,17 @@ def test_nodes_are_told_as_draining_while_they_are_up() -> None:
     assert told.value("tangram_nodes_draining") == 1
 
 
+def test_silent_nodes_are_told_apart_from_those_that_are_up() -> None:
+    # Given two nodes, one of which an earlier scheduler knew as silent; when the other one falls silent
+    silent = NodeChanged(name="n", state="silent", description={}, at=1.0)
+    told = Told(unfinished=Unfinished(actions=(), environments=(), nodes=(silent,)))
+    told(up("m"), silent, NodeChanged(name="m", state="silent", description={}, at=1.0))
+    assert (told.value("tangram_nodes"), told.value("tangram_nodes_silent"), told.value("tangram_nodes_lost_total")) == (0, 2, 0)
+    # And when one beats again, and one is lost
+    told(up("m"), NodeChanged(name="n", state="lost", description={}, at=2.0))
+    assert (told.value("tangram_nodes"), told.value("tangram_nodes_silent"), told.value("tangram_nodes_lost_total")) == (1, 0, 1)
+
+
 def test_nodes_and_environments_are_told_while_they_stand() -> None:
     told = Told()
     changed: dict[str, Any] = {"node": "n", "job": "j", "trajectory": "t", "memory_mb": 1, "pod_cores": 0, "at": 0.0}

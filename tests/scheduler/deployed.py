@@ -25,6 +25,7 @@ from tangram.wire import ACTION_HEADER, CONTROL_QUEUE, EVENTS_QUEUE, GRANT_HEADE
 
 NODE: dict[str, Any] = {"name": "n", "kinds": ["cpu"], "labels": [], "cores": 8, "memory_mb": 1000, "cells": 0, "cell_memory_mb": 0}
 NODE |= {"incarnation": "1", "running": [], "environments": []}
+BEAT_S = 1.0
 MESSAGE = '{"body": "W10=", "headers": {"id": "a"}, "properties": {"content_type": "application/json", "content_encoding": "utf-8"}}'
 
 
@@ -229,3 +230,27 @@ class Deployment:
 
     def back(self) -> None:
         self.broker.called = lambda operation, name: None
+
+
+class Cluster(Deployment):
+    """A scheduler, and nodes that beat when told."""
+
+    def __init__(self, *names: str, policy: str = "fcfs", node_lost_s: float = 0.0, **spec: Any) -> None:
+        super().__init__()
+        self.start(policy, beat_s=BEAT_S, node_lost_s=node_lost_s)
+        for name in names or ("n",):
+            self.join(name, **spec)
+
+    def lose(self, name: str) -> None:
+        """Have a node silent for too long, while the others beat."""
+        while name in self.core.state.nodes:
+            self.wait(BEAT_S)
+
+    def granted(self, action_id: str) -> tuple[str, int]:
+        grant = self.core.state.running[action_id].grant
+        return grant.node, grant.attempt
+
+    def ended(self, *nodes: str) -> list[tuple[str, str, str]]:
+        """Return the orders that nodes have got to end something."""
+        told = ("tangram.tell", "tangram.regrant")
+        return [(node, *order) for node in nodes for order in self.broker.orders(node) if order[0] not in told]

@@ -91,7 +91,7 @@ def check_shares_of_environments(core: Core, ledger: Ledger) -> None:
 def check_node(core: Core, node: Node, ledger: Ledger) -> None:
     """Each core and each cell of a node is in one place, and its memory is what nobody holds."""
     state, cpu, name = core.state, core.pools.cpu, node.spec.name
-    assert node.draining == (name in ledger.draining)
+    assert (node.draining, node.silent) == (name in ledger.draining, name in ledger.silent)
     assert set(node.running) == {i for i, book in ledger.running().items() if book.grant.node == name}
     assert node.memory_free == node.spec.memory_mb - ledger.memory_held(name)
     assert set(node.environments) == {e.id for e in state.environments.values() if e.node == name}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from scheduler.model import Limits, NodeSpec, QuotaSpec, ServiceSpec, commands
+from scheduler.model.lifecycle import NODE_HELD
 from scheduler.sim.cell_books import CellBooks
 from tangram.action import CELLS, CORES, MEMORY_MB, Action
 
@@ -49,6 +50,7 @@ class Ledger:
     actions: dict[str, Book] = field(default_factory=dict)
     nodes: dict[str, NodeSpec] = field(default_factory=dict)
     draining: set[str] = field(default_factory=set)
+    silent: set[str] = field(default_factory=set)
     environments: dict[str, commands.NoteEnvironment] = field(default_factory=dict)
     cells: CellBooks = field(init=False)
     closing: list[str] = field(default_factory=list)
@@ -70,7 +72,7 @@ class Ledger:
             case commands.Requeue():
                 book = self.actions[command.id]
                 assert book.state == "running"
-                assert book.grant.node not in self.nodes or book.refused
+                assert book.grant.node not in self.nodes or book.grant.node in self.silent or book.refused
                 self.cells.finish(command.id)
                 book.refused = False
                 book.state, book.grant = "waiting", None
@@ -84,7 +86,7 @@ class Ledger:
                 (self.draining.add if command.draining else self.draining.discard)(command.name)
             case commands.Restore():
                 assert command.node in self.nodes
-                assert command.node not in self.draining, "a service is brought onto a draining node"
+                assert command.node not in self.draining | self.silent, "a service is brought onto a node that takes nothing new"
                 self.restores[self.cells.restore(command)] = command
             case commands.CloseEnvironment():
                 assert self.environments[command.id].node == command.node
@@ -95,13 +97,14 @@ class Ledger:
                     del self.environments[command.id]
                     self.closing = [e for e in self.closing if e != command.id]
             case commands.NoteNode():
-                if command.state != "up":
+                (self.silent.add if command.state == "silent" else self.silent.discard)(command.name)
+                if command.state not in NODE_HELD:
                     del self.nodes[command.name]
                     self.restores = {name: one for name, one in self.restores.items() if one.node != command.name}
 
     def _resize(self, command: commands.Resize) -> None:
         book = self._granted(command.id, command.attempt)
-        assert command.node == book.grant.node
+        assert command.node == book.grant.node and command.node not in self.silent
         assert len(set(command.core_ids)) == len(command.core_ids)
         assert book.grant.core_ids != command.core_ids, "a resize that changes nothing"
         assert command.background == (not command.core_ids)
@@ -124,6 +127,7 @@ class Ledger:
         assert book.state == "waiting", f"{command.id} starts while {book.state}"
         assert grant.attempt == book.attempt + 1
         assert grant.node in self.nodes
+        assert grant.node not in self.silent or book.action.kind == "cpu.close", f"{command.id} begins on a silent node"
         book.state, book.grant, book.attempt = "running", grant, grant.attempt
         if book.action.kind == "cpu.open":
             if self.limits.starts_per_s:

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from scheduler.core.nodes import may_run_elsewhere
 from scheduler.model import Limits, NodeSpec, commands, events
 from scheduler.model.state import State
 from scheduler.quotas.answers import may_wait_again
@@ -164,6 +165,14 @@ class CoreMachine(RuleBasedStateMachine):
             ended = tuple(events.StoredEnd(id=one, status=("succeeded", "failed")[number]) for number, one in enumerate(ran))
             self.handle(events.NodeLost(name=name, reason="gone", left=left, ended=ended))
             assert all(self.ledger.actions[end.id].state == end.status for end in ended if name not in self.ledger.nodes)
+
+    @rule(name=st.sampled_from(NODES), stored=st.sampled_from([0, 0, 1]))
+    def node_is_silent(self, name: str, stored: int) -> None:
+        there = [one for one, book in self.ledger.running().items() if book.grant.node == name]
+        ran = [one for one in there if may_run_elsewhere(self.core.state, self.core.state.running[one])]
+        ended = tuple(events.StoredEnd(id=one, status="succeeded") for one in ran[:stored])
+        self.handle(events.NodeSilent(name=name, reason="quiet", ended=ended))
+        assert (name in self.ledger.silent) == (name in self.ledger.nodes)
 
     @rule(name=st.sampled_from(NODES), draining=st.sampled_from([True, False, False]))
     def an_operator_drains(self, name: str, draining: bool) -> None:
@@ -434,6 +443,8 @@ class CoreMachine(RuleBasedStateMachine):
         """With every running action ended, every environment closed and time enough, only what no node may begin waits."""
         if not seldom:
             return
+        for name in sorted(self.ledger.silent):
+            self.node_beats(name, honest=True)
         for _ in range(200):
             before = len(self.log)
             self.restores_end()
@@ -487,6 +498,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.teardown()
         old, instances = self.core.state, {name: list(group.instances) for name, group in self.core.pools.gpu.groups.items()}
         self.core, self.log, self.ledger.last_opening = make_core(self.policy, self.limits), [], float("-inf")
+        self.ledger.silent.clear()
         for event in journaled(old, self.spent, self.now):
             self.inherit(event)
         for action_id, book in self.ledger.running().items():

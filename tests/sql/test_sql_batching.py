@@ -56,7 +56,7 @@ def histories(draw: st.DrawFn, make: Any) -> list[Entry]:
                 entries.append(make.environment(environments[id], float(at), id=id, reason=f"reason {at}"))
         elif what == "node":
             services = {draw(st.sampled_from("xy")): {"seen": at}}
-            entries.append(make.node(draw(st.sampled_from(["up", "lost", "left"])), float(at), name=id, services=services))
+            entries.append(make.node(draw(st.sampled_from(["up", "silent", "lost", "left"])), float(at), name=id, services=services))
         elif what == "instance":
             state = draw(st.sampled_from(["absent", "resident", "host"]))
             entries.append(make.instance(state, float(at), node=id, cell_ids=draw(st.sampled_from([(0,), (0, 1)])), starts=at))

@@ -251,6 +251,22 @@ def test_why_names_a_draining_node_where_that_keeps_an_action_waiting(engine: En
     assert facts["within"] == ["It needs 1 core of node n1, where its environment is: 0 of 2 are held."]
 
 
+def test_why_names_a_silent_node_also_where_an_action_is_bound_to_it(engine: Engine, make: Any, write: Any) -> None:
+    # Given a node that is silent, an environment on it, and what could only run there
+    write(
+        make.node("silent", NOW - 20, name="n1", cores=2, kinds=["cpu"]),
+        make.environment("open", NOW - 400, node="n1"),
+        make.received("open", NOW - 9, kind="cpu.open", environment="e2"),
+        make.received("build", NOW - 8, kind="build", environment=None, cost={"cores": [2]}),
+        make.received("within", NOW - 5, cost={"cores": [1]}, environment="e1"),
+    )
+    # When
+    facts = {name: [fact.text for fact in found] for name, found in why(engine, {}).items()}
+    # Then that is all that they wait for
+    silent = "Node n1 is silent: nothing begins there until it beats again. If it does not, it is lost."
+    assert facts["open"] == facts["within"] == [silent] and facts["build"][0] == silent
+
+
 def test_lists_are_paged_and_filtered(engine: Engine, make: Any, write: Any) -> None:
     # Given sixty that wait and sixty that ended
     write(*[make.received(f"w{number:02}", NOW - 100 + number) for number in range(60)])

@@ -213,6 +213,28 @@ def test_memory_that_is_kept_for_a_large_environment_stays_so(begin: Callable[..
     assert one.waiting == ["open-more"]
 
 
+# What is silent
+
+
+def test_a_silent_node_has_its_full_time_under_the_next_scheduler(begin: Callable[..., Deployed], engine: Engine) -> None:
+    # Given a node that is silent, with a command in an environment
+    def state() -> str:
+        with engine.connect() as connection:
+            return str(connection.exec_driver_sql("select state from nodes").scalar_one())
+
+    one = begin("elastic", beat_s=1.0, node_lost_s=60.0)
+    one.open("e")
+    one.exec("x", "e")
+    one.wait(50.0)
+    assert state() == "silent"
+    # When another scheduler goes on, then the node is lost once it has been silent for its time under that one
+    one.start("elastic", beat_s=1.0, node_lost_s=60.0)
+    one.wait(59.0)
+    assert (state(), one.running) == ("silent", ["x"])
+    one.wait(2.0)
+    assert (state(), one.running) == ("lost", [])
+
+
 # What drains
 
 

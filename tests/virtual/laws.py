@@ -96,6 +96,11 @@ def after_a_write(run: Run) -> list[str]:
     for where, services in by_cell.items():
         if len(set(services)) > 1 or len(services) > SERVICES[services[0]]["max_concurrency"]:
             broken.append(f"no unit is granted twice: cell {where} to calls of {services}")
+    begun = (
+        "select g.action, g.node from grants g join nodes n on n.name = g.node join actions a on a.id = g.action"
+        " where n.state = 'silent' and g.granted_at > n.changed_at and a.kind != 'cpu.close'"
+    )
+    broken += [f"nothing begins on a silent node: {action} was granted to {node}" for action, node in run.database.execute(begun)]
     calls = [name for (name,) in run.database.execute("select id from actions where quota is not null and status = 'running'")]
     if len(calls) > 1:
         broken.append(f"no quota is exceeded: {calls} run at once")

@@ -44,6 +44,9 @@ LOOK_S = 0.2
 ENDS_S = 900.0
 """Within which all rollouts have ended after the last fault is over: the longest of the docs' bounds, one after the other."""
 
+NODE_LOST_S = 10.0
+"""Silence after which a node is lost: some faults last for longer, and some do not."""
+
 QUIET_S = 240.0
 """Within which nothing is left anywhere after that: leases of clients that are gone, blobs, claims."""
 
@@ -243,6 +246,7 @@ def _settings() -> Settings:
         orphan_s=30.0,
         keep_days="forever",
         takeover_s=5.0,
+        node_lost_s=NODE_LOST_S,
         open_timeout_s=60.0,
     )
 

@@ -51,6 +51,13 @@ def test_a_lost_node_is_told_as_what_it_is() -> None:
     assert broken == [] and [status for _, status, _ in told] == ["succeeded", "lost", "lost"]
 
 
+@pytest.mark.parametrize("kind", ["freeze node", "cut node"])
+def test_a_node_that_is_silent_for_a_while_loses_nothing(kind: str) -> None:
+    broken, _, _, told = story(Scenario(1, (2,), (ROLLOUT,), (Fault(3.0, kind, lasts_s=6.0, amount=-1.0),)))
+
+    assert broken == [] and [status for _, status, _ in told] == ["succeeded"] * 3
+
+
 def test_what_was_lost_with_the_store_is_not_run_again_by_a_scheduler_that_knows_it_from_the_journal_alone() -> None:
     faults = (
         Fault(2.0, "cut trainer", lasts_s=20.0, amount=5.0),

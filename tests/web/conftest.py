@@ -99,7 +99,7 @@ def trouble(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> I
         services_file=folder / "services.toml",
         web_port=free_port(),
         # One node is lost once. The others stand for as long as there are tests, browsers beside them or not.
-        variables={"TANGRAM_BEAT_S": "5", "TANGRAM_WEB_TOKEN": TOKEN},
+        variables={"TANGRAM_BEAT_S": "5", "TANGRAM_NODE_LOST_S": "15", "TANGRAM_WEB_TOKEN": TOKEN},
     )
     api = ThreadingHTTPServer(("127.0.0.1", 0), Silent)
     threading.Thread(target=api.serve_forever, daemon=True).start()

@@ -158,6 +158,10 @@ def test_a_nodes_loss_its_failures_and_its_silence_are_named_each(journal: str) 
     assert [text for text in texts if "failed 1 of 2 actions" in text] == [
         f"Node {name} failed 1 of 2 actions in the last hour (node_lost)." for name in ("n1", "n2")
     ]
+    # and the state of a silent node goes with it
+    write(journal, NodeChanged(name="n1", state="silent", description=DESCRIBED, at=time.time()))
+    silent = [notice.text for notice in notices(seen(journal, {**SHOWN, "beat_s": 10.0, "nodes": nodes})) if "last beat" in notice.text]
+    assert silent == ["Node n1 last beat 21.0 s ago. It is silent: nothing begins there, and what it holds waits for it."]
     # and no node is called silent because the scheduler is
     beating = {**SHOWN, "beat_s": 10.0, "shown_ago_s": 30.0, "nodes": {"n1": {"beat_ago_s": 5.0, "busy_cores": None}}}
     assert not any("last beat" in notice.text for notice in notices(seen(journal, beating)))
