@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -248,6 +249,20 @@ def test_a_root_that_may_not_choose_users_has_one_for_all(tmp_path: Path, monkey
         assert (box.isolation, box._users) == ("bubblewrap", None)
         assert re.match("environments are of one user, since .*; a trial of it worked", box.isolation_reason)
         assert printed(open_one(box), "id -u; echo text >file; cat file") == "1000\ntext\n"
+
+
+@pytest.mark.parametrize("isolation", ["bubblewrap", "view"])
+def test_a_root_that_may_choose_neither_users_nor_groups_sets_apart(isolation: str, tmp_path: Path) -> None:
+    # Given a worker that is root in a user namespace of one user, as in rootless containers; then a trial works there
+    program = f"""
+from pathlib import Path
+from workers.cpu.process.sandbox import ProcessSandbox
+ProcessSandbox(Path({str(tmp_path / "box")!r}), isolation={isolation!r}).close()
+"""
+    if subprocess.run(["unshare", "--map-root-user", "true"], check=False, capture_output=True).returncode != 0:
+        pytest.skip("user namespaces cannot be made here")
+    done = subprocess.run(["unshare", "--map-root-user", sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    assert done.stderr == ""
 
 
 @pytest.mark.parametrize("isolation", ["bubblewrap", "view"])

@@ -151,7 +151,8 @@ def enter(pause: int, stands: Stands) -> None:
     """
     names = [name for name in NAMESPACES if not _is_own(pause, name)]
     if os.geteuid() == 0:
-        os.setgroups([])
+        with contextlib.suppress(PermissionError):  # A root that may not choose groups may not choose users either.
+            os.setgroups([])
     inner, outer = _join(pause, stands, names)
     # Terminals are the kernel's, which has a few thousand for all.
     check(libc.mount(None, b"/dev/pts", None, ctypes.c_ulong(MS_REMOUNT | MS_NOSUID | MS_NOEXEC), TERMINALS), "mount /dev/pts")
