@@ -5,6 +5,7 @@ Attempts to escape, which `bubblewrap` must stop; `none` promises to stop few of
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -249,6 +250,18 @@ def test_a_root_that_may_not_choose_users_has_one_for_all(tmp_path: Path, monkey
         assert (box.isolation, box._users) == ("bubblewrap", None)
         assert re.match("environments are of one user, since .*; a trial of it worked", box.isolation_reason)
         assert printed(open_one(box), "id -u; echo text >file; cat file") == "1000\ntext\n"
+
+
+def test_a_worker_whose_files_may_not_change_their_user_has_one_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a folder whose file system refuses that files are given away
+    def refused(path: Path, *_: int) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+
+    monkeypatch.setattr(os, "chown", refused)
+    # Then environments are set apart all the same
+    with closing(make(tmp_path / "box", "bubblewrap")) as box:
+        assert (box.isolation, box._users) == ("bubblewrap", None)
+        assert printed(open_one(box), "echo runs") == "runs\n"
 
 
 @pytest.mark.parametrize("isolation", ["bubblewrap", "view"])

@@ -29,6 +29,7 @@ actions. How far that holds depends on what the worker may do here, see `backgro
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from dataclasses import replace
 from functools import partial
@@ -190,7 +191,10 @@ class ProcessSandbox(Sandbox):
 
     def _try(self, view: View) -> str:
         """Run a command in an environment that is set apart; return why that failed, or nothing."""
-        environment = self._environment(EnvironmentSpec(id="trial"), Dialect.of("/bin/sh"), view)
+        try:
+            environment = self._environment(EnvironmentSpec(id="trial"), Dialect.of("/bin/sh"), view)
+        except (SandboxError, OSError) as error:
+            return str(error)
         try:
             environment.write_file("/tmp/trial", b"")
             outcome = environment.start(ExecRequest(action_id="trial", command="test -f /tmp/trial", timeout_s=TRIAL_LIMIT_S)).wait()
@@ -235,7 +239,12 @@ class ProcessSandbox(Sandbox):
     def _environment(self, spec: EnvironmentSpec, dialect: Dialect, view: View | None) -> ProcessEnvironment:
         folders = Folders(self._base / "environments" / spec.id)
         user = self._users.take() if view is not None and self._users is not None else None
-        folders.make(user)
+        try:
+            folders.make(user)
+        except OSError:
+            # Else no environment of its id could be opened any more.
+            shutil.rmtree(folders.root, ignore_errors=True)
+            raise
         limits = self._limits
         if view is not None and (user is not None or counts_by_namespace()):
             limits = replace(limits, processes=limits.processes or PROCESSES)
