@@ -279,6 +279,22 @@ ProcessSandbox(Path({str(tmp_path / "box")!r}), isolation={isolation!r}).close()
 
 
 @pytest.mark.parametrize("isolation", ["bubblewrap", "view"])
+def test_the_umask_of_a_worker_keeps_no_user_out(isolation: IsolationChoice, tmp_path: Path) -> None:
+    # Given a worker with a strict umask
+    before = os.umask(0o077)
+    try:
+        with closing(make(tmp_path / "box", isolation)) as box:
+            # Then it chooses users as with any other, who read what environments show of /etc
+            assert (box._users is None) == (find_users() is None)
+            assert (
+                printed(open_one(box), "cat /etc/hostname; find /etc -type d ! -executable; ls -d /tmp/. ~/.")
+                == "sandbox\n/home/user/.\n/tmp/.\n"
+            )
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.parametrize("isolation", ["bubblewrap", "view"])
 def test_files_of_commands_and_of_file_calls_are_of_one_user(shared: Shared, isolation: IsolationChoice) -> None:
     for env in environment_in(shared(isolation)):
         # Given files written by calls, in folders that these made

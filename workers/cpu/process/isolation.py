@@ -113,14 +113,11 @@ class Folders:
     def make(self, owner: int | None = None) -> None:
         """Make them. What the commands may write belongs to the user `owner`, if there is one, else to the worker's."""
         self.root.mkdir(mode=0o700)
-        self.work.mkdir(mode=0o755)
-        self.temporary.mkdir()
-        self.temporary.chmod(0o1777)
-        self.states.mkdir(parents=True)
-        self.new_root.mkdir()
         places = [self.place(path) for path in PLACES]
-        for place in places:
-            place.mkdir(mode=0o755, parents=True)
+        for folder in (self.work, self.temporary, self.control, self.states, self.new_root, *places):
+            folder.mkdir(parents=True)
+            # The worker's umask must not keep the environment's user out.
+            folder.chmod(0o1777 if folder == self.temporary else 0o755)
         if owner is not None:
             for folder in (self.work, self.temporary, self.states, *places):
                 os.chown(folder, owner, owner)
@@ -238,17 +235,18 @@ def _system() -> list[Step]:
 
 def copy_etc(folder: Path, shell: str) -> None:
     """Copy to `folder` what environments see of /etc: one mount of the copy is faster than one for each file."""
+    made = {folder}
     for name in PUBLIC:
         for source in glob.glob(f"{ETC}/{name}"):
             target = folder / os.path.relpath(source, ETC)
-            target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            made.update(path for path in target.parents if path.is_relative_to(folder))
             # What the worker's user may not read is no more there than before, and links lead where they led.
             with contextlib.suppress(OSError, shutil.Error):
                 if os.path.isdir(source) and not os.path.islink(source):
                     shutil.copytree(source, target, symlinks=True)
                 else:
                     shutil.copy2(source, target, follow_symlinks=False)
-    folder.chmod(0o755)
     (folder / "mtab").symlink_to("/proc/self/mounts")
     for name, text in (("hostname", f"{HOST_NAME}\n"), ("hosts", HOSTS)):
         (folder / name).unlink(missing_ok=True)
@@ -257,3 +255,8 @@ def copy_etc(folder: Path, shell: str) -> None:
         known = (folder / name).read_text(errors="surrogateescape").splitlines() if (folder / name).exists() else []
         others = [row for row in known if row.split(":")[0] != USER and row.split(":")[2:3] != [str(USER_ID)]]
         (folder / name).write_text("\n".join([*others, line, ""]), errors="surrogateescape")
+    # The worker's umask must not keep the environments' users out. What was copied has the mode that it had.
+    for path in made:
+        path.chmod(0o755)
+    for name in ("hostname", "hosts", "passwd", "group"):
+        (folder / name).chmod(0o644)

@@ -142,7 +142,9 @@ class ProtocolFolder:
 
     def make(self) -> None:
         """Make the folder and the FIFOs for runs."""
-        self.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        # The worker's umask must not keep a shell of another user out.
+        self.folder.chmod(0o755)
         make_fifo(self.go, READ_BY_SHELL)
         make_fifo(self.done, WRITTEN_BY_SHELL)
 
