@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from workers.cpu.process.limits import ProcessLimits
 from workers.cpu.process.programs import folders_of_programs
 from workers.cpu.process.sandbox import ProcessSandbox
 from workers.cpu.process.users import Users, find_users
+from workers.cpu.root import as_user
 from workers.start import _process_sandbox
 
 from .conftest import Shared, below_this, environment_in, make, none_works
@@ -292,6 +294,33 @@ def test_the_umask_of_a_worker_keeps_no_user_out(isolation: IsolationChoice, tmp
             )
     finally:
         os.umask(before)
+
+
+def test_files_are_opened_without_the_groups_of_the_worker(tmp_path: Path) -> None:
+    # Given a file for root's group, and a worker that is root with that group
+    if find_users() is None:
+        pytest.skip("only a worker that is root opens files as somebody else")
+    os.chmod(tmp_path, 0o755)
+    (tmp_path / "file").touch()
+    os.chmod(tmp_path / "file", 0o640)
+    before, seen = os.getgroups(), {}
+
+    def look() -> None:
+        with as_user(12345, 12345):
+            seen["inside"] = os.getgroups()
+            with pytest.raises(PermissionError):
+                (tmp_path / "file").read_bytes()
+        seen["after"] = os.getgroups()
+
+    os.setgroups([0, 4])
+    try:
+        # When a thread opens it as somebody else; then it is refused, and no group is lost
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+        assert seen == {"inside": [], "after": [0, 4]}
+    finally:
+        os.setgroups(before)
 
 
 @pytest.mark.parametrize("isolation", ["bubblewrap", "view"])
