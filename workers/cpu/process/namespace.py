@@ -161,6 +161,8 @@ def enter(pause: int, stands: Stands) -> None:
     if os.geteuid() != USER_ID:
         os.setresgid(USER_ID, USER_ID, USER_ID)
         os.setresuid(USER_ID, USER_ID, USER_ID)
+    # The kernel sets this anew with a change of user, to what `fs.suid_dumpable` says.
+    check(libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0))
     give_up_capabilities()
 
 
