@@ -77,7 +77,7 @@ def _check_free(port: int, setting: str) -> None:
 
             pids = set[int | None]()
             with contextlib.suppress(AccessDenied):
-                pids = {one.pid for one in net_connections("tcp") if one.status == CONN_LISTEN and one.laddr.port == port}
+                pids = {one.pid for one in net_connections("tcp") if one.status == CONN_LISTEN and one.laddr[1:] == (port,)}
             holder = "".join(f" (pid {pid})" for pid in pids if pid)
             raise UsageError(f"{setting}: port {port} is taken by another program{holder}: choose another one") from error
 
