@@ -145,7 +145,9 @@ def processes_with(marker: str) -> list[int]:
             with open(f"/proc/{name}/cmdline", "rb") as file:  # that of one that has ended is empty
                 is_sought = sought in file.read()
             if is_sought or ("/" in marker and marker in os.readlink(f"/proc/{name}/cwd")):
-                found.append(int(name))
+                process = tree.read_process(int(name))
+                if process is not None and not process.is_dying:
+                    found.append(process.pid)
         except OSError:
             continue
     return found
