@@ -74,7 +74,7 @@ EVERYWHERE = [
     "head -c 1 /proc/kmsg",
     "ls /dev | grep -E '^(sd|vd|nvme|mem|kmsg|kvm|fuse)'",
     "ls /proc/1/root/var/lib/docker",
-    "find / \\( -name 'docker*.sock' -o -name 'containerd*.sock' \\) 2>/dev/null | grep .",
+    "find / \\( -path /usr -o -path /proc -o -path /root \\) -prune -o -type s -print | grep -E 'docker|containerd'",
     "python3 -c 'import socket; socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)'",
     "python3 -c 'import socket; socket.socket(socket.AF_PACKET, socket.SOCK_RAW)'",
     "python3 -c 'import os; os.setuid(12345)'",
