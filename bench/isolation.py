@@ -27,6 +27,7 @@ from workers.cpu.abstract import Environment, EnvironmentSpec, ExecOutcome, Exec
 from workers.cpu.process import sandbox as sandbox_module
 from workers.cpu.process import seccomp
 from workers.cpu.process.isolation import PROCESSES, SHARED_BYTES, Isolation
+from workers.cpu.process.namespace import MOST_TERMINALS
 from workers.cpu.process.sandbox import ProcessSandbox
 from workers.cpu.process.serving import PR_SET_NO_NEW_PRIVS, prctl
 
@@ -46,7 +47,7 @@ make isolation      # prints the table; as root it also tries a worker of the us
 ```
 
 """
-MEMORY_MB, TERMINALS = 256, 64
+MEMORY_MB = 256
 
 FORKS = """
 import os, sys, time
@@ -126,8 +127,8 @@ PROBES: dict[str, Probe] = {
     f"at most {SHARED_BYTES >> 20} MiB in `/dev/shm`": (
         f"trap 'rm /dev/shm/{{word}}' EXIT; head -c {SHARED_BYTES + 1} /dev/zero >/dev/shm/{{word}} && test -s /dev/shm/{{word}}"
     ),
-    f"at most {TERMINALS} terminals": lambda place: (
-        int(place.run(f"{hoarding(TERMINALS + 1)}; cat taken", place.other).stdout) <= TERMINALS
+    f"at most {MOST_TERMINALS} terminals": lambda place: (
+        int(place.run(f"{hoarding(MOST_TERMINALS + 1)}; cat taken", place.other).stdout) <= MOST_TERMINALS
     ),
     "inotify instances, where another environment takes all": _watches_are_its_own,
 }

@@ -28,8 +28,9 @@ COMMANDS = (running, looking, replaying, planning, keeping)
 ClickException: type[Exception] = typer.BadParameter.__mro__[2]
 
 EXIT_BAD_INPUT = 2
-_SETTINGS = {f"TANGRAM_{name}".upper() for name in Settings.model_fields}
 EXIT_INTERRUPTED = 130
+
+_SETTINGS = {f"TANGRAM_{name}".upper() for name in Settings.model_fields}
 
 
 def _show_version(asked: bool) -> None:

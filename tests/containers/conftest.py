@@ -62,21 +62,22 @@ def image(real_component: None) -> str:
 @pytest.fixture(scope="session")
 def hangs(image: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Give the name of an image whose shell never comes to anything."""
-    script = tmp_path_factory.mktemp("hangs") / "sh"
-    script.write_text("#!/bin/busybox sh\nexec sleep 3600\n")
-    script.chmod(0o755)
-    make_busybox("tangram-test-hangs:1", programs={"bin/sh": script})
-    return "tangram-test-hangs:1"
+    return with_shell("hangs", "exec sleep 3600", tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def stops(image: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Give the name of an image whose shells are stopped before they start, once there is a file /work/stop."""
-    script = tmp_path_factory.mktemp("stops") / "sh"
-    script.write_text('#!/bin/busybox sh\n[ -e /work/stop ] && kill -STOP $$\nexec /bin/busybox sh "$@"\n')
+    return with_shell("stops", '[ -e /work/stop ] && kill -STOP $$\nexec /bin/busybox sh "$@"', tmp_path_factory)
+
+
+def with_shell(name: str, lines: str, folders: pytest.TempPathFactory) -> str:
+    """Import an image whose shell is a script; return its name."""
+    script = folders.mktemp(name) / "sh"
+    script.write_text(f"#!/bin/busybox sh\n{lines}\n")
     script.chmod(0o755)
-    make_busybox("tangram-test-stops:1", programs={"bin/sh": script})
-    return "tangram-test-stops:1"
+    make_busybox(image := f"tangram-test-{name}:1", programs={"bin/sh": script})
+    return image
 
 
 @pytest.fixture(scope="session")

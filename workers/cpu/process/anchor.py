@@ -34,7 +34,7 @@ class Anchor(Network):
     """The namespaces of an environment, which the fork server is `asked` to make. Sockets in them come from there, too.
 
     To enter them, a process must first join the user namespace that they belong to, which no process with several threads can do.
-    Programs inside can trace its init and pause. So both are held to the limits and control groups that hold the programs.
+    Programs of the worker's own user can trace its init and pause. So both are held to the limits and control groups of the programs.
     """
 
     def __init__(self, fork_client: ForkClient, asked: Mapping[str, object], groups: Groups, limits: Mapping[str, int]) -> None:

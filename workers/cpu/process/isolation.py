@@ -44,7 +44,7 @@ PROCESSES = 512
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 TOPOLOGY = ("/sys/devices/system/cpu", "/sys/devices/system/node")
 SWITCHES = ("/proc/sys", "/proc/sysrq-trigger", "/proc/acpi", "/proc/fs", "/proc/mtrr", "/proc/scsi", "/proc/asound")
-"""What the kernel lets the host's root write without any capability, which a worker that is root is inside too."""
+"""What the kernel lets the host's root write without any capability. A worker that is root is that inside, too, unless it chooses users."""
 ETC = "/etc"
 PUBLIC = (
     *("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d"),
@@ -110,11 +110,11 @@ class Folders:
         """Return the empty folder on which its root folder is mounted, where bubblewrap does not do that."""
         return self.root / "root"
 
-    def make(self, owner: int | None = None) -> None:
-        """Make them. What the commands may write belongs to the user `owner`, if there is one, else to the worker's."""
+    def make(self, owner: int | None = None, *, is_set_apart: bool) -> None:
+        """Make those that are needed. What commands may write belongs to the user `owner`, if there is one, else to the worker's."""
         self.root.mkdir(mode=0o700)
-        places = [self.place(path) for path in PLACES]
-        for folder in (self.work, self.temporary, self.control, self.states, self.new_root, *places):
+        places = [self.place(path) for path in PLACES] if is_set_apart else []
+        for folder in (self.work, self.temporary, self.control, self.states, *([self.new_root] if is_set_apart else []), *places):
             folder.mkdir(parents=True)
             # The worker's umask must not keep the environment's user out.
             folder.chmod(0o1777 if folder == self.temporary else 0o755)

@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from workers.cpu import control_files
-from workers.cpu.libc import CAPABILITY_VERSION_3, check, libc
+from workers.cpu.libc import CAPABILITY_VERSION_3, MS_NOEXEC, MS_NOSUID, MS_REMOUNT, check, libc, mount
 from workers.cpu.process import seccomp
 
 PR_SET_DUMPABLE, PR_CAPBSET_READ, PR_CAPBSET_DROP, PR_SET_SECUREBITS, PR_CAP_AMBIENT = 4, 23, 24, 28, 47
@@ -35,11 +35,12 @@ SECBIT_NO_SETUID_FIXUP = 4
 PR_CAP_AMBIENT_CLEAR_ALL = 4
 CLONE_NEWUSER = 0x10000000
 NS_GET_USERNS = 0xB701
-MS_NOSUID, MS_NOEXEC, MS_REMOUNT = 2, 8, 32
 NAMESPACES = ("cgroup", "ipc", "uts", "net", "mnt", "pid")
 USER_ID = 1000
 """The user and group of the commands, inside."""
-TERMINALS = b"newinstance,ptmxmode=0666,mode=620,max=64"
+MOST_TERMINALS = 64
+TERMINALS = f"newinstance,ptmxmode=0666,mode=620,max={MOST_TERMINALS}"
+"""The options of the file system of an environment's terminals."""
 READY = b"ready\n"
 PAUSE = ("/bin/sh", "-c", "echo ready; read -r line")
 """What the anchor runs: it says that the namespaces stand, and ends with the connection to the worker."""
@@ -154,8 +155,8 @@ def enter(pause: int, stands: Stands) -> None:
         with contextlib.suppress(PermissionError):  # A root that may not choose groups may not choose users either.
             os.setgroups([])
     inner, outer = _join(pause, stands, names)
-    # Terminals are the kernel's, which has a few thousand for all.
-    check(libc.mount(None, b"/dev/pts", None, ctypes.c_ulong(MS_REMOUNT | MS_NOSUID | MS_NOEXEC), TERMINALS), "mount /dev/pts")
+    # The kernel has a few thousand terminals for the whole machine, and bwrap sets no bound.
+    mount(None, "/dev/pts", None, MS_REMOUNT | MS_NOSUID | MS_NOEXEC, TERMINALS)
     if os.fstat(inner.descriptor).st_ino != os.fstat(outer).st_ino:
         check(libc.setns(inner.descriptor, CLONE_NEWUSER))
     if os.geteuid() != USER_ID:

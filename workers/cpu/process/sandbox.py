@@ -240,7 +240,7 @@ class ProcessSandbox(Sandbox):
         folders = Folders(self._base / "environments" / spec.id)
         user = self._users.take() if view is not None and self._users is not None else None
         try:
-            folders.make(user)
+            folders.make(user, is_set_apart=view is not None)
         except OSError:
             # Else no environment of its id could be opened any more.
             shutil.rmtree(folders.root, ignore_errors=True)

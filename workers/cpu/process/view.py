@@ -13,7 +13,6 @@ out, and this has not. So it is promised to be a view, and no protection.
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
 import signal
@@ -23,14 +22,25 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from workers.cpu import control_files
-from workers.cpu.libc import check, libc
+from workers.cpu.libc import (
+    MS_BIND,
+    MS_NODEV,
+    MS_NOEXEC,
+    MS_NOSUID,
+    MS_PRIVATE,
+    MS_RDONLY,
+    MS_REC,
+    MS_REMOUNT,
+    check,
+    libc,
+    mount,
+)
 from workers.cpu.process import seccomp
-from workers.cpu.process.namespace import CLONE_NEWUSER, PAUSE, USER_ID, give_up_capabilities, share_with, speak_through
+from workers.cpu.process.namespace import CLONE_NEWUSER, PAUSE, TERMINALS, USER_ID, give_up_capabilities, share_with, speak_through
 from workers.cpu.process.serving import PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, prctl
 
 OTHERS = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x20000000 | 0x40000000
 """Mounts, control groups, host name, IPC, processes, network."""
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
 SYS_MOUNT_SETATTR = 442
 AT_FDCWD, AT_RECURSIVE = -100, 0x8000
 ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV = 1, 2, 4
@@ -55,8 +65,10 @@ def become_holder(steps: Sequence[Sequence[str]], host_name: str, user: int, cha
         # The fork server's sockets are among them, whose end would not be seen.
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         server = os.getppid()
-        inner = share_with(user) if user else -1
-        if not user:
+        inner = -1
+        if user:
+            inner = share_with(user)
+        else:
             _become_user(0, os.geteuid(), os.getegid())
         check(libc.unshare(OTHERS), "unshare")
         _die_with(server)
@@ -114,12 +126,12 @@ def _become_user(inside: int, uid: int, gid: int) -> None:
 
 def _mount_all(steps: Sequence[Sequence[str]]) -> None:
     root = ""
-    _mount(None, "/", None, MS_REC | MS_PRIVATE)
+    mount(None, "/", None, MS_REC | MS_PRIVATE)
     for step in steps:
         match step:
             case ["root", folder]:
                 root = folder
-                _mount("tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755")
+                mount("tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755")
             case ["ro-bind" | "ro-bind-try" | "bind" as kind, source, place]:
                 if kind != "ro-bind-try" or os.path.exists(source):
                     _bind(source, root + place, MS_RDONLY if kind != "bind" else 0)
@@ -128,14 +140,14 @@ def _mount_all(steps: Sequence[Sequence[str]]) -> None:
                 os.symlink(target, root + place)
             case ["tmpfs", place, size]:
                 os.makedirs(root + place, exist_ok=True)
-                _mount("tmpfs", root + place, "tmpfs", MS_NOSUID | MS_NODEV, f"mode={1777 if int(size) else 755},size={size}")
+                mount("tmpfs", root + place, "tmpfs", MS_NOSUID | MS_NODEV, f"mode={1777 if int(size) else 755},size={size}")
             case ["proc", place]:
                 os.makedirs(root + place)
-                _mount("proc", root + place, "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+                mount("proc", root + place, "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
             case ["dev", place]:
                 _make_devices(root + place)
             case ["remount-ro", place]:
-                _mount(None, root + place, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | (0 if place else MS_NODEV))
+                mount(None, root + place, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | (0 if place else MS_NODEV))
     os.chdir(root)
     check(libc.pivot_root(b".", b"."), "pivot_root")
     check(libc.umount2(b".", MNT_DETACH), "umount2")
@@ -144,13 +156,13 @@ def _mount_all(steps: Sequence[Sequence[str]]) -> None:
 
 def _make_devices(folder: str) -> None:
     os.makedirs(folder)
-    _mount("tmpfs", folder, "tmpfs", MS_NOSUID, "mode=0755")
+    mount("tmpfs", folder, "tmpfs", MS_NOSUID, "mode=0755")
     for name in DEVICES:
         _bind(f"/dev/{name}", f"{folder}/{name}", None)
     for target, name in DEVICE_LINKS:
         os.symlink(target, f"{folder}/{name}")
     os.mkdir(f"{folder}/pts")
-    _mount("devpts", f"{folder}/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
+    mount("devpts", f"{folder}/pts", "devpts", MS_NOSUID | MS_NOEXEC, TERMINALS)
 
 
 def _bind(source: str, target: str, flags: int | None) -> None:
@@ -160,15 +172,9 @@ def _bind(source: str, target: str, flags: int | None) -> None:
     elif not os.path.exists(target):
         os.makedirs(os.path.dirname(target), exist_ok=True)
         os.close(os.open(target, os.O_CREAT | os.O_RDONLY | os.O_CLOEXEC, 0o644))
-    _mount(source, target, None, MS_BIND | MS_REC)
+    mount(source, target, None, MS_BIND | MS_REC)
     if flags is not None:
         # Unlike a remount, this keeps the flags that the kernel has locked, and reaches mounts below.
         wanted = struct.pack("=QQQQ", ATTR_NOSUID | ATTR_NODEV | (ATTR_RDONLY if flags & MS_RDONLY else 0), 0, 0, 0)
         done = libc.syscall(SYS_MOUNT_SETATTR, AT_FDCWD, os.fsencode(target), AT_RECURSIVE, wanted, len(wanted))
         check(done, f"mount_setattr {target}")
-
-
-def _mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
-    words = [None if word is None else os.fsencode(word) for word in (source, target, kind)]
-    done = libc.mount(*words, ctypes.c_ulong(flags), None if data is None else os.fsencode(data))
-    check(done, f"mount {target}")
