@@ -67,8 +67,8 @@ def hangs(image: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def stops(image: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Give the name of an image whose shells are stopped before they start, once there is a file /work/stop."""
-    return with_shell("stops", '[ -e /work/stop ] && kill -STOP $$\nexec /bin/busybox sh "$@"', tmp_path_factory)
+    """Give the name of an image whose shells are stopped before they start, once there is a file /home/user/stop."""
+    return with_shell("stops", '[ -e /home/user/stop ] && kill -STOP $$\nexec /bin/busybox sh "$@"', tmp_path_factory)
 
 
 def with_shell(name: str, lines: str, folders: pytest.TempPathFactory) -> str:

@@ -25,7 +25,7 @@ TOOLS = (
 )
 GNU_TOOLS = "sh cat mkdir ls rm cp mv head tail wc grep sed find sort tr make"
 """What prints the same in a container as on this machine only if it is the same program."""
-USERS = b"root:x:0:0::/root:/bin/sh\nsandbox:x:1000:1000::/work:/bin/sh\n"
+USERS = b"root:x:0:0::/root:/bin/sh\nsandbox:x:1000:1000::/home/user:/bin/sh\n"
 SHADOW = b"root:secret-of-the-image:1::::::\n"
 
 

@@ -72,7 +72,7 @@ def test_a_shell_that_a_program_stops_while_it_starts_is_the_commands_time(optio
     # Given an environment whose shells are stopped as soon as they are about to start; the engine itself has longer than a shell
     with box_of(tmp_path / "box", replace(options, start_timeout_s=10.0, image=stops), f"{NODE}-stop", DockerEngine()) as box:
         env = box.open(EnvironmentSpec(id="e1"))
-        with running(env, "echo >/work/stop; sleep 300", Holding((0,))):
+        with running(env, "echo >/home/user/stop; sleep 300", Holding((0,))):
             assert until(lambda: exists(env, "stop"))
             # When a command wants another session
             outcome = admit(env, "echo never", session="other", timeout_s=5).wait()

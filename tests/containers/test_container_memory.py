@@ -78,10 +78,10 @@ def test_a_worker_that_stood_still_says_whether_the_kernel_has_ended_a_command_w
     node = f"{NODE}-stopped"
     with worker(tmp_path, node, image, f"touch begun; until test -e go; do sleep 0.05; done; {command}") as (process, container_id):
         inside = ["docker", "exec", container_id, "sh", "-c"]
-        begun = Path(f"/proc/{engine_says(f'/containers/{container_id}/json')['State']['Pid']}/root/work/begun")
+        begun = Path(f"/proc/{engine_says(f'/containers/{container_id}/json')['State']['Pid']}/root/home/user/begun")
         assert until(begun.exists)
         process.send_signal(signal.SIGSTOP)
-        subprocess.run([*inside, "touch /work/go; until test -e /work/over; do sleep 0.05; done"], check=True)
+        subprocess.run([*inside, "touch /home/user/go; until test -e /home/user/over; do sleep 0.05; done"], check=True)
         # When the kernel ends process 1, and the engine removes the container, before the worker goes on
 
         def is_gone() -> bool:

@@ -12,9 +12,11 @@ from tests.workers_cpu.support import printed
 from workers.cpu.abstract import EnvironmentSpec
 from workers.cpu.docker.environment import ContainerEnvironment
 from workers.cpu.docker.options import ContainerOptions
+from workers.cpu.docker.sandbox import ContainerSandbox
 from workers.cpu.errors import FileTooLarge, FileUnusable, NoSuchFile
 
 from .conftest import NODE
+from .images import make_busybox
 from .support import box_of
 
 pytestmark = pytest.mark.real
@@ -83,6 +85,16 @@ def test_a_file_belongs_to_the_user_inside(env: ContainerEnvironment) -> None:
         "-rwxr-xr-x 1000 1000",
     ]
     printed(env, "echo more >>a/b/plain; rm -r a")
+
+
+def test_the_home_is_the_same_whatever_folders_an_image_has(sandbox: ContainerSandbox, env: ContainerEnvironment) -> None:
+    # Given an image with folders of the names of the home and of the former one, and an image without
+    make_busybox(name := "tangram-test-homes:1", programs={"home/user/own": Path(__file__)}, volumes=["/work"])
+    other = sandbox.open(EnvironmentSpec(id="other", image=name))
+    # When commands begin; then they are at home, where files of the image are, and nothing has taken the place of the image's folder
+    assert printed(other, "pwd; ls; touch new; echo text >/work/file; ls") == "/home/user\nown\nnew\nown\n"
+    # And without one the former name leads to the home
+    printed(env, "echo text >/work/there; rm ~/there; test -L /work")
 
 
 def test_a_worker_with_a_strict_umask_serves_all_the_same(tmp_path: Path, options: ContainerOptions) -> None:

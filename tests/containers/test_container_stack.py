@@ -54,7 +54,7 @@ def test_paths_are_those_of_the_container(options: dict[str, str]) -> None:
     files = sandbox.files
     files.write("/tmp/deep/file", "text")
     assert files.read("/tmp/deep/file") == sandbox.commands.run("cat /tmp/deep/file").stdout == "text"
-    assert sandbox.commands.run("pwd; id -u").stdout == "/work\n1000\n"
+    assert sandbox.commands.run("pwd; id -u").stdout == "/home/user\n1000\n"
     sandbox.commands.run("ln -s file /tmp/deep/link")
     listed = [(entry.path, entry.type.value) for entry in files.list("/tmp/deep")]
     assert listed == [("/tmp/deep/file", "file"), ("/tmp/deep/link", "symlink")]

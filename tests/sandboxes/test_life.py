@@ -149,8 +149,8 @@ def test_an_environment_of_a_snapshot_has_the_same_files(kind: Kind, sandbox: Sa
         printed(env, "echo later >a/b/c; rm /tmp/t")
         # When an environment is opened from the snapshot; then it has the files as they were, and none of the processes
         copy = sandbox.open(EnvironmentSpec(id="copy", image=reference))
-        assert printed(copy, "cat a/b/l /tmp/t; ls -l a/b/c | cut -c1-10; id -u; pwd") == "one\ntwo\n-rwxr----x\n1000\n/work\n"
-        assert printed(copy, "ls -nd /work a a/b | awk '{print $3}' | sort -u") == "1000\n"
+        assert printed(copy, "cat a/b/l /tmp/t; ls -l a/b/c | cut -c1-10; id -u; pwd") == "one\ntwo\n-rwxr----x\n1000\n/home/user\n"
+        assert printed(copy, "ls -nd ~ a a/b | awk '{print $3}' | sort -u") == "1000\n"
         assert "sleep" not in printed(copy, "ps")
         # And what is written there stays there
         printed(copy, "echo new >a/b/c")

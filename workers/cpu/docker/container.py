@@ -27,7 +27,7 @@ from pathlib import Path
 from workers.cpu.docker import disk
 from workers.cpu.docker.cgroups.abstract import ContainerGroup
 from workers.cpu.docker.engine import MEMORY_FULL, ContainerSpec, DockerEngine
-from workers.cpu.docker.init import ALIVE, HELLO, STATES, TEMPORARY, WORK
+from workers.cpu.docker.init import ALIVE, FORMER, HELLO, STATES, TEMPORARY, WORK
 from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.errors import ContainerFailed, StartTimeout
 from workers.cpu.leftovers import Leftovers
@@ -252,7 +252,7 @@ class ContainerMaker:
             opening.check()
             if not self._options.read_only:
                 uid, gid = self._options.uid, self._options.gid
-                self._engine.put_folders(container_id, [(WORK, uid, gid, 0o755), (TEMPORARY, 0, 0, 0o1777)])
+                self._engine.put_folders(container_id, [(WORK, uid, gid, 0o755), (TEMPORARY, 0, 0, 0o1777)], (FORMER, WORK))
             opening.check()
             container.begin(self._groups, deadline, opening)
         except BaseException:

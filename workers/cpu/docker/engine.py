@@ -165,16 +165,22 @@ class DockerEngine:
         container_id: str = made["Id"]
         return container_id
 
-    def put_folders(self, container_id: str, folders: Sequence[tuple[str, int, int, int]]) -> None:
-        """Make folders in a container: path, owner, group, mode each."""
-        packed = io.BytesIO()
-        with tarfile.open(fileobj=packed, mode="w") as archive:
-            for path, uid, gid, mode in folders:
-                entry = tarfile.TarInfo(path.lstrip("/"))
-                entry.type, entry.uid, entry.gid, entry.mode = tarfile.DIRTYPE, uid, gid, mode
-                archive.addfile(entry)
+    def put_folders(self, container_id: str, folders: Sequence[tuple[str, int, int, int]], link: tuple[str, str]) -> None:
+        """Make folders in a container: path, owner, group, mode each. `link` is a path, and where it leads unless a folder is there."""
+        entries = []
+        for path, uid, gid, mode in folders:
+            entry = tarfile.TarInfo(path.lstrip("/"))
+            entry.type, entry.uid, entry.gid, entry.mode = tarfile.DIRTYPE, uid, gid, mode
+            entries.append(entry)
+        linked = tarfile.TarInfo(link[0].lstrip("/"))
+        linked.type, linked.linkname = tarfile.SYMTYPE, link[1]
         with _refusals("folders of a container"):
-            self._api.put_archive(container_id, "/", packed.getvalue())
+            try:
+                url = self._api._url("/containers/{0}/archive", container_id)
+                params = {"path": "/", "noOverwriteDirNonDir": "true"}
+                self._api._raise_for_status(self._api._put(url, params=params, data=_packed([*entries, linked])))
+            except APIError:
+                self._api.put_archive(container_id, "/", _packed(entries))
 
     def start(self, container_id: str) -> tuple[int, str, tuple[str, ...]]:
         """Start a container; return its process 1, the folder of its own layer and those of its volumes, as the engine's host sees them.
@@ -344,6 +350,14 @@ def split_reference(reference: str) -> tuple[str, str]:
     folder, slash, last = named.rpartition("/")
     last, _, tag = last.partition(":")
     return f"{folder}{slash}{last}", digest or tag or "latest"
+
+
+def _packed(entries: Sequence[tarfile.TarInfo]) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for entry in entries:
+            archive.addfile(entry)
+    return packed.getvalue()
 
 
 def _in_memory(options: ContainerOptions) -> dict[str, str]:

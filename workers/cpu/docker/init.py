@@ -17,8 +17,10 @@ program.
 
 from __future__ import annotations
 
-WORK, TEMPORARY = "/work", "/tmp"
-"""The folders of a container that its user may write to; sessions start in the first."""
+WORK, TEMPORARY = "/home/user", "/tmp"
+"""The folders of a container that its user may write to. The first is HOME, as in process sandboxes; sessions start there."""
+FORMER = "/work"
+"""A link to the home, whose name it was, in containers whose image has no such folder."""
 INSIDE = "/run/tangram"
 """Where a container sees the control folder of its environment."""
 
