@@ -100,14 +100,6 @@ def test_names_pick_figures_and_a_wrong_one_measures_nothing(run: Any) -> None:
     assert (code, out) == (2, "") and err.splitlines() == ["bench.figures: no figure is called c; there are a, b"]
 
 
-def test_a_damaged_history_is_told_and_not_passed_over(run: Any, tmp_path: Path) -> None:
-    run(speed=lambda: 1.0)
-    with (tmp_path / "h" / "history.jsonl").open("a") as file:
-        file.write('{"name": "speed"\n')
-    code, out, err = run(speed=lambda: 1.0)
-    assert (code, out) == (2, "") and "history.jsonl:2: no earlier value" in err
-
-
 def test_every_figure_has_a_unit_and_says_what_it_is() -> None:
     figures = all_figures()
     assert all(one.unit and one.meaning for one in figures)

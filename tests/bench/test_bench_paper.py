@@ -12,15 +12,12 @@ import pytest
 
 from app.replay.traces import write_trace
 from bench import paper
-from bench.paper_document import Origin, write_document
 from bench.paper_plan import FULL, QUICK, plan
 from bench.workloads import ai_coding
 from scheduler.policies import PARTS
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
-
-ORIGIN = Origin(command="python -m bench.paper", seed=1, quick=False, cases=0, processes=1, wall_s=60.0)
 
 
 SMALL = replace(
@@ -75,12 +72,6 @@ def test_a_quick_run_draws_every_plot_it_shows(quick: Path) -> None:
     assert {path.name for path in (quick.parent / "found").iterdir()} == {Path(path).name for path in shown}
 
 
-def test_tables_are_well_formed(quick: Path) -> None:
-    blocks = re.findall(r"(?:^\|.*\n)+", quick.read_text(encoding="utf-8"), re.MULTILINE)
-    assert len(blocks) >= 15
-    assert all(len({line.count("|") for line in block.splitlines()}) == 1 for block in blocks)
-
-
 def test_the_full_plan_has_the_sizes_of_the_paper() -> None:
     sections = {section.name: section for section in plan(FULL, 1, None)}
     (batch,) = sections["batch"].tables
@@ -89,15 +80,6 @@ def test_the_full_plan_has_the_sizes_of_the_paper() -> None:
     (cores,) = sections["cores"].tables
     assert {entry.case.cluster.nodes * entry.case.cluster.cores / entry.case.trajectories for entry in cores.entries} == {0.75, 1.0, 3.0}
     assert {entry.case.without for table in sections["ablation"].tables for entry in table.entries} == {(), *((part,) for part in PARTS)}
-
-
-def test_without_recorded_rollouts_the_document_says_so(tmp_path: Path) -> None:
-    # Given no trace of recorded rollouts
-    sections = [section for section in plan(QUICK, 1, None) if section.name == "rollouts"]
-    # When
-    write_document(tmp_path / "found.md", sections, {}, ORIGIN)
-    # Then
-    assert "There was no trace of recorded rollouts" in (tmp_path / "found.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -5,24 +5,21 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from app.replay.traces import read_trace, write_trace
+from app.replay.traces import write_trace
 from bench import flood
 from bench.shortage import main
-from bench.shortage_cases import FAMILIES, Recording, all_cases
 from bench.workloads import ai_coding
 from scheduler.sim.trace import Trace
 
 pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).resolve().parents[2]
-CASES = {case.name: case for case in all_cases()}
 
 
 @pytest.fixture(scope="module")
@@ -54,47 +51,11 @@ def test_a_case_of_recorded_rollouts_is_what_the_command_line_replays(recorded: 
     assert found["resizes_per_action"] == document["resizes"] / document["actions"]
 
 
-def test_there_are_cases_of_every_family_and_each_has_a_name_of_its_own() -> None:
-    assert Counter(case.family for case in all_cases()) == {
-        "rollouts": 5,
-        "coding": 4,
-        "waiting": 2,
-        "mopd": 1,
-        "flood": 2 * len(flood.CASES),
-    }
-    assert set(FAMILIES) == {case.family for case in all_cases()} and len(CASES) == len(all_cases())
-
-
-def test_the_halves_of_a_recording_share_nothing_and_leave_nothing_out(recorded: Path) -> None:
-    # Given a recording of seven; when it is halved; then every second one is in either half
-    names = [each.trajectory for each in read_trace(recorded).trajectories]
-    first, second, both = (
-        [each.trajectory for each in Recording(recorded, half).read().trajectories] for half in ("first", "second", "all")
-    )
-    assert (first, second, both) == (names[::2], names[1::2], names)
-
-
-def test_without_a_file_the_bundled_rollouts_are_replayed_as_far_as_they_run_on_cores() -> None:
-    trace = Recording().read()
-    assert trace.trajectories and not trace.services
-    assert {action.kind.partition(".")[0] for action in trace.actions()} == {"cpu"}
-
-
-def test_waiting_commands_need_little_of_their_core(recorded: Path) -> None:
-    # Given recorded commands that burn all the time; when they are to wait; then they are as long and burn a fiftieth
-    trace = CASES["waiting-4"].trace(Recording(recorded), 0)
-    assert [action.work_s for action in trace.actions()] == [action.work_s for action in read_trace(recorded).actions()]
-    assert {round(action.busy, 9) for action in trace.actions()} == {0.02}
-
-
 def test_the_flood_is_that_of_its_own_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
     # Given the smallest setting of the flood, calm; when it is simulated here and there; then the lightest job fares the same
     (row,) = rows(capsys, "--only", "flood-8-calm", "--policies", "fcfs", "--seeds", "0")
     setting = flood.CASES[7]
     assert row["seeds"]["0"]["mean_act"] == flood.lightest_act_s(setting, setting.rollouts[2], "fcfs")
-    # And another seed draws other rollouts
-    case = CASES["flood-8-calm"]
-    assert case.trace(Recording(), 1) != case.trace(Recording(), 0)
 
 
 def test_figures_are_medians_with_a_range_and_ratios_to_elastic(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,13 +71,6 @@ def test_figures_are_medians_with_a_range_and_ratios_to_elastic(recorded: Path, 
     # When they are simulated two at a time; then the same comes out, but for times that are measured
     again = rows(capsys, *options, "--jobs", "2")
     assert [row["spreads"]["mean_act"] for row in again] == [row["spreads"]["mean_act"] for row in (fcfs, ours)]
-
-
-def test_a_table_names_the_case_and_has_a_line_for_each_policy(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--only", "rollouts-64-16", "--trace", str(recorded), "--seeds", "0"]) == 0
-    title, head, *lines = capsys.readouterr().out.strip().splitlines()
-    assert title.startswith("rollouts-64-16: ") and "mean ACT" in head
-    assert [line.split()[0] for line in lines] == ["fcfs", "elastic"]
 
 
 def test_elastic_can_go_without_a_part(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,19 +101,3 @@ def test_what_cannot_be_run_is_refused_in_one_line(options: tuple[str, ...], say
         code = int(ended.code or 0)
     captured = capsys.readouterr()
     assert code == 2 and captured.out == "" and says in captured.err and captured.err.count("\n") == 1
-
-
-def test_half_of_a_single_rollout_may_be_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    # Given a trace of one rollout; when the second half is wanted; then one line says that there is none
-    with (tmp_path / "one.jsonl").open("w", encoding="utf-8") as file:
-        write_trace(ai_coding(1, 1), file)
-    assert main(["--only", "waiting", "--trace", str(tmp_path / "one.jsonl"), "--half", "second"]) == 2
-    assert "second half" in capsys.readouterr().err
-
-
-def test_rollouts_that_mostly_wait_share_cores(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    # Given rollouts whose commands mostly wait, on few cores; when both policies replay them
-    fcfs, ours = rows(capsys, "--only", "waiting-4", "--seeds", "0", "--trace", str(recorded))
-    # Then all are carried out, and elastic is done sooner, since commands share cores
-    assert fcfs["spreads"]["failed"]["most"] == ours["spreads"]["failed"]["most"] == 0
-    assert fcfs["act_ratio"]["median"] > 1.5

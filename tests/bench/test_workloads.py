@@ -9,7 +9,7 @@ from statistics import mean, pstdev
 import pytest
 
 from app.replay.traces import read_trace_stream, write_trace
-from bench.workloads import SHELL, WORKLOADS, AiCoding, DeepSearch, Mopd, ai_coding, calibration, deepsearch, mixed, mopd, zipf_weights
+from bench.workloads import WORKLOADS, AiCoding, DeepSearch, Mopd, ai_coding, calibration, deepsearch, mixed, mopd, zipf_weights
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -19,11 +19,6 @@ def test_the_same_seed_draws_the_same_and_another_seed_draws_another(name: str) 
     # When it is drawn twice from a seed and once from another; then only the former are equal
     assert draw(20, 7) == draw(20, 7)
     assert draw(20, 7).trajectories != draw(20, 8).trajectories
-
-
-@pytest.mark.parametrize("name", [name for name in WORKLOADS if name != "mixed"])
-def test_a_smaller_batch_is_the_front_of_a_larger_one(name: str) -> None:
-    assert WORKLOADS[name](30, 1).trajectories[:10] == WORKLOADS[name](10, 1).trajectories
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -59,19 +54,6 @@ def test_ai_coding_draws_turns_thinking_builds_and_a_test_run_at_the_end() -> No
     assert mean(action.work_s for action in tests) == pytest.approx(shape.test_mean_s, rel=0.06)
     assert {action.elasticity.units for action in tests} == {shape.test_units}
     assert {each.memory_mb for each in trace.trajectories} == set(shape.memory_mb)
-
-
-def test_short_commands_run_on_one_core_and_as_long_as_their_classes_say() -> None:
-    # Given / When
-    trace = ai_coding(400, 1)
-    short = [action for action in trace.actions() if action.action_class in {command.name for command in SHELL}]
-    # Then
-    assert {action.elasticity.units for action in short} == {(1,)}
-    counted = Counter(action.action_class for action in short)
-    for command in SHELL:
-        own = [action.work_s for action in short if action.action_class == command.name]
-        assert counted[command.name] / len(short) == pytest.approx(command.weight, abs=0.02)
-        assert mean(own) == pytest.approx(command.mean_s, rel=0.2)
 
 
 def test_ai_coding_comes_to_the_published_figures_for_pods_of_one_core() -> None:
