@@ -35,18 +35,6 @@ def test_what_is_put_comes_back(data: bytes, text: str, value: list[Any]) -> Non
     assert blobs.get_json(blobs.put_json(value)) == value
 
 
-def test_five_megabytes_travel_as_a_reference_that_expires(redis_urls: Any) -> None:
-    data = os.urandom(5 * 1024 * 1024)
-    with redis_urls.client() as redis:
-        reference = Blobs(redis, ttl_s=60).put(data)
-        assert isinstance(reference, dict) and reference["bytes"] == len(data)
-        assert 0 < redis.pttl(reference["$blob"]) <= 60_000
-        assert Blobs(redis).get(reference) == data
-        redis.delete(reference["$blob"])
-        with pytest.raises(ActionFailed, match=r"5242880 bytes.*expired"):
-            Blobs(redis).get(reference)
-
-
 def test_the_threshold_itself_stays_inline(store: Any) -> None:
     blobs = Blobs(store)
     assert isinstance(blobs.put(b"x" * BLOB_THRESHOLD_BYTES), str)

@@ -97,11 +97,6 @@ def test_reading_is_idempotent_and_running_is_not() -> None:
     assert not calls.execute(PLACE, "ls").idempotent
 
 
-def test_every_environment_has_an_id_of_its_own() -> None:
-    ids = {calls.open_environment("j", trajectory="t").environment for _ in range(1000)}
-    assert len(ids) == 1000
-
-
 def test_a_wrong_job_is_refused_before_connecting() -> None:
     with pytest.raises(InvalidAction, match="job"):
         Client(job="")

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given
-from hypothesis import settings as with_settings
-from hypothesis import strategies as st
 
 from app.local.processes import wait_until
-from tangram import Action, ActionFailed, Client, Settings
+from tangram import Action, Client, Settings
 from tangram.life_signs import silences
 from tangram.session import Session
 from tangram.wire import RESULT_KEY_PREFIX
@@ -61,26 +57,3 @@ def test_what_processes_submit_under_one_id_runs_once(peer: Any, settings: Setti
         session.stop()
         assert result == "run 1"
     assert len(peer.seen) == 1
-
-
-def test_garbage_never_kills_the_feed(peer: Any, settings: Settings, redis_urls: Any) -> None:
-    peer.behave = lambda seen: peer.HOLD
-    with Client(settings=settings) as client, redis_urls.client() as redis:
-
-        @with_settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-        @given(garbage=st.binary(max_size=200), suffix=st.text(max_size=10))
-        def shout(garbage: bytes, suffix: str) -> None:
-            # Given an action that waits
-            handle = client.submit(Action(kind="my.task"))
-            # When garbage is published for it, and for ids that nobody has
-            redis.publish(RESULT_KEY_PREFIX + handle.id.partition("-")[0] + "-" + suffix, garbage)
-            redis.publish(RESULT_KEY_PREFIX + handle.id, garbage)
-            redis.publish(RESULT_KEY_PREFIX + handle.id, '{"status": "SUCCESS", "result": 1}')
-            # Then it ends: by the garbage, clearly, or by what came after
-            try:
-                assert handle.result(20) == 1
-            except ActionFailed as error:
-                assert "unreadable" in str(error)
-
-        shout()
-        assert "tangram-feed" in {thread.name for thread in threading.enumerate()}

@@ -52,12 +52,6 @@ async def test_coroutines_give_alike(peer: Any, settings: Any) -> None:
     assert given(peer.controls) == [(handle.id, 1, ["data", "YQ=="]), (handle.id, 2, ["end"])]
 
 
-def test_options_of_a_command_travel_where_they_are_asked_for() -> None:
-    assert not {"stream", "stdin", "terminal"} & set(calls.execute(PLACE, "cat").arguments)
-    asked = calls.execute(PLACE, "cat", stream=True, stdin=True, pty=(24, 80)).arguments
-    assert (asked["stream"], asked["stdin"], asked["terminal"]) == (True, True, [24, 80])
-
-
 @pytest.mark.parametrize(
     ("make", "field"),
     [

@@ -6,17 +6,14 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
 import pytest
-from celery.result import AsyncResult
 
 from app.local.processes import wait_until
 from tangram import (
     Action,
-    ActionCancelled,
     ActionFailed,
     ActionLost,
     ActionTimedOut,
@@ -24,7 +21,6 @@ from tangram import (
     ClientClosed,
     Cost,
     Environment,
-    EnvironmentLost,
     ExecResult,
     InvalidAction,
     ResultNotReady,
@@ -230,19 +226,6 @@ def test_running_out_of_patience_leaves_the_action_alone(peer: Any, client: Clie
         late.result(30)
 
 
-def test_cancelling_a_handle_asks_the_scheduler_and_reports_the_end(peer: Any, client: Client) -> None:
-    peer.behave = lambda seen: peer.HOLD
-    handle = client.submit(Action(kind="my.task"))
-    # When
-    handle.cancel()
-    # Then
-    peer.until(lambda: peer.controls)
-    assert peer.controls == [{"cancel": {"ids": [handle.id]}}]
-    peer.store(handle.id, ActionCancelled("by its trainer"))
-    with pytest.raises(ActionCancelled, match="by its trainer"):
-        handle.result(30)
-
-
 def test_cancelling_a_trajectory_names_its_job_and_forgets_its_environments(peer: Any, settings: Settings) -> None:
     with Client(job="j", settings=settings) as client:
         client.open(trajectory="t1")
@@ -277,22 +260,6 @@ def test_an_environment_that_could_not_be_opened_is_not_closed(peer: Any, settin
     with Client(settings=settings) as client, pytest.raises(ActionFailed, match="label gpu"):
         client.open(trajectory="t", requires=["gpu"])
     assert peer.kinds() == ["cpu.open"]
-
-
-def test_the_loss_of_an_environment_is_an_error_of_its_own(peer: Any, env: Environment) -> None:
-    # Given an environment that is lost
-    lost = EnvironmentLost("environment e is lost: node n1 was lost: 3 beats missed", "n1")
-    peer.behave = lambda seen: lost
-    # When it is used
-    handle = env.submit("echo")
-    with pytest.raises(EnvironmentLost, match="3 beats missed") as caught:
-        handle.result(30)
-    # Then handlers of lost actions catch the error, which names the node
-    assert isinstance(caught.value, ActionLost) and caught.value.node == "n1"
-    # And a plain Celery user gets the same
-    with pytest.raises(EnvironmentLost, match="3 beats missed") as plain:
-        AsyncResult(handle.id, app=peer.app).get(timeout=30)
-    assert plain.value.node == "n1"
 
 
 def test_a_client_gives_signs_of_life_and_signs_what_it_sends(peer: Any, settings: Settings, redis_urls: Any) -> None:
@@ -331,13 +298,6 @@ def test_a_closed_client_says_so(peer: Any, settings: Settings) -> None:
     waiting.cancel()
 
 
-def test_what_was_submitted_before_closing_is_sent_in_order(peer: Any, settings: Settings) -> None:
-    with Client(settings=settings) as client:
-        handles = [client.submit(Action(kind="my.task", arguments={"n": n})) for n in range(300)]
-    peer.until(lambda: len(peer.seen) == 300)
-    assert [seen.id for seen in peer.seen] == [handle.id for handle in handles]
-
-
 def test_closing_leaves_no_thread_and_no_connection(peer: Any, settings: Settings, redis_urls: Any) -> None:
     def connections() -> int:
         with redis_urls.client() as redis:
@@ -355,15 +315,6 @@ def test_closing_leaves_no_thread_and_no_connection(peer: Any, settings: Setting
     while connections() > before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert connections() <= before
-
-
-def test_many_threads_share_one_client(env: Environment) -> None:
-    def work(index: int) -> list[str]:
-        return [env.exec(f"{index}.{n}").stdout for n in range(10)]
-
-    with ThreadPoolExecutor(8) as threads:
-        outputs = list(threads.map(work, range(8), timeout=200))
-    assert outputs == [[f"{index}.{n}" for n in range(10)] for index in range(8)]
 
 
 def test_a_forked_child_is_told_to_open_its_own_client(peer: Any, settings: Settings) -> None:
