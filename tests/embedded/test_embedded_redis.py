@@ -12,27 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 import redis
-from celery import Celery
 from kombu import Connection
 
 from app.local.processes import wait_until
 from app.local.redis_server import RedisServer, RedisUnavailable, find_redis_server
-
-
-def test_it_serves_celery_as_broker_and_result_store(tmp_path: Path) -> None:
-    server = RedisServer(tmp_path, log=tmp_path / "redis.log")
-    try:
-        # Given its URL
-        app = Celery(broker=server.url, backend=server.url)
-        # When a message and a result go over it
-        with Connection(server.url) as connection, connection.SimpleQueue("q") as queue:
-            queue.put({"n": 1})
-            assert queue.get(timeout=30).payload == {"n": 1}
-        app.backend.store_result("task-1", {"n": 2}, "SUCCESS")
-        # Then they arrive
-        assert app.AsyncResult("task-1").result == {"n": 2}
-    finally:
-        server.stop()
 
 
 def test_it_is_private_and_leaves_only_its_data(tmp_path: Path) -> None:

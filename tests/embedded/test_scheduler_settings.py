@@ -8,7 +8,6 @@ import pytest
 from pydantic import ValidationError
 
 from app.scheduler_process import setup_of
-from scheduler.model import Limits
 from tangram.settings import Settings
 from tests.cli.forked import forked
 
@@ -27,14 +26,6 @@ def test_settings_say_what_the_core_is_made_of(monkeypatch: pytest.MonkeyPatch) 
     # Then they are in it
     assert (setup.policy, setup.without) == ("elastic", ("preemption", "learning"))
     assert (dict(setup.limits.weights), setup.limits.window_s) == ({"job-a": 2.0, "b": 0.5}, 30.0)
-
-
-def test_without_settings_the_order_is_the_usual_one() -> None:
-    setup = setup_of(Settings(shares="", without=""))
-    usual = Limits()
-    assert setup.without == ()
-    limits = setup.limits
-    assert (limits.weights, limits.window_s) == (usual.weights, usual.window_s)
 
 
 @pytest.mark.parametrize("shares", ["a", "a=", "=1", "a=x", "a=0", "a=-1", "a=nan", "a=inf", "a=1,b", "a=1,a=2"])

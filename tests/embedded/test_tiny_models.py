@@ -18,31 +18,17 @@ ROOT = Path(__file__).parents[2]
 WEIGHTS = "model.safetensors"
 
 
-def test_the_same_seed_makes_the_same_bytes_and_another_seed_others(tmp_path: Path) -> None:
-    first, again, other = (make_tiny(tmp_path / name, "reward", seed) for name, seed in (("a", 3), ("b", 3), ("c", 4)))
-
-    assert (first / WEIGHTS).read_bytes() == (again / WEIGHTS).read_bytes()
-    assert (first / "tokenizer.json").read_bytes() == (again / "tokenizer.json").read_bytes()
-    assert (first / WEIGHTS).read_bytes() != (other / WEIGHTS).read_bytes()
-
-
-def test_a_whole_model_of_the_same_seed_is_kept(tmp_path: Path) -> None:
+def test_a_model_follows_from_its_seed_kind_and_width_and_a_whole_one_is_kept(tmp_path: Path) -> None:
     folder = make_tiny(tmp_path / "rm", "reward", 1)
-    before = (folder / WEIGHTS).stat()
-
+    first, words, before = (folder / WEIGHTS).read_bytes(), (folder / "tokenizer.json").read_bytes(), (folder / WEIGHTS).stat()
+    # When the same one is made, then it is kept
     make_tiny(folder, "reward", 1)
-
     after = (folder / WEIGHTS).stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-
-
-def test_another_seed_or_kind_or_width_or_a_half_made_model_is_made_again(tmp_path: Path) -> None:
-    folder = make_tiny(tmp_path / "rm", "reward", 1)
-    first = (folder / WEIGHTS).read_bytes()
-
-    assert (make_tiny(folder, "reward", 2) / WEIGHTS).read_bytes() != first
+    # When it is half gone, or is to be another one, then it is made again
     (folder / WEIGHTS).unlink()
-    assert (make_tiny(folder, "reward", 1) / WEIGHTS).read_bytes() == first
+    assert (make_tiny(folder, "reward", 1) / WEIGHTS).read_bytes() == first and (folder / "tokenizer.json").read_bytes() == words
+    assert (make_tiny(folder, "reward", 2) / WEIGHTS).read_bytes() != first
     assert (make_tiny(folder, "reward", 1, hidden=128) / WEIGHTS).stat().st_size > 2 * len(first)
     assert "CausalLM" in (make_tiny(folder, "teacher", 1) / "config.json").read_text()
     assert [path.name for path in tmp_path.iterdir()] == ["rm"]
