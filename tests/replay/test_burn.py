@@ -75,19 +75,6 @@ def test_there_are_as_many_processes_as_cores_up_to_the_most() -> None:
 
 
 @needs_two_cores
-def test_more_cores_are_no_use_beyond_the_most() -> None:
-    # Given work for one process at most; when it gets two cores; then it stays one, to its end
-    with burning(ONE, "0.4", "1", "1", "1") as shell:
-        assert until(lambda: burns(shell))
-        pin(shell.pid, TWO)
-        seen = set()
-        while shell.poll() is None:
-            seen.add(processes(shell))
-            time.sleep(0.002)
-        assert seen <= {0, 1}
-
-
-@needs_two_cores
 @pytest.mark.parametrize(("most", "expected"), [(("1", "2"), 2), ((), 1)])
 def test_cores_that_came_before_the_start_are_used_where_the_caller_says_how_many(most: tuple[str, ...], expected: int) -> None:
     with burning(TWO, "300", "1", *most) as shell:
@@ -134,16 +121,12 @@ def test_a_helper_that_is_killed_makes_it_fail(monkeypatch: pytest.MonkeyPatch) 
         [],
         ["1"],
         ["x", "1"],
-        ["1", "1.5"],
         ["-1", "1"],
         ["nan", "1"],
-        ["inf", "1"],
         ["1", "0"],
-        ["1", "1", "2"],
         ["1", "2", "1", "1"],
         ["1", "1", "1", "x"],
         ["1", "1", "1", "1", "1.1"],
-        ["1", "1", "1", "1", "nan"],
         ["1"] * 6,
     ],
 )
