@@ -7,8 +7,6 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from app.replay.importers.swe_agent import import_swe_agent
 from app.replay.trace_lines import TraceError
@@ -88,13 +86,3 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     assert refusal(tmp_path).startswith("cannot be read: is a directory")
     with pytest.raises(TraceError, match="no file to import"):
         import_swe_agent([])
-
-
-@given(st.binary(max_size=80) | st.text(max_size=40).map(lambda text: json.dumps({"trajectory": [{"action": text}]}).encode()))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-def test_any_bytes_are_imported_or_refused(tmp_path: Path, text: bytes) -> None:
-    path = tmp_path / "any.traj"
-    path.write_bytes(text)
-
-    with pytest.raises(TraceError):
-        import_swe_agent([path])

@@ -10,7 +10,7 @@ import pytest
 from app.replay.trace_lines import TraceError
 from app.replay.traces import read_trace, read_trace_stream
 from scheduler.sim.trace import Trace
-from tangram.elasticity import Amdahl, Flat, Table
+from tangram.elasticity import Amdahl, Flat
 
 HEADER = (
     '{"schema": "tangram.trace/1", "services": {"rm": {"cells": [1, 2], "memory_mb": 100, "restore_s": 0.5, "max_concurrency": 2,'
@@ -67,21 +67,6 @@ def test_every_key_of_an_action_is_read() -> None:
     assert action.extra == {"items": [1, {"a": None}]}
 
 
-def test_an_efficiency_table_is_read_point_by_point() -> None:
-    trace = read(LINE % '{"kind": "cpu.exec", "work_s": 1, "units": [1, 2], "efficiency": {"2": 0.9, "1": 1}}')
-
-    (action,) = trace.actions()
-    assert action.elasticity.curve == Table(((1, 1.0), (2, 0.9)))
-
-
-def test_the_header_names_services_and_quotas() -> None:
-    trace = read(HEADER.replace("[1, 2]", "4") + LINE % EXEC)
-
-    service, quota = trace.services["rm"], trace.quotas["search"]
-    assert (service.name, service.cells, service.memory_mb, service.restore_s, service.max_concurrency) == ("rm", (4,), 100, 0.5, 2)
-    assert (quota.name, quota.rate_per_s, quota.concurrency, quota.burst) == ("search", 5.0, 2, None)
-
-
 def test_quotas_may_limit_tokens_and_share_an_account() -> None:
     limits = '"rate_per_s": 5, "concurrency": 2, "tokens_per_min": 60, "account": "acme"'
     header = HEADER.replace('"rate_per_s": 5, "concurrency": 2', limits).replace('"search": {', f'"chat": {{{limits}}}, "search": {{')
@@ -97,10 +82,6 @@ def test_actions_of_one_step_stay_together() -> None:
     assert [len(step.actions) for step in trace.trajectories[0].steps] == [2, 1]
 
 
-def test_blank_lines_do_not_count() -> None:
-    assert len(read("\n" + HEADER + "\r\n\n" + LINE % EXEC + " \n").trajectories) == 1
-
-
 def test_the_same_name_in_two_jobs_is_two_trajectories() -> None:
     assert len(read(LINE % EXEC + (LINE % EXEC).replace('"j"', '"k"')).trajectories) == 2
 
@@ -111,32 +92,20 @@ def test_a_text_stream_is_read_like_a_file() -> None:
 
 WRONG_ACTIONS = {
     '{"kind": "cpu.exec", "work_s": 1, "tokens": 5}': "action.tokens: only actions with a quota have some",
-    '{"kind": "api.call", "quota": "search", "work_s": 1, "tokens": -5}': "action.tokens: should be greater than or equal to 0",
     '{"kind": "cpu.exec", "work_s": -1}': "action.work_s: should be greater than or equal to 0, not -1",
     '{"kind": "cpu.exec", "work_s": NaN}': "action.work_s: should be a finite number",
-    '{"kind": "cpu.exec", "work_s": 1e999}': "action.work_s: should be a finite number",
     '{"kind": "cpu.exec", "work_s": true}': "action.work_s: should be a valid number, not True",
-    '{"kind": "cpu.exec", "work_s": "1"}': "action.work_s: should be a valid number",
     '{"kind": "cpu.exec"}': "action.work_s: is missing",
     '{"work_s": 1}': "action.kind: is missing",
     '{"kind": "fly", "work_s": 1}': "action.kind: should be 'cpu.exec', ",
     '{"kind": "cpu.exec", "work_s": 1, "units": [0]}': "action.units[0]: should be greater than or equal to 1",
-    '{"kind": "cpu.exec", "work_s": 1, "units": [true]}': "action.units[0]: should be a valid integer",
-    '{"kind": "cpu.exec", "work_s": 1, "units": [1.0]}': "action.units[0]: should be a valid integer",
-    '{"kind": "cpu.exec", "work_s": 1, "units": [2, 2]}': "action.units: amounts must be ascending and distinct",
     '{"kind": "cpu.exec", "work_s": 1, "units": [2, 1]}': "action.units: amounts must be ascending and distinct",
     '{"kind": "cpu.exec", "work_s": 1, "units": []}': "action.units: must name at least one",
-    '{"kind": "cpu.exec", "work_s": 1, "units": 2}': "action.units: should be a valid array",
-    '{"kind": "cpu.exec", "work_s": 1, "parallel_fraction": 1.1}': "action.parallel_fraction: should be less than or equal to 1",
     '{"kind": "cpu.exec", "work_s": 1, "parallel_fraction": 1, "efficiency": {}}': "action.efficiency: give either",
     '{"kind": "cpu.exec", "work_s": 1, "units": [1, 4], "efficiency": {"1": 1}}': "action.efficiency: says nothing of 4 units",
-    '{"kind": "cpu.exec", "work_s": 1, "efficiency": {"1": 2}}': "action.efficiency.1: should be less than or equal to 1",
     '{"kind": "cpu.exec", "work_s": 1, "efficiency": {"x\\n": 1}}': "action.efficiency.x?: ",
     '{"kind": "cpu.exec", "work_s": 1, "priority": 10}': "action.priority: should be less than or equal to 9",
-    '{"kind": "cpu.exec", "work_s": 1, "timeout_s": 0}': "action.timeout_s: should be greater than 0",
-    '{"kind": "cpu.exec", "work_s": 1, "memory_mb": -1}': "action.memory_mb: ",
     '{"kind": "cpu.exec", "work_s": 1, "idempotent": 1}': "action.idempotent: should be a valid boolean",
-    '{"kind": "cpu.exec", "work_s": 1, "requires": "a"}': "action.requires: should be a valid array",
     '{"kind": "cpu.exec", "work_s": 1, "class": ""}': "action.class: must not be empty",
     '{"kind": "cpu.exec", "work_s": 1, "command": "a\\u0000"}': "action.command: has characters that may not be in it",
     '{"kind": "cpu.exec", "work_s": 1, "command": "\\ud800"}': "not JSON",
@@ -147,8 +116,6 @@ WRONG_ACTIONS = {
     '{"kind": "api.call", "work_s": 1}': "action.quota: is missing",
     '{"kind": "api.call", "work_s": 1, "quota": "nothing"}': "action.quota: 'nothing' is not among the header's quotas",
     "[]": "action: should be an object, not []",
-    '{"kind": "cpu.exec", "work_s": %s}' % ("9" * 400): "action.work_s: should be a finite number",
-    '{"kind": "cpu.exec", "work_s": 1, "units": [%s]}' % ("9" * 4000): "action.units[0]: ",
     '{"kind": "cpu.exec", "work_s": %s}' % ("9" * 9000): "not JSON: number out of range",
     '{"kind": "cpu.exec", "work_s": 1, "deep": %s' % ("[" * 10**5): "not JSON: recursion limit exceeded",
 }
@@ -192,12 +159,8 @@ WRONG_FILES = {
     HEADER + HEADER: "f.jsonl:2: trajectory: is missing",
     LINE % EXEC * 2: "f.jsonl:2: trajectory: 't' of job 'j' is already on line 1",
     (LINE % EXEC).replace('"t"', '"a\\nb"'): "f.jsonl:1: trajectory: has characters",
-    (LINE % EXEC).replace('"t"', '"t", "priority": -1'): "f.jsonl:1: priority: ",
-    (LINE % EXEC).replace('"t"', '"t", "arrival_s": -1'): "f.jsonl:1: arrival_s: ",
     HEADER.replace("[1, 2]", "[2, 1]"): "f.jsonl:1: services.rm.cells: amounts must be ascending",
     HEADER.replace('"warm": true', '"warm": "yes"'): "f.jsonl:1: services.rm.warm: ",
-    HEADER.replace("[1, 2]", "0"): "f.jsonl:1: services.rm.cells[0]: ",
-    HEADER.replace('"memory_mb": 100', '"memory_mb": -1'): "f.jsonl:1: services.rm.memory_mb: ",
     HEADER.replace('"rate_per_s": 5', '"rate_per_s": 0'): "f.jsonl:1: quotas.search.rate_per_s: should be greater than 0",
     HEADER.replace('"rate_per_s": 5', '"x": Infinity, "rate_per_s": 5'): "f.jsonl:1: quotas.search.x: holds a number",
 }
