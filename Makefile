@@ -18,7 +18,7 @@ PYTHON312 ?= $(shell for p in python3.12 "$$(pyenv root 2>/dev/null)"/versions/3
 .PHONY: help install demo clients compatibility docs figures pages lint smoke pictures release clean
 .PHONY: chaos isolation test test-real test-clients mutants gpu-check gpu-wheels
 .PHONY: bench bench-background bench-containers bench-flood bench-gateway bench-live bench-metrics bench-paper
-.PHONY: bench-quotas bench-scaling bench-shortage bench-web
+.PHONY: bench-quotas bench-scaling bench-shortage bench-web bench-week
 
 help:
 	@echo "make install  build .venv from pinned versions; the others do so, too"
@@ -50,6 +50,7 @@ help:
 	@echo "make docs    the pages as a site, into site/"
 	@echo "make pages   write the pages that come from code: settings, commands"
 	@echo "make release  build the tagged version into dist/"
+	@echo "make bench-week  what actions leave in memory, Redis and journal, and what a week of them weighs; ACTIONS=100000"
 	@echo "make bench-web  the live page with 10,000 running actions in a real browser: frame time, memory, cost of a look"
 	@echo "make pictures  the pictures of the live page in docs/pictures, from a stack with made-up load"
 	@echo "make clean   remove .venv and what demos left"
@@ -202,6 +203,9 @@ bench-gateway: $(STAMP)
 bench-live: $(STAMP)
 	@$(BIN)/python -c 'import ray' 2>/dev/null || $(PIP) install -c constraints.txt -e '.[compare]'
 	@$(BIN)/python -m bench.live
+
+bench-week: $(STAMP)
+	@$(BIN)/python -m bench.week $(if $(ACTIONS),--actions $(ACTIONS))
 
 bench-metrics: $(STAMP)
 	@$(BIN)/python -m bench.metrics

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, select
 
 from app.journal.listing import NOW_HELD, ActionFilter, list_actions
-from app.journal.models import RUNNING, Action, Environment, Grant, Job, Node, Service, ServiceInstance, table
+from app.journal.models import RUNNING, Action, Environment, Grant, Job, Message, Node, Service, ServiceInstance, table
 from app.journal.recent import INFRASTRUCTURE, Recent, Tally
 from app.journal.waits import Fact, explain
 
@@ -87,7 +87,8 @@ class NodeDetail:
 
 def action_detail(connection: Connection, action_id: str, scheduler: Mapping[str, Any] | None, now: float) -> ActionDetail | None:
     """Return an action."""
-    row = connection.execute(select(table(Action)).where(Action.id == action_id)).one_or_none()
+    query = select(table(Action), Message.message).join_from(Action, Message, Message.action == Action.id, isouter=True)
+    row = connection.execute(query.where(Action.id == action_id)).one_or_none()
     if row is None:
         return None
     grants = connection.execute(select(table(Grant)).where(Grant.action == action_id).order_by(Grant.attempt)).all()

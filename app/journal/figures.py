@@ -16,11 +16,13 @@ from sqlalchemy import ColumnElement, Connection, Engine, Select, false, func, s
 
 from app.journal.database import database_errors, snapshot
 from app.journal.models import (
+    DECLARED,
     Action,
     ActionHour,
     Environment,
     EnvironmentHour,
     Grant,
+    header_of,
     table,
 )
 from app.journal.rollup import HOUR_S, ActionFigures, AnyRow, merged_mean, merged_summary
@@ -157,7 +159,7 @@ def act_report_in(connection: Connection, selection: Selection) -> ActReport:
 def observations(engine: Engine, limit: int = 20_000, of_run: RunRecord | None = None) -> list[Observation]:
     """Return the last `limit` actions that succeeded, oldest first; with `of_run`, only those of a run."""
     columns = (
-        Action.header, Action.attempts, Action.granted_at, Action.ended_at, Action.units, Action.unit_s, Action.execution_s, Action.cpu_s,
+        *DECLARED, Action.attempts, Action.granted_at, Action.ended_at, Action.units, Action.unit_s, Action.execution_s, Action.cpu_s,
     )  # fmt: skip
     ended = (Action.status == "succeeded", Action.ended_at.is_not(None))
     wanted = ended if of_run is None else (*ended, *conditions_of(Selection.of_run(of_run)))
@@ -167,7 +169,7 @@ def observations(engine: Engine, limit: int = 20_000, of_run: RunRecord | None =
 
 
 def _observation(row: AnyRow) -> Observation:
-    action = Declared.from_header(row.header)
+    action = Declared.from_header(header_of(row))
     held_s = row.ended_at - row.granted_at if row.granted_at is not None else 0.0
     # What earlier tries held is in `unit_s`, too, but not for how long.
     known = row.attempts == 1 and row.unit_s and held_s > 0

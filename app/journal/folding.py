@@ -10,7 +10,8 @@ by one, all at once, or in any batches between leaves the same rows. It holds be
 4. a grant is released once, by the first requeueing or end after it;
 5. a resize overrides the one before it, and none changes a grant that was released;
 6. what is forgotten of a node's instances is forgotten first, then come those that the batch tells of after that;
-7. a failure on a message counts once for each epoch.
+7. a failure on a message counts once for each epoch;
+8. an action that has ended gets no message any more. A message goes with the first end, if a worker has stored that as the result.
 
 A *shape* is the set of columns that a group of rows sets; rows of one shape share one statement.
 """
@@ -21,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.journal.models import ABSENT, NODE_UP, RUNNING, WAITING
+from app.journal.models import ABSENT, IN_COLUMNS, NODE_UP, RUNNING, WAITING
 from scheduler.live.entries import (
     ActionEnded,
     ActionGranted,
@@ -52,6 +53,9 @@ NO_ATTEMPT = 2**31 - 1
 class _Action:
     received: Row | None = None
     change: Row = field(default_factory=dict)
+    message: str | None = None
+    replaced: str | None = None
+    answered: bool = False
     grants: dict[int, Row] = field(default_factory=dict)
     resizes: dict[int, Row] = field(default_factory=dict)
     released_at: float | None = None
@@ -83,7 +87,7 @@ class Fold:
                 case ActionReceived():
                     self._received(entry)
                 case MessageReplaced():
-                    self._change(entry.id, {"message": clean(entry.message)})
+                    self._replaced(entry)
                 case ActionGranted():
                     self._granted(entry)
                 case ActionResized():
@@ -128,6 +132,26 @@ class Fold:
                 groups.setdefault(frozenset(action.change), []).append({**action.change, "of": id})
         return groups
 
+    def messages(self) -> list[Row]:
+        """Return the messages of actions received in this batch that have no result of a worker yet."""
+        return [
+            {"action": id, "message": action.replaced or action.message}
+            for id, action in self._actions.items()
+            if action.message is not None and not action.answered
+        ]
+
+    def replaced(self) -> list[Row]:
+        """Return the messages that take the place of those of actions `of` received before."""
+        return [
+            {"of": id, "message": action.replaced}
+            for id, action in self._actions.items()
+            if action.replaced is not None and not action.answered
+        ]
+
+    def answered(self) -> list[Row]:
+        """Return the actions `of` which a worker has stored the result."""
+        return [{"of": id} for id, action in self._actions.items() if action.answered]
+
     def releases(self) -> list[Row]:
         """Return when (`at`) the grants that action `of` held before this batch were released.
 
@@ -162,6 +186,7 @@ class Fold:
         action = self._of(entry.id)
         if action.received is not None:
             return
+        action.message = clean(entry.message)
         action.received = {
             "id": clean(entry.id),
             "position": self.last_position,
@@ -176,8 +201,7 @@ class Fold:
             "status": WAITING,
             "reason": "",
             "attempts": 0,
-            "header": dict(header),
-            "message": clean(entry.message),
+            "header": {name: value for name, value in header.items() if name not in IN_COLUMNS},
             "submitted_at": entry.submitted_at,
             "received_at": entry.received_at,
         }
@@ -221,9 +245,17 @@ class Fold:
         elif grant["released_at"] is None:
             grant.update(row)
 
+    def _replaced(self, entry: MessageReplaced) -> None:
+        action = self._of(entry.id)
+        if "ended_at" not in action.change:
+            action.replaced = clean(entry.message)
+
     def _ended(self, entry: ActionEnded) -> None:
         end = entry.end
         self._release(end.id, entry.at)
+        action = self._of(end.id)
+        # Whoever has to store the result needs the message, and may die before it is stored.
+        action.answered = action.answered or (end.by_worker and "ended_at" not in action.change)
         self._change(
             end.id,
             {
@@ -231,8 +263,6 @@ class Fold:
                 "reason": clean(end.reason),
                 "cause": end.cause,
                 "fault": fault_of_end(end.kind, end.cause),
-                # Whoever has to store the result needs the message, and may die before it is stored.
-                **({"message": None} if end.by_worker else {}),
                 "started_at": end.started_at,
                 "ended_at": entry.at,
                 "units": end.dop,

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Engine, Select, select
 
 from app.journal.database import snapshot
 from app.journal.figures import Selection, conditions_of
-from app.journal.models import Action, Environment, Grant, Node, Service, table
+from app.journal.models import Action, Environment, Grant, Node, Service, header_of, table
 
 
 class PastAction(NamedTuple):
@@ -125,7 +125,7 @@ def declarations(engine: Engine, selection: Selection) -> Declarations:
     """Return what the selected actions declared, and how they ended."""
     query = select(*_ACTION, Action.header).where(*conditions_of(selection)).order_by(Action.submitted_at, Action.position)
     with snapshot(engine) as connection:
-        actions = [Declared(PastAction(*row[:-1]), row[-1]) for row in connection.execute(query)]
+        actions = [Declared(PastAction(*row[:-1]), header_of(row)) for row in connection.execute(query)]
         services = {row.name: row.description for row in connection.execute(select(table(Service)).order_by(Service.name))}
     named = {action.past.service for action in actions}
     return Declarations(actions=actions, services={name: found for name, found in services.items() if name in named})

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final, cast
 
-from sqlalchemy import JSON, BigInteger, CheckConstraint, Double, Index, Integer, MetaData, Table, Text, false, text
+from sqlalchemy import JSON, BigInteger, CheckConstraint, Double, Index, Integer, MetaData, Row, Table, Text, false, text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -65,8 +65,8 @@ class Action(Base):
     """One action, from reception to its end.
 
     `position` orders actions by reception. `action_class` is the class that the trainer gave, else the kind.
-    `message` is the whole Celery message, kept until the end is known to be stored as the result. `node` and `granted_at` are those of the
-    latest attempt. `cause` says why it has ended so, and `fault` whose fault that is (`tangram/ends.py`). `units` is its degree of
+    `header` is what no other column says of its declaration; `header_of` returns the whole. `node` and `granted_at` are those of the latest
+    attempt. `cause` says why it has ended so, and `fault` whose fault that is (`tangram/ends.py`). `units` is its degree of
     parallelism at the end, `unit_s` the core- or cell-seconds that all its grants held.
     """
 
@@ -88,7 +88,6 @@ class Action(Base):
     fault: Mapped[str] = mapped_column(server_default=text("''"))
     attempts: Mapped[int] = mapped_column(Integer)
     header: Mapped[dict[str, Any]]
-    message: Mapped[str | None]
     submitted_at: Mapped[float]
     received_at: Mapped[float]
     granted_at: Mapped[float | None]
@@ -126,6 +125,18 @@ class Action(Base):
             postgresql_where=text("ended_at IS NOT NULL"),
         ),
     )
+
+
+class Message(Base):
+    """The whole Celery message of an action, kept until the end is known to be stored as the result.
+
+    It is most of what an action weighs. SQLite uses the room of a row that is removed, but not that of one that becomes shorter.
+    """
+
+    __tablename__ = "messages"
+
+    action: Mapped[str] = mapped_column(primary_key=True)
+    message: Mapped[str]
 
 
 class Grant(Base):
@@ -346,6 +357,21 @@ class GatewayToken(Base):
     revoked_at: Mapped[float | None]
 
     __table_args__ = (Index("ix_gateway_tokens_job", "job"),)
+
+
+AnyRow = Row[*tuple[Any, ...]]
+IN_COLUMNS: Final = ("kind", "job", "trajectory", "environment", "service")
+"""What a header declares and a column of `actions` says, too."""
+
+
+DECLARED: Final = (Action.header, *(getattr(Action, name) for name in IN_COLUMNS))
+"""The columns of a header."""
+
+
+def header_of(row: AnyRow) -> dict[str, Any]:
+    """Return the header of an action, from a row with the columns `DECLARED`."""
+    declared: dict[str, Any] = row.header
+    return {name: value for name in IN_COLUMNS if (value := getattr(row, name)) is not None} | declared
 
 
 def table(model: type[Base]) -> Table:

@@ -30,6 +30,7 @@ from app.journal.models import (
     EnvironmentHour,
     FailedMessage,
     Grant,
+    Message,
     Node,
     Run,
     ServiceInstance,
@@ -160,7 +161,8 @@ def _remove_actions(connection: Connection, after: Cursor, before: float, runs: 
     if old:
         _add_action_hours(connection, by_hour(old))
         ids = [row.id for row in old]
-        connection.execute(delete(table(Grant)).where(Grant.action.in_(ids)))
+        for model, action in ((Grant, Grant.action), (Message, Message.action)):
+            connection.execute(delete(table(model)).where(action.in_(ids)))
         connection.execute(delete(table(Action)).where(Action.id.in_(ids)))
     return (rows[-1].ended_at, rows[-1].id) if len(rows) == BATCH else None, len(old)
 

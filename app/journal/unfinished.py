@@ -7,12 +7,15 @@ from typing import Any
 from sqlalchemy import Connection, Row, select
 
 from app.journal.models import (
+    DECLARED,
     RUNNING,
     Action,
     Environment,
     FailedMessage,
     Grant,
+    Message,
     Node,
+    header_of,
     table,
 )
 from scheduler.core.gone import REMEMBERED
@@ -58,8 +61,9 @@ def load_unfinished(connection: Connection) -> Unfinished:
     """Return all that a scheduler goes on with."""
     held = (Grant.action == Action.id) & (Grant.attempt == Action.attempts) & Grant.released_at.is_(None) & (Action.status == RUNNING)
     actions = (
-        select(Action.id, Action.header, Action.message, Action.submitted_at, Action.received_at, Action.attempts, *table(Grant).columns)
+        select(Action.id, *DECLARED, Message.message, Action.submitted_at, Action.received_at, Action.attempts, *table(Grant).columns)
         .join_from(Action, Grant, held, isouter=True)
+        .join(Message, Message.action == Action.id, isouter=True)
         .where(Action.ended_at.is_(None))
         .order_by(Action.position)
     )
@@ -85,14 +89,15 @@ def load_unfinished(connection: Connection) -> Unfinished:
     ]
     lost = (Environment.id == Action.environment) & (Environment.state == "lost") & (Action.status == "lost")
     unpublished = (
-        select(Action.id, Action.message, Action.status, Action.reason, Action.cause, Environment.node)
-        .join_from(Action, Environment, lost, isouter=True)
-        .where(Action.ended_at > clock.time() - ENDS_LOADED_S, Action.message.is_not(None))
+        select(Action.id, Message.message, Action.status, Action.reason, Action.cause, Environment.node)
+        .join_from(Message, Action, Message.action == Action.id)
+        .join(Environment, lost, isouter=True)
+        .where(Action.ended_at > clock.time() - ENDS_LOADED_S)
         .order_by(Action.ended_at, Action.position)
     )
     since = clock.time() - SPENT_LOADED_S
     spent = (
-        select(Action.header, Action.granted_at)
+        select(*DECLARED, Action.granted_at)
         .where(Action.ended_at > since, Action.granted_at > since, Action.quota.is_not(None))
         .order_by(Action.granted_at)
     )
@@ -122,7 +127,7 @@ def load_unfinished(connection: Connection) -> Unfinished:
             for row in connection.execute(nodes)
         ],
         ended=tuple(connection.execute(ended).scalars().all()[::-1]),
-        spent=tuple(SpentAction(header=row.header, granted_at=row.granted_at) for row in connection.execute(spent)),
+        spent=tuple(SpentAction(header=header_of(row), granted_at=row.granted_at) for row in connection.execute(spent)),
         unpublished=tuple(
             UnpublishedEnd(
                 id=row.id,
@@ -160,7 +165,7 @@ def _unfinished_action(row: Row[Any]) -> UnfinishedAction:
         )
     return UnfinishedAction(
         id=row.id,
-        header=row.header,
+        header=header_of(row),
         message=row.message,
         submitted_at=row.submitted_at,
         received_at=row.received_at,

@@ -17,7 +17,7 @@ from functools import cache
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from sqlalchemy import Connection, Engine, Executable, bindparam, delete, func, select, update
+from sqlalchemy import Connection, Engine, Executable, Text, bindparam, delete, func, select, update
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.exc import DBAPIError
@@ -34,6 +34,7 @@ from app.journal.models import (
     FailedMessage,
     Grant,
     Job,
+    Message,
     Node,
     Service,
     ServiceInstance,
@@ -146,6 +147,14 @@ class SqlJournal:
         execute, statements = connection.execute, self._statements
         if unseen := [row for name, row in fold.jobs.items() if name not in self._jobs]:
             execute(statements.job, unseen)
+        # What becomes of a message depends on whether its action had ended before this batch.
+        for statement, rows in (
+            (statements.message, fold.messages()),
+            (statements.replaced, fold.replaced()),
+            (statements.answered, fold.answered()),
+        ):
+            if rows:
+                execute(statement, rows)
         if received := fold.received():
             execute(statements.received, received)
         for shape, rows in fold.received_and_changed().items():
@@ -194,8 +203,14 @@ class _Statements:
         self.job = self._insert(Job).on_conflict_do_nothing()
         self.received = self._insert(Action).on_conflict_do_nothing()
         held_before = (Grant.action == bindparam("of"), Grant.attempt < bindparam("below"), Grant.released_at.is_(None))
-        published = (Action.id == bindparam("of"), Action.ended_at.is_not(None))
-        self.published = update(table(Action)).where(*published).values(message=None)
+        known = select(Action.id).where(Action.ended_at.is_not(None))
+        message = select(bindparam("action", type_=Text()), bindparam("message", type_=Text()))
+        message = message.where(~known.where(Action.id == bindparam("action")).exists())
+        self.message = self._insert(Message).from_select(["action", "message"], message).on_conflict_do_nothing()
+        of, ended = Message.action == bindparam("of"), known.where(Action.id == bindparam("of")).exists()
+        self.replaced = update(table(Message)).where(of, ~ended).values(message=bindparam("message"))
+        self.answered = delete(table(Message)).where(of, ~ended)
+        self.published = delete(table(Message)).where(of, ended)
         self.release = update(table(Grant)).where(*held_before).values(released_at=bindparam("at"))
         resized = (Grant.action == bindparam("of"), Grant.attempt == bindparam("tried"), Grant.released_at.is_(None))
         self.resize = update(table(Grant)).where(*resized)

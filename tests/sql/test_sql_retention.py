@@ -46,6 +46,7 @@ def test_what_ended_long_ago_goes_with_its_grants_and_the_rest_stays(engine: Eng
     # Given old and recent actions and environments, and some of long ago that have not ended
     live("old", OLD)
     live("recent", RECENT)
+    live("unanswered", OLD, status="lost", by_worker=False)
     write(make.received("waits", OLD), make.received("runs", OLD), make.granted("runs", OLD))
     for id, states, at in (("e-old", ("open", "closed"), OLD), ("e-recent", ("open", "closed"), RECENT), ("e-open", ("open",), OLD)):
         write(*[make.environment(state, at, id=id) for state in states])
@@ -54,15 +55,16 @@ def test_what_ended_long_ago_goes_with_its_grants_and_the_rest_stays(engine: Eng
     for message, at in (("m-old", OLD), ("m-recent", RECENT)):
         write(MessageFailed(message=message, kind="action", action=None, epoch=1, traceback="", at=at))
     # When what is older than 30 days is removed
-    assert pruned(engine) == 2
+    assert pruned(engine) == 3
     # Then that is what ended before
     kept = {
         name: [next(iter(row.values())) for row in tables.rows(engine, name)]
-        for name in ("actions", "grants", "environments", "nodes", "service_instances", "failed_messages")
+        for name in ("actions", "grants", "messages", "environments", "nodes", "service_instances", "failed_messages")
     }
     assert kept == {
         "actions": ["recent", "runs", "waits"],
         "grants": ["recent", "runs"],
+        "messages": ["runs", "waits"],
         "environments": ["e-open", "e-recent"],
         "nodes": ["up"],
         "service_instances": [],

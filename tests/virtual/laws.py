@@ -123,7 +123,7 @@ def left(run: Run) -> list[str]:
         found.append(f"action {name}, {kind}, is {status} in the journal")
     for name, state in run.database.execute("select id, state from environments where ended_at is null"):
         found.append(f"environment {name} is {state} in the journal")
-    for (name,) in run.database.execute("select id from actions where ended_at is not null and message is not null"):
+    for (name,) in run.database.execute("select id from actions join messages on action = id where ended_at is not null"):
         found.append(f"the end of {name} is not published")
     for node in run.nodes:
         if _lives(node) and run.ledger.cores.get(f"{node.name}/{node.starts}"):
