@@ -55,6 +55,8 @@ class Call:
     answer: dict[str, Any] | None = None
     waits_again: bool = False
     refused: bool = False
+    unstored: bool = False
+    """Whether it has ended, and the store does not have its result."""
     stamp: tuple[int, int] = (0, 0)
     grant_lock: Lock = field(default_factory=Lock, repr=False)
     """Held while a change of the grant is carried out, so that the last one is the one that stands."""

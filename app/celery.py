@@ -4,8 +4,8 @@ Workers of the system and Celery's own tools (`inspect`, Flower) use this object
 
 * `task_routes` is the custom routing layer (`app/routing.py`): actions go to the scheduler, not to a worker.
 * Nothing is prefetched away from the scheduler, since a worker is only handed what can start; hence no limit.
-* Messages are acknowledged when they are received: a claim, not a late acknowledgement, keeps an action from
-  running twice (on Redis, late acknowledgement runs long work a second time after the visibility timeout).
+* A worker acknowledges no message (`workers/consumer.py`): the scheduler finds what was lost, and claims keep actions from running twice.
+* An error reply of the broker is an outage like any other: it ends no worker.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ def configuration(settings: Settings) -> dict[str, Any]:
         "worker_hijack_root_logger": True,
         "worker_cancel_long_running_tasks_on_connection_loss": False,
         "broker_connection_retry_on_startup": True,
+        "broker_channel_error_retry": True,
         "broker_connection_timeout": settings.connect_timeout_s,
         "timezone": "UTC",
     }

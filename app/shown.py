@@ -5,12 +5,23 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from redis import Redis
+from redis import Redis, ResponseError
 
 from tangram.wire import SCHEDULER_KEY
 
 SHOWN_TTL_S: Final = 60
 """Seconds for which a scheduler that has died is still shown."""
+
+_TRIED_KEY: Final = "tangram-tried"
+
+
+def problem_of(store: Redis) -> str:
+    """Return in one line what a store says that answers and takes nothing, such as one without memory. Raises other `RedisError`s."""
+    try:
+        store.set(_TRIED_KEY, b"", px=1)
+    except ResponseError as error:
+        return f"the result store takes nothing: {error}"
+    return ""
 
 
 def read_shown(store: Redis) -> dict[str, Any] | None:
@@ -18,7 +29,7 @@ def read_shown(store: Redis) -> dict[str, Any] | None:
 
     `shown_ago_s` says how old it is by the clock of the result store, so that clocks of hosts do not matter.
     """
-    with store.pipeline(transaction=True) as pipe:
+    with store.pipeline(transaction=False) as pipe:  # a store without memory refuses transactions
         pipe.get(SCHEDULER_KEY)
         pipe.pttl(SCHEDULER_KEY)
         shown, left_ms = pipe.execute()

@@ -15,9 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from redis import ConnectionError as RedisConnectionError
 from redis import Redis, RedisError
-from redis import TimeoutError as RedisTimeoutError
 
 from tangram import clock
 from tangram.errors import ActionFailed
@@ -44,8 +42,8 @@ def own(keys: Iterable[object]) -> list[str]:
 class Blobs:
     """Puts large values into Redis and gets them back; safe for use by many threads.
 
-    Both raise what redis-py raises when the store is away for longer than `patience_s`. Getting raises `ActionFailed` for
-    a blob that has expired and for values that are neither inline nor a reference.
+    Both raise what redis-py raises when the store is away, or answers with errors, for longer than `patience_s`.
+    Getting raises `ActionFailed` for a blob that has expired and for values that are neither inline nor a reference.
     """
 
     def __init__(
@@ -148,6 +146,6 @@ class Blobs:
         while True:
             try:
                 return command()
-            except (RedisConnectionError, RedisTimeoutError):
+            except RedisError:
                 if clock.monotonic() >= deadline or self._closing.wait(_PAUSE_S):
                     raise

@@ -1,8 +1,11 @@
 """The Celery consumer of a node: Celery's own, but it outlives every outage of the broker and is quicker to come back.
 
-Celery waits two seconds longer after each failure, up to half a minute; so long a node would beat and consume nothing,
-and would rightly be taken for lost. And what kombu raises on Redis, when a message is put back or acknowledged whose connection
-has been given up, is for Celery a reason to end the worker.
+| Celery | a node |
+|---|---|
+| waits two seconds longer after each failure, up to half a minute | tries again within a second: so long it beats and consumes nothing |
+| acknowledges each message | acknowledges none: the queue has `no_ack`, and beats show what was lost on the way |
+
+A broker that answers with errors, such as a Redis without memory or one that only reads, is away like one that does not answer.
 """
 
 from __future__ import annotations
@@ -12,26 +15,37 @@ from typing import Any
 from celery.utils.log import get_logger
 from celery.worker.consumer import Consumer
 from celery.worker.state import maybe_shutdown
+from kombu import Queue
+
+from tangram import clock
+from tangram.wire import direct_queue, node_queue
 
 log = get_logger(__name__)
 
 _FIRST_PAUSE_S, _PAUSE_STEP_S, _LONGEST_PAUSE_S = 0.1, 0.2, 1.0
 
 
+def queue_of(node: str) -> Queue:
+    """Return the queue of a node, as its worker consumes it."""
+    queue = direct_queue(node_queue(node))
+    queue.no_ack = True
+    return queue
+
+
 class NodeConsumer(Consumer):  # type: ignore[misc]
     """Connects to the broker for as long as it takes."""
 
-    def on_connection_error_after_connected(self, exc: BaseException) -> None:
-        """Give a broken connection up; what came over it is neither put back nor acknowledged any more.
+    def create_task_handler(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what takes messages. Celery acknowledges each; on Redis, kombu would send that though the queue has `no_ack`."""
+        if self.task_consumer.channel.no_ack_consumers is None:
+            self.task_consumer.channel.basic_ack = self.task_consumer.channel.basic_reject = lambda *args, **kwargs: None
+        return super().create_task_handler(*args, **kwargs)
 
-        This process runs what it was handed, and knows a message that comes again.
-        """
-        if self.task_consumer is not None:
-            channel = self.task_consumer.channel
-            channel.do_restore = False
-            # Acknowledgements may be under way: threads of the pool leave them to the loop, which goes on with the next connection.
-            channel.basic_ack = channel.basic_reject = lambda *args, **kwargs: None
+    def on_connection_error_after_connected(self, exc: BaseException) -> None:
+        """Give a broken connection up. After an error reply the next one is made a little later: it may well get the same reply."""
         super().on_connection_error_after_connected(exc)
+        if isinstance(exc, self.channel_errors):
+            clock.sleep(_LONGEST_PAUSE_S)
 
     def ensure_connected(self, conn: Any) -> Any:
         """Return `conn`, connected."""

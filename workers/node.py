@@ -11,7 +11,7 @@ It claims tries of actions, holds their calls while they run, and reports.
 | `used` | every `usage_s` seconds, of each command that has got further in the background: its core-seconds there |
 | `service` | an instance of a service is in another state now, and what it holds |
 | `finished` | its result is stored and its processes are gone; again when the scheduler asks for it |
-| `unknown` | the scheduler asked for a try that never arrived here, or the store refused the result of one |
+| `unknown` | the scheduler asked for a try that never arrived here, or the store has not got the result of one |
 | `left` | the worker shuts down |
 
 Of a request to an outside API `finished` also says what the answer means for limits, and whether the API refused it: then there
@@ -48,7 +48,7 @@ LEAST_GROWTH_S, LEAST_GROWTH = 0.05, 0.2
 
 STALE = "a change of try %d of action %s is out of date: %s, the last was %s"
 
-_CLAIM_TRIES, _CLAIM_PAUSE_S = 5, 0.2
+_CLAIM_PAUSE_S = 0.2
 
 Try = tuple[str, int]
 """An action's id and the number of the try."""
@@ -189,8 +189,9 @@ class Node:
             return True
 
     def _claim_in_store(self, one: Try, lasts_s: int) -> bool:
-        key = claim_key(*one)
-        for _ in range(_CLAIM_TRIES):
+        """Claim a try in the store, which is waited for as long as it is away: meanwhile beats show the action as one that runs."""
+        key, said = claim_key(*one), False
+        while not self._has_left:
             try:
                 if self._store.set(key, self._incarnation, nx=True, ex=lasts_s):
                     return True
@@ -201,11 +202,10 @@ class Node:
                 log.info("try %d of action %s was claimed before; this message is dropped", one[1], one[0])
                 return False
             except RedisError as error:
-                problem = error
+                if not said:
+                    log.warning("action %s cannot be claimed yet: %s", one[0], error)
+                said = True
                 clock.sleep(_CLAIM_PAUSE_S)
-        log.warning("action %s cannot be claimed, the scheduler will send it again: %s", one[0], problem)
-        with self._lock:
-            del self._claimed[one]
         return False
 
     def _begin(self, one: Try, grant: WireGrant, header: dict[str, Any]) -> Call:
@@ -336,7 +336,7 @@ class Node:
 
     def _report_end(self, action_id: str, attempt: int, call: Call) -> None:
         report = {
-            "type": "unknown" if call.refused else "finished",
+            "type": "unknown" if call.refused or call.unstored else "finished",
             "id": action_id,
             "attempt": attempt,
             "status": call.status,

@@ -7,6 +7,7 @@ scheduler. What it offers comes from the settings and, where they are silent, fr
 from __future__ import annotations
 
 import logging
+import math
 import os
 import resource
 import signal
@@ -29,10 +30,11 @@ from app.reach import needed_for_metrics, require_broker, require_store
 from app.runtime import runtime
 from app.services_file import ConfigError, ServicesFile, check_models, load_services_file
 from tangram.blobs import Blobs
-from tangram.connection import OUTAGE_LIMIT_S, find_addresses, open_store
+from tangram.connection import find_addresses, open_store
 from tangram.settings import Settings
 from tangram.tracing import tracer_of
-from tangram.wire import GRANT_HEADER, WireNode, direct_queue, node_label, node_queue
+from tangram.wire import GRANT_HEADER, WireNode, node_label
+from workers.consumer import queue_of
 from workers.context import ApiContext, CpuContext, GpuContext, provide
 from workers.cpu.abstract import Sandbox
 from workers.cpu.busy import BusyCores
@@ -78,7 +80,8 @@ def run(pool: Pool, settings: Settings, include: Sequence[str] = (), log_level: 
     store = open_store(addresses.result_url, settings.connect_timeout_s, STORE_CONNECTIONS)
     require_store(store, addresses.result_url)
     require_broker(app, settings.connect_timeout_s)
-    prepared = _SET_UP[pool](settings, Blobs(store, patience_s=OUTAGE_LIMIT_S))
+    blobs = Blobs(store, patience_s=math.inf)
+    prepared = _SET_UP[pool](settings, blobs)
     node = Node(
         app,
         store,
@@ -90,10 +93,10 @@ def run(pool: Pool, settings: Settings, include: Sequence[str] = (), log_level: 
     )
     prepared.attach(node)
     runtime().provide(NodeRuntime, node)  # type: ignore[type-abstract]
-    app.conf.task_queues = [direct_queue(node_queue(node.name))]
+    app.conf.task_queues = [queue_of(node.name)]
     app.conf.include = ["workers.control", f"workers.{pool}.tasks", *include]
     app.conf.worker_consumer = "workers.consumer:NodeConsumer"
-    _listen(node)
+    _listen(node, blobs)
     _count(settings, pool, prepared.now)
     _trace(settings, pool)
     threads = THREADS[pool] + THREADS_PER_CORE * prepared.description["cores"]
@@ -119,8 +122,8 @@ def _raise_open_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _listen(node: Node) -> None:
-    """Have Celery tell the node what becomes of each message."""
+def _listen(node: Node, blobs: Blobs) -> None:
+    """Have Celery tell the node what becomes of each message. Once the node leaves, no result waits for the store any more."""
 
     def arrived(request: Any, **_: Any) -> None:
         if GRANT_HEADER in request.request_dict:
@@ -146,7 +149,8 @@ def _listen(node: Node) -> None:
 
     def leave(**_: Any) -> None:
         # A signal's handler runs in the middle of anything, perhaps of what holds the node's lock.
-        threading.Thread(target=node.leave, name="tangram-leave").start()
+        for leaving in (blobs.close, node.leave):
+            threading.Thread(target=leaving, name="tangram-leave").start()
 
     signals.worker_ready.connect(lambda **_: node.join(), weak=False)
     signals.worker_shutting_down.connect(leave, weak=False)

@@ -23,7 +23,6 @@ from typing import Any
 from celery import Celery
 from kombu.transport import TRANSPORT_ALIASES, virtual
 from kombu.utils.json import dumps, loads
-from redis import RedisError
 
 from app.broker import redis_intake
 from app.broker.memory_store import BrokenConnection, MemoryBroker, MemoryStore
@@ -42,7 +41,6 @@ class MemoryBackend(FirstEndStays):
 
     supports_native_join = False
     persistent = True
-    connection_errors = (RedisError, OSError)
 
     def __init__(self, app: Celery, broker: MemoryBroker) -> None:
         super().__init__(app)

@@ -10,6 +10,8 @@ Workers and scheduler store ends through these. Which of two comes first, the st
 | an end, or what nobody can read | anything else | it is refused |
 
 So what a client was told stays true. The call of a refused try is marked, and its node reports that it does not know the end.
+
+A result counts once it is stored. While the store is away, or answers with errors, the result waits in its thread, until the node leaves.
 """
 
 from __future__ import annotations
@@ -22,17 +24,18 @@ from typing import Any
 from celery.backends.base import KeyValueStoreBackend
 from celery.backends.redis import RedisBackend
 from kombu.utils.functional import retry_over_time
+from redis import RedisError
 
-from tangram.connection import OUTAGE_LIMIT_S
+from app.action_task import NodeRuntime
+from app.runtime import runtime
 from tangram.decode import read_meta
 from tangram.errors import ActionError
 from tangram.wire import DISOWNED, GRANT_HEADER, claim_key
 
 log = logging.getLogger(__name__)
 
-_PAUSE_S = 0.5
-RETRIES = {"max_retries": int(OUTAGE_LIMIT_S / _PAUSE_S), "interval_start": 0.1, "interval_step": 0.2, "interval_max": _PAUSE_S}
-"""How a worker goes on trying to store a result: for as long as clients wait for a result store that is away."""
+RETRIES = {"interval_start": 0.1, "interval_step": 0.2, "interval_max": 0.5}
+"""How a worker goes on trying to store a result: for as long as it takes."""
 
 # KEYS: the result's key, and the claim of its try. ARGV: the result, the seconds that it lasts, and what a disowned claim says.
 # `may_stand` is the same rule for the memory of a process.
@@ -64,9 +67,7 @@ def may_stand(stored: bytes | None, offered: bytes, claim: bytes | None) -> bool
 
 
 class FirstEndStays(KeyValueStoreBackend):  # type: ignore[misc]
-    """What the backends share. They say in `connection_errors` what is tried again, and in `_offer` how a result is stored."""
-
-    connection_errors: tuple[type[Exception], ...]
+    """What the backends share. They say in `_offer` how a result is stored."""
 
     def _offer(self, key: str, result: bytes, claim: str) -> bool:
         """Store and publish a result if it may stand; return whether it stands."""
@@ -78,11 +79,14 @@ class FirstEndStays(KeyValueStoreBackend):  # type: ignore[misc]
         grant = getattr(request, GRANT_HEADER, None) or {}
         offered = (self.get_key_for_task(task_id).decode(), encoded.encode(), claim_key(task_id, grant.get("attempt", 0)))
         policy = self.app.conf.result_backend_transport_options.get("retry_policy", RETRIES)
-        if not retry_over_time(self._offer, self.connection_errors, offered, errback=_complain, **policy):
+        call = getattr(request, "tangram_call", None)
+        if call is not None:
+            call.unstored = True
+        stands = retry_over_time(self._offer, (RedisError, OSError), offered, errback=_complain, **policy)
+        if not stands:
             log.warning("the result of action %s is refused: another one stands, or its try was given up", task_id)
-            call = getattr(request, "tangram_call", None)
-            if call is not None:
-                call.refused = True
+        if call is not None:
+            call.unstored, call.refused = False, not stands
         return result
 
 
@@ -98,7 +102,10 @@ class RedisResults(FirstEndStays, RedisBackend):  # type: ignore[misc]
 
 
 def _complain(error: Exception, pauses: Iterator[float], retries: int) -> float:
-    """Say once that a store is away, and return the pause before the next try."""
+    """Say once that a store is away, and return the pause before the next try. A node that leaves raises the error."""
+    node = runtime().part(NodeRuntime)  # type: ignore[type-abstract]
+    if node is not None and node.has_left:
+        raise error
     if retries == 0:
         log.warning("the result store is away, a result waits for it: %s", error)
     return next(pauses)

@@ -14,7 +14,7 @@ from app.journal.overview import Document, overview, read_present
 from app.journal.recent import Recent
 from app.journal.runs import load_run
 from app.journal.status import status
-from app.shown import read_shown
+from app.shown import problem_of, read_shown
 from scheduler.learning.durations import Observation
 from tangram.connection import find_addresses, open_store
 from tangram.errors import StackUnreachable, TangramError
@@ -69,10 +69,10 @@ class Overviews:
 
 
 def _shown(settings: Settings) -> tuple[dict[str, Any] | None, str]:
-    """Return what the scheduler shows of itself, and in one line why that cannot be read, where it cannot."""
+    """Return what the scheduler shows of itself, and in one line what is wrong with the result store, where something is."""
     try:
         with open_store(find_addresses(settings).result_url, settings.connect_timeout_s) as store:
-            return read_shown(store), ""
+            return read_shown(store), problem_of(store)
     except (StackUnreachable, RedisError, OSError) as error:
         return None, f"the result store cannot be read: {error}"
 

@@ -22,7 +22,7 @@ from app.journal.database import DatabaseError, snapshot
 from app.journal.lanes import Lanes
 from app.journal.overview import Document, overview, read_present
 from app.journal.recent import Recent
-from app.shown import read_shown
+from app.shown import problem_of, read_shown
 
 INTERVAL_S: Final = 1.0
 LOOKING_FRACTION: Final = 0.1
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What one look has seen. `problem` says in one line why the journal or the result store could not be read."""
+    """What one look has seen. `problem` says in one line what is wrong with the journal or the result store."""
 
     version: int
     at: float
@@ -109,7 +109,7 @@ class Looks:
             version = self._look.version + 1 if self._look is not None else 1
             problem, scheduler, document = "", None, None
             try:
-                scheduler = read_shown(self._store)
+                scheduler, problem = read_shown(self._store), problem_of(self._store)
             except (RedisError, OSError) as error:
                 problem = f"the result store cannot be read: {error}"
             try:

@@ -1,39 +1,61 @@
-"""A node's consumer when the broker goes away."""
+"""A node's consumer, on a Redis that answers with errors."""
 
 from __future__ import annotations
 
-import logging
-from types import SimpleNamespace
+from collections.abc import Callable
+from typing import Any
 
+import pytest
 from celery import Celery
-from kombu import Consumer, Message, Queue
+from celery.contrib.testing.worker import start_worker
+from redis import Redis, ResponseError
 
+from app.celery import configuration
+from app.local.processes import wait_until
+from tangram import Settings
+from tangram.wire import RESULT_KEY_PREFIX
 from tests.conftest import RedisServer
-from workers.consumer import NodeConsumer
+from workers.consumer import queue_of
 
-log = logging.getLogger(__name__)
+TROUBLES: dict[str, tuple[Callable[[Redis], Any], Callable[[Redis], Any]]] = {
+    "OOM": (lambda redis: redis.config_set("maxmemory", 1), lambda redis: redis.config_set("maxmemory", 0)),
+    "READONLY": (lambda redis: redis.replicaof("127.0.0.1", 1), lambda redis: redis.replicaof("NO", "ONE")),
+}
 
 
-def test_messages_of_a_connection_that_was_given_up_do_no_harm(own_redis: RedisServer) -> None:
-    # Given messages that came over a connection, and are not acknowledged
-    app = Celery(broker=own_redis.broker, set_as_current=False)
-    connection = app.connection_for_read()
-    messages: list[Message] = []
-    with connection.clone() as other, other.SimpleQueue("q") as queue:
-        for _ in range(3):
-            queue.put({})
-    tasks = Consumer(connection, [Queue("q")], on_message=messages.append, prefetch_count=10)
-    tasks.consume()
-    while len(messages) < 3:
-        connection.drain_events(timeout=30)
-    consumer = NodeConsumer.__new__(NodeConsumer)
-    consumer.app, consumer.connection, consumer.task_consumer = app, connection, tasks
-    consumer.qos_global, consumer.prefetch_multiplier, consumer.pool = True, 0, SimpleNamespace(num_processes=1)
-    # When Redis is gone, and the connection is given up
-    own_redis.stop()
-    consumer.on_connection_error_after_connected(ConnectionError("gone"))
-    # Then one may still be acknowledged or refused, as the loop does later
-    errors = connection.connection_errors
-    messages[0].ack_log_error(log, errors)
-    messages[1].reject_log_error(log, errors)
-    app.close()
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_errors_of_redis_end_no_worker_and_a_result_waits_until_it_is_stored(own_redis: RedisServer, trouble: str) -> None:
+    # Given a worker on a Redis, and a task that is running when the trouble begins
+    begin, end = TROUBLES[trouble]
+    app = Celery(trouble, broker=own_redis.broker, backend=own_redis.result, set_as_current=False)
+    app.conf.update(configuration(Settings()))
+    app.loader.override_backends = {"redis": "app.broker.results:RedisResults"}
+    app.conf.update(worker_consumer="workers.consumer:NodeConsumer", task_queues=[queue_of("n")], broker_connection_timeout=5.0)
+    began: list[str] = []
+
+    def errors(redis: Redis) -> int:
+        return int(redis.info("errorstats")[f"errorstat_{trouble}"]["count"])
+
+    @app.task(name=f"my.{trouble}", bind=True)  # type: ignore[untyped-decorator]
+    def task(self: Any) -> str:
+        with own_redis.client() as redis:
+            if not began:
+                begin(redis)
+                began.append(self.request.id)
+        return "done"
+
+    with own_redis.client() as redis, start_worker(app, pool="threads", perform_ping_check=False, shutdown_timeout=60.0):
+        first = app.send_task(task.name, queue="node.n")
+        try:
+            assert wait_until(lambda: bool(began), 60)
+            # Then Redis takes nothing, neither the consumer's commands nor the result
+            with pytest.raises(ResponseError):
+                redis.set("x", "y")
+            seen = errors(redis)
+            assert wait_until(lambda: errors(redis) > seen + 2, 60) and not redis.exists(RESULT_KEY_PREFIX + first.id)
+        finally:
+            end(redis)
+        # When the trouble is over, then the result is there, and the worker runs what comes, of which nothing is left to be acknowledged
+        assert first.get(60) == "done"
+        assert app.send_task(task.name, queue="node.n").get(60) == "done"
+        assert not redis.exists("unacked", "unacked_index")

@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from redis import ConnectionError as RedisConnectionError
+from redis import OutOfMemoryError, ReadOnlyError, ResponseError
 from redis import TimeoutError as RedisTimeoutError
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.event import listen
@@ -42,12 +43,21 @@ class Unanswered(RedisTimeoutError, ConnectionError):
     """Raised where a network is silent for too long."""
 
 
+ERROR_REPLIES: tuple[tuple[type[ResponseError], frozenset[str]], ...] = (
+    (OutOfMemoryError, frozenset({"put", "set", "take"})),
+    (ReadOnlyError, frozenset({"put", "pop", "set", "delete", "expire", "take", "acknowledge", "publish"})),
+)
+"""Errors that a Redis answers with, and which operations it refuses: one without memory, and one that only reads, as with a full disk."""
+
+
 class Network:
     """What is between processes, broker and journal. Faults are its attributes."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.broker_away = False
+        self.answers_errors: int | None = None
+        """Which of `ERROR_REPLIES` the broker gives."""
         self.journal_away = False
         self.slow_s = SLOW_S
         self.cut: dict[str, str] = {}
@@ -76,6 +86,8 @@ class Network:
             raise Unanswered("no answer in time")
         if how is not None or self.broker_away:
             raise Refused("connection refused")
+        if self.answers_errors is not None and operation in ERROR_REPLIES[self.answers_errors][1]:
+            raise ERROR_REPLIES[self.answers_errors][0]("this command is not allowed")
         if operation.endswith("done") and self.world.random.random() < self.loses_answers:
             raise Refused("connection reset: the answer is lost")
 

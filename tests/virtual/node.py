@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
 from celery import signals
 from celery.app.trace import build_tracer
 from kombu.utils.json import loads
+from redis import RedisError
 
 from app import celery as worker_app
 from app.action_task import ActionTask, NodeRuntime, call_of
@@ -17,7 +19,6 @@ from app.broker.memory_store import MemoryStore
 from app.runtime import Runtime, enter, runtime
 from tangram import clock
 from tangram.blobs import Blobs
-from tangram.connection import OUTAGE_LIMIT_S
 from tangram.settings import Settings
 from tangram.wire import GRANT_HEADER, WireGrant, WireNode, node_queue
 from tests.virtual.clock import Process
@@ -122,7 +123,7 @@ class VirtualNode:
         """Return what the node is, and what says how it is now."""
         settings, store, random = self.settings, MemoryStore(self._network.broker), self._network.world.random
         self.sandbox = sandbox = VirtualSandbox(worker, self._ledger, lambda: random.choice((0.01, 0.1, 0.5, 2.0)))
-        blobs = Blobs(store, patience_s=OUTAGE_LIMIT_S)  # type: ignore[arg-type]
+        blobs = Blobs(store, patience_s=math.inf)  # type: ignore[arg-type]
         provide(CpuContext(settings=settings, blobs=blobs, sandbox=sandbox, streams=OutputStreams(store), giving=Giving()))  # type: ignore[arg-type]
         description = describe("cpu", settings.model_copy(update={"node_name": self.name}), cores=self.cores, memory_mb=4096)
         return description, lambda: {"environments": [one.spec.id for one in sandbox.environments()]}
@@ -141,7 +142,7 @@ class VirtualNode:
             arrived.clear()
             try:
                 broker.called("pop", queue)
-            except OSError:
+            except (RedisError, OSError):
                 clock.sleep(0.5)
                 continue
             raw = broker.pop(queue)

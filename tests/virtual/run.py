@@ -169,6 +169,7 @@ class Run:
             return
         undo = {
             "broker away": lambda: setattr(network, "broker_away", False),
+            "error replies": lambda: setattr(network, "answers_errors", None),
             "journal away": lambda: setattr(network, "journal_away", False),
             "answers lost": lambda: setattr(network, "loses_answers", 0.0),
             "slow network": lambda: setattr(network, "slow_s", SLOW_S),
@@ -177,6 +178,8 @@ class Run:
             case "broker away":
                 network.broker_away = True
                 network.broker.restart(keeps=True)
+            case "error replies":
+                network.answers_errors = int(fault.amount > 0)
             case "broker restarts":
                 network.broker.restart(keeps=True)
             case "broker comes back empty":

@@ -35,6 +35,7 @@ FAULTS = (
     "slow network",
     "clock steps",
 )
+BROKER_FAULTS = ("error replies",)
 CHAINS = (
     ("cut trainer", "kill scheduler", "broker comes back empty"),
     ("freeze trainer", "kill scheduler", "broker comes back empty"),
@@ -89,8 +90,14 @@ def scenario(seed: int) -> Scenario:
         for kind in others:
             begin_s = round(begin_s + draw.choice((0.5, 3.0, 6.0)), 3)
             faults.append(replace(_fault(draw, kind), at_s=begin_s, lasts_s=8.0))
+    faults += _of_the_broker(random.Random(f"broker {seed}"))
     drawn = Scenario(seed, cores, rollouts, tuple(sorted(faults, key=lambda fault: fault.at_s)))
     return _with_services(drawn, random.Random(f"services {seed}"))
+
+
+def _of_the_broker(draw: random.Random) -> list[Fault]:
+    """Return faults of a third of all scenarios, in which the broker is there and does not do what it is asked for."""
+    return [_fault(draw, draw.choice(BROKER_FAULTS)) for _ in range(draw.choice((0, 0, 0, 0, 1, 2)))]
 
 
 def _with_services(drawn: Scenario, draw: random.Random) -> Scenario:

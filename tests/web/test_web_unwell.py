@@ -261,6 +261,13 @@ def test_a_terminal_tells_a_result_store_that_is_gone_from_a_scheduler_that_is_g
     top, status = said("top"), said("status")
     assert "no scheduler shows itself" in top and "No scheduler is active: nothing is granted." in top
     assert "no scheduler is active" in status
+    # When it takes nothing, though it answers; then both say so
+    with open_store(redis.url, 5.0) as store:
+        store.config_set("maxmemory", 1)
+        top, status = said("top"), " ".join(said("status").split())
+        store.config_set("maxmemory", 0)
+    assert "The result store takes nothing: " in top
+    assert status.startswith("the result store takes nothing: ")
     # When that is gone
     redis.stop()
     top, status = said("top"), " ".join(said("status").split())

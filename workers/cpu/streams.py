@@ -261,7 +261,7 @@ class OutputStreams:
                     self.changed.wait_for(lambda: self._at_once or self._closing.is_set(), began + GATHER_S - time.monotonic())
 
     def _send(self, batch: list[tuple[OutputStream, list[_Entry]]]) -> None:
-        """Send entries and forget them. Raises what redis-py raises, with nothing forgotten."""
+        """Send entries and forget them. Raises what redis-py raises, with nothing forgotten, also what the store answers with an error."""
         with self._store.pipeline(transaction=False) as pipe:
             for stream, entries in batch:
                 for entry in entries:
@@ -271,14 +271,12 @@ class OutputStreams:
                     }
                     pipe.xadd(stream.key, fields, id=entry.id, maxlen=entry.most_kept, approximate=False)
                 pipe.expire(stream.key, OUTPUT_TTL_S)
-            answers = iter(pipe.execute(raise_on_error=False))
+            answers = pipe.execute(raise_on_error=False)
+        for answer in answers:
+            if isinstance(answer, ResponseError) and _REPEATED not in str(answer):
+                raise answer
         with self.changed:
-            for stream, entries in batch:
-                for _ in entries:
-                    answer = next(answers)
-                    if isinstance(answer, ResponseError) and _REPEATED not in str(answer):
-                        log.warning("output is dropped, the result store says: %s", answer)
-                next(answers)
+            for stream, _ in batch:
                 stream.sent()
                 if not stream.entries:
                     del self._waiting[stream.key]
