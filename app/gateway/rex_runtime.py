@@ -43,7 +43,7 @@ from tangram.action import Action, command_class
 from tangram.arguments import process_variables
 from tangram.calls import ExecOptions
 from tangram.errors import ActionError, InvalidAction
-from tangram.results import ExecResult, SubmissionCut
+from tangram.results import LEFT_OUT, ExecResult, SubmissionCut
 from tangram.wire import RESULT_TTL_S
 
 HOLD_S = 280.0
@@ -108,9 +108,12 @@ class Runtime:
         if result.status == "timed_out":
             message = f"timeout after {body.timeout} seconds while running command {body.command!r}"
             raise swerex_error("CommandTimeoutError", message, output=output)
-        return self._checked(
+        seen = self._checked(
             body, wire.Observation(output=output, exit_code=result.exit_code, failure_reason=result.remark, expect_string=PROMPT)
         )
+        if body.check == "raise":
+            _check_whole(body.command, result)
+        return seen
 
     async def interrupt(self, body: wire.BashInterrupt) -> wire.Observation:
         """Interrupt what runs in a shell, and wait until the shell is free, or its interactive program for the next line."""
@@ -171,6 +174,8 @@ class Runtime:
             streams = f"Stdout:\n{result.stdout!r}\nStderr:\n{result.stderr!r}"
             message = f"Command {body.command!r} failed with exit code {result.exit_code}. {streams}"
             raise swerex_error("NonZeroExitCodeError", f"{body.error_msg}: {message}" if body.error_msg else message)
+        if body.check:
+            _check_whole(body.command, result)
         try:
             result.whole_submission()
         except SubmissionCut as error:
@@ -268,6 +273,12 @@ def _text(data: bytes, body: wire.ReadFile) -> str:
         return text
     except (UnicodeError, LookupError, ValueError) as error:
         raise swerex_error("SwerexException", f"{type(error).__name__}: {error}") from error
+
+
+def _check_whole(command: str | list[str], result: ExecResult) -> None:
+    """Refuse output of which something is left out, to a caller that wants success or an error: it may be a patch, or the log of a test."""
+    if result.truncated:
+        raise swerex_error("SwerexException", f"the output of command {command!r} is not whole: {LEFT_OUT}")
 
 
 def _bad_syntax(command: str, result: ExecResult) -> Exception:

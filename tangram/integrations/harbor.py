@@ -132,7 +132,7 @@ class TangramEnvironment(BaseEnvironment):  # type: ignore[misc]  # Harbor is no
     ) -> ExecResult:
         """Run a command as the user of the container, which `root` stands for here. Raises `ValueError` for other users.
 
-        The end of its standard error says where output is truncated.
+        Its output is whole, and else an error (`SubmissionCut`), unless a limit has ended it.
         """
         if (wanted := self._resolve_user(user)) not in (None, "root", 0):
             raise ValueError(f"commands run as the user of the container: none can run as {wanted!r}")
@@ -142,6 +142,7 @@ class TangramEnvironment(BaseEnvironment):  # type: ignore[misc]  # Harbor is no
             variables=self._merge_env(env),
             timeout_s=timeout_sec or LONGEST_COMMAND_S,
             units=self._units,
+            whole=True,
         )
         code = TIMED_OUT if done.exit_code is None else done.exit_code
         return ExecResult(stdout=done.stdout, stderr=done.stderr_and_remark, return_code=code)

@@ -93,13 +93,16 @@ class TangramProvider:
         timeout_s: float | None = None,
         user: str | int | None = None,
     ) -> SandboxExecResult:
-        """Run a command as the user of the environment, which `root` stands for here. Raises `ValueError` for other users."""
+        """Run a command as the user of the environment, which `root` stands for here. Raises `ValueError` for other users.
+
+        Its output is whole, and else an error (`SubmissionCut`), unless a limit has ended it.
+        """
         if user not in (None, "root", 0):
             raise ValueError(f"commands run as the user of the environment: none can run as {user!r}")
         opened: _Opened = handle.raw
         variables = opened.variables | (env or {})
-        done = await opened.sandbox.exec(command, cwd=cwd or "", variables=variables, timeout_s=timeout_s, units=opened.units)
-        stdout, stderr = done.whole_submission().stdout, done.stderr_and_remark
+        done = await opened.sandbox.exec(command, cwd=cwd or "", variables=variables, timeout_s=timeout_s, units=opened.units, whole=True)
+        stdout, stderr = done.stdout, done.stderr_and_remark
         if done.exit_code is None:
             return SandboxExecResult(stdout, stderr, TIMED_OUT, "timeout")
         return SandboxExecResult(stdout, stderr, done.exit_code)

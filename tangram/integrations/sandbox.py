@@ -9,7 +9,8 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self, Unpack
 from weakref import WeakKeyDictionary
@@ -19,9 +20,12 @@ from tangram.action import Action
 from tangram.aio import AsyncClient
 from tangram.calls import ExecOptions, Place
 from tangram.errors import ActionError, ActionFailed, ActionLost, ActionRejected, ActionTimedOut, TangramError
+from tangram.handles import AsyncHandle
 from tangram.integrations import actions
-from tangram.results import ExecResult
+from tangram.results import LEFT_OUT, ExecResult, SubmissionCut
 
+MOST_PRINTED_BYTES = 64 << 20
+"""The most output of a command that is kept whole, as much as a file may have."""
 _PROBE_S = 10.0
 
 State = Literal["running", "closed", "lost", "unknown"]
@@ -83,25 +87,29 @@ class Sandbox:
             )
         return cls(client, Place(client.job, trajectory, opened.id))
 
-    async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
-        """Run a command in a shell of its own, as `docker exec` does; without an `interpreter` that is bash."""
+    async def exec(self, command: str, *, whole: bool = False, **options: Unpack[ExecOptions]) -> ExecResult:
+        """Run a command in a shell of its own, as `docker exec` does; without an `interpreter` that is bash.
+
+        Its result is `whole` where frameworks may read a patch or a verdict from it; see `run_whole`.
+        """
         # The lowest number that is free: commands one after another are all in `main`.
         number = next(free for free in itertools.count() if free not in self._busy)
         self._busy.add(number)
         try:
             session = f"beside-{number}" if number else "main"
-            how: ExecOptions = {"interpreter": ("bash", "-c"), **options, "session": session}
-            result: ExecResult = await self.run(calls.execute(self.place, command, **how))
+            how: ExecOptions = {"interpreter": ("bash", "-c"), **options, "session": session, "stream": whole}
+            action = calls.execute(self.place, command, **how)
+            result: ExecResult = await (self.run_whole(action) if whole else self.run(action))
             return result
         finally:
             self._busy.discard(number)
 
     async def exec_in_session(
-        self, command: str, *, session: str = "shell", timeout_s: float | None = None, units: Sequence[int] = (1,)
+        self, command: str, *, session: str = "shell", timeout_s: float | None = None, units: Sequence[int] = (1,), whole: bool = False
     ) -> ExecResult:
         """Run a command in a session: folder, variables and functions stay for its next one, which waits for the end of this one."""
-        action = calls.execute(self.place, command, units=units, timeout_s=timeout_s, session=session)
-        result: ExecResult = await self.run(action)
+        action = calls.execute(self.place, command, units=units, timeout_s=timeout_s, session=session, stream=whole)
+        result: ExecResult = await (self.run_whole(action) if whole else self.run(action))
         return result
 
     async def read_file(self, path: str) -> bytes:
@@ -135,6 +143,24 @@ class Sandbox:
         """Submit an action and wait for its result."""
         return await (await self._client.submit(action))
 
+    async def run_whole(self, action: Action) -> ExecResult:
+        """Run a command with `stream` and return its result with all that it has printed, also where results hold less.
+
+        A result of a command that a limit has ended may be truncated. Raises `SubmissionCut` where any other one is not whole.
+        """
+        handle: AsyncHandle[ExecResult] = await self._client.submit(action)
+        reading = asyncio.create_task(_printed(handle))
+        try:
+            done = await handle
+            if not done.truncated or done.exit_code is None:
+                return done
+            printed = await reading
+        finally:
+            reading.cancel()
+        if printed is None:
+            raise SubmissionCut(f"the output is not whole: {LEFT_OUT}, and {MOST_PRINTED_BYTES} bytes are the most that pass")
+        return replace(done, truncated=False, stdout=printed["stdout"], stderr=printed["stderr"])
+
     async def state(self) -> State:
         """Return how it is. Raises nothing but `asyncio.CancelledError`."""
         probe = calls.execute(self.place, ":", session="state", timeout_s=_PROBE_S, queue_timeout_s=_PROBE_S, action_class="state")
@@ -154,6 +180,20 @@ class Sandbox:
         """Close it after so many seconds, unless it is closed before."""
         loop = asyncio.get_running_loop()
         self._end = loop.call_later(seconds, lambda: keep(loop.create_task(self.close())))
+
+
+async def _printed(handle: AsyncHandle[ExecResult]) -> dict[str, str] | None:
+    """Return what a command prints, by stream; None where that is too much, or something of it is missing."""
+    printed, missing = {"stdout": bytearray(), "stderr": bytearray()}, 0
+    with suppress(TangramError):
+        async for chunk in handle.output():
+            missing += chunk.dropped
+            printed[chunk.stream] += chunk.data
+            if sum(map(len, printed.values())) > MOST_PRINTED_BYTES:
+                missing += len(printed[chunk.stream])
+                printed[chunk.stream].clear()  # it is read on, since the command must not wait for its reader
+        return None if missing else {stream: data.decode(errors="replace") for stream, data in printed.items()}
+    return None
 
 
 _tasks: set[asyncio.Task[None]] = set()

@@ -121,7 +121,9 @@ class TangramSandbox(BaseSandbox):  # type: ignore[misc]  # uni-agent is not the
     ) -> ExecResult:
         *words, last = argv
         try:
-            done = await self._opened.exec(last, interpreter=words, cwd=workdir or "", variables=env, timeout_s=timeout, units=self._units)
+            done = await self._opened.exec(
+                last, interpreter=words, cwd=workdir or "", variables=env, timeout_s=timeout, units=self._units, whole=True
+            )
         except TangramError:
             self._failed = True
             raise
@@ -143,7 +145,9 @@ class TangramShell:
 
     async def run(self, command: str, *, timeout: float | None = None) -> ExecResult:
         """Run a command. One that runs out of time is ended, and the shell goes on."""
-        done = await self._sandbox._opened.exec_in_session(command, session=self._session, timeout_s=timeout, units=self._sandbox._units)
+        done = await self._sandbox._opened.exec_in_session(
+            command, session=self._session, timeout_s=timeout, units=self._sandbox._units, whole=True
+        )
         return _result(done)
 
     async def close(self) -> None:

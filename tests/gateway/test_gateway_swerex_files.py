@@ -28,6 +28,9 @@ def test_files_are_read_as_python_reads_them(rex: Rex) -> None:
     text = "zwölf\nlines ☃\n"
     do(rex.runtime.write_file(WriteFileRequest(path="deep/er/file.txt", content=text)))
     assert do(rex.runtime.read_file(ReadFileRequest(path="deep/er/file.txt"))).content == text
+    # And a patch is whole, which SWE-agent submits as a file, however long it is
+    rex.execute("seq 500000 > model.patch", shell=True)
+    assert len(do(rex.runtime.read_file(ReadFileRequest(path="model.patch"))).content) == 3_388_895
     rex.execute("printf 'a\\r\\nb\\377' > odd", shell=True)
     assert do(rex.runtime.read_file(ReadFileRequest(path="odd", encoding="latin-1"))).content == "a\nbÿ"
     assert do(rex.runtime.read_file(ReadFileRequest(path="odd", errors="backslashreplace"))).content == "a\nb\\xff"

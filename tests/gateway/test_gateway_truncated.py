@@ -33,10 +33,10 @@ def opened(http: httpx.Client) -> str:
     return str(http.post("/api/v1/environments", json={"lease_s": 600}).json()["id"])
 
 
-def in_shell(http: httpx.Client, command: str) -> Any:
+def in_shell(http: httpx.Client, command: str, check: str = "silent") -> Any:
     place = f"/envs/{opened(http)}"
     assert http.post(f"{place}/create_session", json={"session_type": "bash"}).status_code == 200
-    return http.post(f"{place}/run_in_session", json={"action_type": "bash", "command": command}).text
+    return http.post(f"{place}/run_in_session", json={"action_type": "bash", "command": command, "check": check}).text
 
 
 def beside_shells(http: httpx.Client, command: str, **options: Any) -> Any:
@@ -70,3 +70,5 @@ def test_a_submission_that_is_not_whole_is_an_error(http: httpx.Client) -> None:
     for shape in (beside_shells, merged):
         said = shape(http, f"echo {FINISHED}; {PRINT}")
         assert "swerex.exceptions.SwerexException" in said and "the submission is not whole" in said, said[:500]
+    for said in (in_shell(http, PRINT, check="raise"), beside_shells(http, PRINT, check=True)):
+        assert "swerex.exceptions.SwerexException" in said and "is not whole" in said, said[:500]

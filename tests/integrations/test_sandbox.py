@@ -89,6 +89,14 @@ async def test_commands_run_side_by_side_and_those_after_one_another_share_tmp(s
     assert (await sandbox.exec("cat /tmp/kept")).stdout == "kept\n"
 
 
+async def test_output_is_whole_where_that_is_asked_for(sandbox: Sandbox) -> None:
+    command = "seq 400000; seq 300000 >&2; exit 3"
+    expected = ["".join(f"{number}\n" for number in range(1, most + 1)) for most in (400_000, 300_000)]
+    done = await sandbox.exec(command, whole=True)
+    assert ([done.stdout, done.stderr], done.exit_code, done.remark) == (expected, 3, "")
+    assert (await sandbox.exec(command)).truncated
+
+
 async def test_its_state_is_running_until_it_is_closed(sandbox: Sandbox) -> None:
     assert await sandbox.state() == "running"
     await sandbox.close()

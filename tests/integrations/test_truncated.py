@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Generator
+from dataclasses import replace
 from importlib.util import find_spec
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 
+from tangram.action import Action
+from tangram.calls import Place
+from tangram.integrations import sandbox
 from tangram.integrations.sandbox import Sandbox
-from tangram.results import FINISHED, LEFT_OUT, Act, ExecResult, SubmissionCut
+from tangram.results import FINISHED, LEFT_OUT, Act, Chunk, ExecResult, SubmissionCut
 
 
 def result(stdout: str, *, truncated: bool, exit_code: int = 0, reason: str = "") -> ExecResult:
@@ -71,10 +76,14 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
 class Answering:
     """A sandbox whose commands all end in one way."""
 
+    asked: ClassVar[dict[str, Any]] = {}
+    """How the last command of any was to be carried out."""
+
     def __init__(self, done: ExecResult) -> None:
         self._done = done
 
-    async def exec(self, *_: Any, **__: Any) -> ExecResult:
+    async def exec(self, *_: Any, **how: Any) -> ExecResult:
+        Answering.asked = how
         return self._done
 
     exec_in_session = write_file = close = exec
@@ -141,9 +150,51 @@ async def test_a_class_names_the_limit_that_has_ended_a_command(load: Callable[[
     assert "its memory was full" in str(await CLASSES[name](load(name.removesuffix("_shell")), done))
 
 
-@pytest.mark.parametrize("ask", [mini_swe_agent, nemo_gym])
-async def test_a_submission_that_is_not_whole_is_an_error(
-    load: Callable[[str], ModuleType], ask: Callable[[Any, ExecResult], Awaitable[Any]]
-) -> None:
+async def test_a_submission_that_is_not_whole_is_an_error(load: Callable[[str], ModuleType]) -> None:
     with pytest.raises(SubmissionCut, match="not whole"):
-        await ask(load(ask.__name__), result(f" {FINISHED}\ndiff --git a/a b/a\n", truncated=True))
+        await mini_swe_agent(load("mini_swe_agent"), result(f" {FINISHED}\ndiff --git a/a b/a\n", truncated=True))
+
+
+class Printing:
+    """A client whose command ends in one way, and whose output can be read."""
+
+    def __init__(self, done: ExecResult, *chunks: Chunk) -> None:
+        self._done, self._chunks = done, chunks
+
+    async def submit(self, action: Action) -> Printing:
+        assert action.arguments["stream"]
+        return self
+
+    async def output(self) -> AsyncIterator[Chunk]:
+        for chunk in self._chunks:
+            yield chunk
+
+    def __await__(self) -> Generator[Any, None, ExecResult]:
+        return asyncio.sleep(0, self._done).__await__()
+
+
+async def ask_whole(done: ExecResult, *chunks: Chunk) -> ExecResult:
+    return await Sandbox(Printing(done, *chunks), Place("j", "t", "e")).exec("any", whole=True)  # type: ignore[arg-type]
+
+
+async def test_output_beyond_what_results_hold_is_whole_or_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "MOST_PRINTED_BYTES", 9)
+    cut, parts = (
+        result("a[...]d", truncated=True),
+        (Chunk("stdout", b"ab\xc3", "3"), Chunk("stderr", b"e", "4"), Chunk("stdout", b"\xa9d", "6")),
+    )
+    # Given a result of which something is left out; then it is made of what was printed
+    done = await ask_whole(cut, *parts)
+    assert (done.stdout, done.stderr, done.remark) == ("abéd", "e", "")
+    # When too much was printed, or something is missing; then it is an error, unless a limit has ended the command
+    for more in (Chunk("stdout", b"too long", "14"), Chunk("stdout", b"", "8", dropped=2)):
+        with pytest.raises(SubmissionCut, match="the output is not whole"):
+            await ask_whole(cut, *parts, more)
+        ended = replace(cut, status="timed_out", exit_code=None)
+        assert await ask_whole(ended, *parts, more) == ended
+
+
+@pytest.mark.parametrize("name", ["harbor", "nemo_gym", "uni_agent", "uni_agent_shell"])
+async def test_classes_whose_output_may_be_a_submission_ask_for_all_of_it(load: Callable[[str], ModuleType], name: str) -> None:
+    await CLASSES[name](load(name.removesuffix("_shell")), result("printed", truncated=False))
+    assert Answering.asked["whole"]
