@@ -11,6 +11,7 @@ MODULES = (
     "reporting",
     "scheduling",
     "sandbox",
+    "environments",
     "containers",
     "burning",
     "simulation",

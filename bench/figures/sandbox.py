@@ -9,7 +9,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 
 from bench.figures.registry import figure
@@ -26,14 +25,6 @@ LATE = f"import os, time\nif os.fork() == 0:\n    while time.process_time() < {B
 SAMPLED = f"time.sleep({LONGEST_SAMPLE_S + 0.1})\n"
 SPIN = "while :; do :; done"
 BACK = Holding(background=True)
-
-
-@figure("×")
-def environment_cost() -> float:
-    """Return CPU time of opening an environment, over that of starting a process."""
-    with _sandbox() as box:
-        numbers = count()
-        return _cost_s(lambda: box.open(EnvironmentSpec(id=f"e{next(numbers)}")), 200) / _process_s()
 
 
 @figure("×")
