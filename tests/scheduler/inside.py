@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 
 from scheduler.core.core import Core
 from scheduler.core.environments import STARTS
 from scheduler.core.open_queue import OpenQueue
 from scheduler.cpu.cores import CoreGroup
-from scheduler.cpu.marginal import Candidate, MarginalQueue
 from scheduler.model.queue import WaitQueue
 from scheduler.model.state import Node, State, own_memory
 from tangram.action import CORES, MEMORY_MB
@@ -114,68 +112,7 @@ def check_cores(group: CoreGroup) -> list[int]:
     assert group.free == len(group.free_ids)
     held = [core for one in running.values() for core in one.grant.core_ids]
     assert group.capacity == group.free + len(held)
-    check_background(group)
-    check_occupants(group)
-    check_marginal(group)
     return [*group.free_ids, *held]
-
-
-def check_background(group: CoreGroup) -> None:
-    """Who is in the background holds no core, may be there, and contends for one."""
-    assert set(group.background) == {i for i, one in group.running.items() if one.grant.background}
-    assert not set(group.background) & set(group.candidates)
-    contending = Counter(waiting.id for waiting in group.queue)
-    longest = Counter(waiting.id for waiting in group.queue.starving(math.inf, 0.0))
-    assert longest == contending, "each contends once, and its time is known"
-    for action_id, running in group.background.items():
-        assert running is group.running[action_id]
-        assert running.waiting.preemptible
-        assert running.grant.core_ids == ()
-        assert contending[action_id] == 1
-    assert not contending.keys() & (group.running.keys() - group.background.keys()), "who has cores contends for none"
-
-
-def check_occupants(group: CoreGroup) -> None:
-    """Who may lose cores is on offer once, unless it has its turn, is being stopped, or is still to be read."""
-    occupants = group.occupants
-    mine = {i for i, one in group.running.items() if (one.waiting.preemptible or i in occupants._turns) and one.grant.core_ids}
-    assert not set(occupants._fresh) & set(occupants._occupants)
-    assert set(occupants._fresh) | set(occupants._occupants) == mine
-    assert set(occupants._turns) <= set(occupants._occupants)
-    on_offer = Counter(
-        occupant.running.waiting.id for heap in occupants._order.values() for *_, version, occupant in heap if version == occupant.version
-    )
-    due = Counter(occupant.running.waiting.id for *_, version, occupant in occupants._due if version == occupant.version)
-    for action_id, occupant in occupants._occupants.items():
-        assert occupant.running is group.running[action_id]
-        if not occupant.running.stopping:
-            assert on_offer[action_id] == (action_id not in occupants._turns)
-        assert due[action_id] == 1
-    assert set(on_offer) | set(due) <= set(occupants._occupants)
-
-
-def check_marginal(group: CoreGroup) -> None:
-    """An elastic action is in the marginal queue with the units of its grant, once for its next step and once for its last."""
-    assert set(group.candidates) <= set(group.running)
-    candidates = [candidate for candidate in group.candidates.values() if not candidate.gone]
-    assert all(candidate.running is not None and candidate.running.stopping for candidate in group.candidates.values() if candidate.gone)
-    extra: Counter[str] = Counter()
-    for candidate in candidates:
-        assert candidate.running is group.running[candidate.waiting.id]
-        assert candidate.units == candidate.running.units
-        extra[candidate.waiting.action.job] += candidate.units - candidate.waiting.least
-        check_entries(group.marginal, candidate)
-    assert group.marginal.extra == extra.total()
-    assert group.marginal.extra_by_job == +extra
-
-
-def check_entries(marginal: MarginalQueue, candidate: Candidate) -> None:
-    """A candidate has one entry for its next step, and one for its last step."""
-    job = candidate.waiting.action.job
-    ups = sum(entry[3] is candidate and entry[2] == candidate.version for entry in [*marginal._next.get(job, ()), *marginal._resting])
-    downs = sum(entry[3] is candidate and entry[2] == candidate.version for entry in marginal._last.get(job, ()))
-    assert ups == (candidate.taken < len(candidate.steps))
-    assert downs == (candidate.taken > 0)
 
 
 def check_no_idling(core: Core, node: Node) -> None:

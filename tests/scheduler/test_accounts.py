@@ -83,16 +83,6 @@ def test_quotas_of_one_account_share_its_places_and_its_order(world: Any) -> Non
     assert w.started[3:] == ["low"]
 
 
-def test_an_action_that_names_an_account_twice_takes_two_places(world: Any) -> None:
-    w = world(quotas=[QuotaSpec(name="a", account="acme", concurrency=2), QuotaSpec(name="b", account="acme")]).node()
-    w.call("both", "a", "b")
-    w.call("one", "a")
-
-    assert w.waiting == ["one"]
-    w.finish("both")
-    assert "one" in w.grants
-
-
 def test_quotas_that_contradict_each_other_are_told_apart() -> None:
     declared = QuotaSpec(name="a", account="acme", rate_per_s=5.0)
     assert clash([declared, QuotaSpec(name="b", account="acme"), QuotaSpec(name="c", account="acme", rate_per_s=5.0)]) is None
@@ -100,21 +90,6 @@ def test_quotas_that_contradict_each_other_are_told_apart() -> None:
     assert found == ("b", "account 'acme' has other limits in quota 'a'")
     found = clash([declared, QuotaSpec(name="b", account="other")])
     assert found is not None and found[0] == "b" and found[1].startswith("must limit something")
-
-
-def test_requests_are_granted_ahead_and_told_when_to_go(world: Any) -> None:
-    # Given a quota of 10 a second that may be granted 50 ms ahead
-    w = world(quotas=[QuotaSpec(name="web", rate_per_s=10.0, lead_s=0.05)]).node()
-    for number in range(4):
-        w.call(f"c{number}", "web")
-    # When the core wakes a little late each time
-    grants = {}
-    for _ in range(3):
-        w.now += 0.01
-        w.wake()
-    grants = {name: grant.not_before for name, grant in w.grants.items()}
-    # Then the first goes at once, and the others evenly, whenever they were granted
-    assert grants == pytest.approx({"c0": 0.0, "c1": 0.1, "c2": 0.2, "c3": 0.3})
 
 
 @pytest.mark.parametrize(("burst", "lead_s"), [(None, 0.05), (None, 0.0), (4, 0.0)])

@@ -80,22 +80,6 @@ def test_what_only_sleeps_is_as_fast_in_the_background_as_on_a_core(idle: bool) 
     assert sleeper.cpu_s == 0.0
 
 
-def test_a_command_goes_on_from_where_it_was() -> None:
-    # Given a command that has had two seconds of its core, none for three, and a core again
-    machine = Machine(1)
-    live = machine.begin(5.0, core=0)
-    machine.run_until(2.0)
-    machine.regrant(live, None)
-    machine.begin(3.0, core=0)
-    machine.run_until(5.0)
-    machine.regrant(live, 0)
-    machine.run_until(20.0)
-
-    # Then it has waited for three, and the parts add up
-    assert machine.ends[live.id] == pytest.approx(8.0)
-    assert (live.done_s, live.waited_s, live.unit_seconds) == pytest.approx((5.0, 3.0, 5.0))
-
-
 NEEDS = st.sampled_from([0.0, 0.125, 0.25, 0.5, 0.75, 1.0])
 
 

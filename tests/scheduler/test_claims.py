@@ -16,67 +16,6 @@ def fill(w: Any, job: str, since: int, until: int) -> None:
         w.run(f"{job}{number}", job=job)
 
 
-def test_nothing_is_kept_for_a_step_that_the_share_does_not_allow(world: Any) -> None:
-    # Given a job with a half of eight cores, whose action runs on three and could use no fewer than eight next
-    w = world().node(cores=8)
-    fill(w, "many", 0, 5)
-    build(w, "build", [3, 8], "few")
-    fill(w, "many", 5, 9)
-
-    # When a command of the other job ends
-    w.finish("many0")
-
-    # Then its next one starts
-    assert "many5" in w.grants
-
-
-def looks(w: Any, times: int) -> list[dict[str, int]]:
-    """Have the node looked at though nothing has happened; return who had how much after each look."""
-    seen = []
-    for _ in range(times):
-        w.core.pools.cpu.groups["n0"].touch()
-        w.tick(0.01)
-        seen.append(w.units)
-    return seen
-
-
-def test_what_is_claimed_does_not_go_to_and_fro(world: Any) -> None:
-    # Given a job that has claimed its half of a node, where units are worth more to the other one
-    w = world().node(cores=12)
-    for number in range(3):
-        build(w, f"wide{number}", [1, 2, 3, 4], "many", parallel=0.999)
-    build(w, "build", [1, 2, 3, 4, 5, 6], "few", parallel=0.6)
-    (settled,) = looks(w, 1)
-    assert settled["build"] >= 4
-
-    # When the node is looked at again and again, then nothing moves
-    assert looks(w, 4) == [settled] * 4
-
-
-def test_one_that_may_take_from_nobody_hides_nobody_who_may(world: Any) -> None:
-    # Given four jobs on 24 cores, two of which have their share, while two lack a core each
-    w = world().node(cores=24)
-    w.run("first", 7, job="first")
-    w.run("held", 6, job="many")
-    w.run("own", 2, job="slow")
-    w.run("few", 4, job="few")
-    w.run("end0", 1, job="few")
-    w.run("end1", 1, job="few")
-    build(w, "slow", [1, 2, 3], "slow", parallel=0.3)
-    assert w.units["slow"] == 3
-    # and an action of one that has its share, to which units are worth most
-    w.finish("end0")
-    build(w, "fast", [1, 4], "many", parallel=0.999)
-    assert w.units["fast"] == 1
-    w.finish("end1")
-
-    # When one comes of a job that lacks a core, to which they are worth more than to those who have them
-    build(w, "middle", [1, 2, 3], "few", parallel=0.95)
-
-    # Then it takes one
-    assert w.units["middle"] == 2
-
-
 def test_a_job_within_its_share_has_a_claim_on_the_extra_units_of_one_beyond_its(world: Any) -> None:
     # Given a job that has grown over the whole node, with actions to which units are worth more than to anybody
     w = world().node(cores=12)

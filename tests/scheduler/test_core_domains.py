@@ -136,20 +136,6 @@ def reaches(free: list[int], place: int, own: int) -> bool:
     return all(between in free for between in range(min(place, own) + 1, max(place, own)))
 
 
-@given(held=st.sets(st.sampled_from(CORES), min_size=2), count=st.integers(1, len(CORES)))
-def test_what_lies_in_several_domains_grows_in_one_of_them_where_it_can(held: set[int], count: int) -> None:
-    # Given an action on cores of any domains, the others free
-    group, free = group_with(held), in_rows(set(CORES) - held)
-    assume(count <= group.free)
-    own = rows_used(held)
-    # When it grows; then it goes into no further domain while its own have room
-    taken = group.take(count, near=tuple(held))
-    if any(len(free[number]) >= count for number in own):
-        assert len(rows_used(taken)) == 1
-    if sum(len(free[number]) for number in own) >= count:
-        assert set(rows_used(taken)) <= set(own)
-
-
 # Shrinking
 
 
@@ -175,9 +161,6 @@ def width(cores: tuple[int, ...]) -> int:
     return max(places) - min(places)
 
 
-# Any order of events
-
-
 # In the core
 
 
@@ -196,16 +179,3 @@ def test_an_elastic_action_stays_in_its_domain_while_it_grows_and_shrinks(world:
     # And when the third has ended, it has its domain again
     w.finish("c")
     assert [set(w.grants[name].core_ids) for name in ("a", "b")] == [{0, 4, 1, 5}, {2, 6, 3, 7}]
-
-
-def test_a_pod_lies_in_one_domain_and_grants_lie_in_it_as_on_the_node(world: Any) -> None:
-    # Given a node of two domains under a policy with pods
-    w = world("static:4").node(cores=10, domains=((0, 4, 1, 5, 2), (3, 7, 6, 9, 8)))
-    # When environments open; then each holds cores of one domain
-    for name in ("e0", "e1"):
-        w.open(name)
-    assert [start.grant.core_ids for start in w.of(commands.Start)] == [(0, 4, 1, 5), (3, 7, 6, 9)]
-    # And what runs in one is on neighbours
-    for name in ("first", "second"):
-        w.exec(name, "e0", 2)
-    assert [w.grants[name].core_ids for name in ("first", "second")] == [(0, 4), (1, 5)]

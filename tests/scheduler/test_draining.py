@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from scheduler.core.open_order import KEPT_AFTER_S
 from scheduler.cpu.tuning import TUNING
-from scheduler.gpu.ageing import bound_s
-from scheduler.model import NodeSpec, QuotaSpec, ServiceSpec, commands, events
+from scheduler.model import QuotaSpec, ServiceSpec, commands, events
 from scheduler.policies import PARTS
 
 POLICIES = ["elastic", "paper", "fcfs", "fixed:2", "static:2"]
@@ -63,36 +61,6 @@ def test_what_stands_and_runs_on_a_draining_node_comes_to_its_end(world: Any, po
     assert {end.status for end in w.ends.values()} == {"succeeded"}
     node = w.core.state.nodes["n0"]
     assert not node.running and not node.environments
-
-
-def test_who_was_behind_an_action_that_may_not_begin_any_more_starts(world: Any) -> None:
-    # Given a node of which one core is free, for which an action of two cores waits before a command
-    w = world("fcfs").node(cores=2).open("e")
-    w.exec("a", "e")
-    w.run("large", 2)
-    w.exec("b", "e")
-    assert w.waiting == ["large", "b"]
-    # When the node is drained, the large one may begin there no longer
-    drain(w)
-    assert w.waiting == ["large"]
-    assert w.grants["b"].node == "n0"
-
-
-def test_a_node_that_was_kept_for_a_large_environment_is_kept_no_longer(world: Any) -> None:
-    # Given a large environment that keeps the first node, on which another one stands
-    w = world().node("n0", memory_mb=1000).open("small", memory_mb=500, job="other").node("n1", memory_mb=1000)
-    w.open("small1", memory_mb=600, job="other")
-    w.open("large", memory_mb=1000, finish=False)
-    w.tick(KEPT_AFTER_S + 1.0)
-    kept = w.core._environments._order._front["default"].node
-    assert kept is not None
-    # When that node is drained, and the other one falls empty
-    drain(w, kept.spec.name)
-    other = {"n0": "n1", "n1": "n0"}[kept.spec.name]
-    w.close("small" if other == "n0" else "small1")
-    w.finish(f"close-{'small' if other == 'n0' else 'small1'}")
-    # Then the large one opens there
-    assert w.grants["open-large"].node == other
 
 
 def test_a_draining_node_that_is_lost_comes_back_draining_and_its_actions_wait_for_others(world: Any) -> None:
@@ -165,72 +133,6 @@ def test_a_service_that_is_resident_on_a_draining_node_alone_is_brought_to_anoth
     assert w.grants["d"].node == "n1"
 
 
-def test_a_line_that_waited_for_a_busy_instance_is_brought_one_elsewhere_as_soon_as_its_node_is_drained(world: Any) -> None:
-    # Given an action that waits for a busy instance, since that falls idle sooner than another one could be brought
-    w = world(services=[ServiceSpec(name="rm", restore_s=60.0)]).node("n0", cells=1)
-    w.score("a", "rm", work_s=1.0)
-    w.tick(60.5)
-    w.node("n1", cells=1)
-    w.score("b", "rm", work_s=1.0)
-    assert w.waiting == ["b"]
-
-    drain(w)
-
-    assert (w.grants["b"].node, w.grants["b"].restore) == ("n1", True)
-
-
-def test_a_node_that_was_reserved_for_a_starving_line_is_so_no_longer(world: Any) -> None:
-    # Given two nodes that `rm` keeps busy, while `judge` waits until it has one reserved
-    judge = ServiceSpec(name="judge", restore_s=0.5)
-    w = world(services=[RM, judge]).node("n0", cells=1).node("n1", cells=1)
-    w.score("a0", "rm")
-    w.score("a1", "rm")
-    w.score("j", "judge")
-    w.tick(bound_s(1, 0.0) + 0.1)
-    reserved = next(iter(w.core.pools.gpu._dispatcher._ageing._reserved)).node.spec.name
-    other = {"n0": "n1", "n1": "n0"}[reserved]
-    # When the reserved one is drained, and the action on the other one ends
-    drain(w, reserved)
-    w.finish(next(i for i in ("a0", "a1") if w.grants[i].node == other))
-    # Then it begins there
-    assert w.grants["j"].node == other
-
-
-def test_idle_cells_are_kept_for_a_service_that_is_resident_on_a_draining_node_alone(world: Any) -> None:
-    # Given a draining node with a service, and a job that has more than its share of the others
-    w = world(services=[ServiceSpec(name="rm"), ServiceSpec(name="judge")]).node("n0", cells=1)
-    w.score("first", "judge", job="small", finish=True)
-    drain(w)
-    w.node("n1", cells=4)
-    for number in range(5):
-        w.score(f"r{number}", "rm", job="large")
-    w.score("j", "judge", job="small")
-    assert w.waiting == ["r4", "j"]
-    # When an instance falls idle, it makes way for the other job's action
-    w.finish("r0")
-    assert (w.grants["j"].node, w.evicted("j")) == ("n1", ["rm"])
-    assert w.waiting == ["r4"]
-
-
-def test_the_cells_of_a_draining_node_do_not_count_where_sizes_are_chosen(world: Any) -> None:
-    def size(cells_that_drain: int) -> int:
-        w = world(services=[ServiceSpec(name="rm", cells=(1, 2), restore_s=0.1)]).node("n0", cells=cells_that_drain)
-        drain(w)
-        w.node("n1", cells=2)
-        for number in range(5):
-            w.score(f"a{number}", "rm", (1, 2), parallel=0.5, work_s=2.0)
-            if f"a{number}" in w.grants:
-                w.finish(f"a{number}")
-            w.now += 0.1
-        for instance in list(w.core.pools.gpu.groups["n1"].instances):
-            w.report("rm", instance.cell_ids, "absent", node="n1")
-        w.score("z", "rm", (1, 2), parallel=0.5, work_s=2.0)
-        return int(w.grants["z"].units)
-
-    # Many actions are expected: on few cells an instance is small, on many it would be large
-    assert size(0) == size(8) == 1
-
-
 def test_warm_services_are_brought_to_a_node_once_it_drains_no_more(world: Any) -> None:
     # Given a node that joins while it is draining
     w = world(services=[ServiceSpec(name="warm", warm=True)])
@@ -243,27 +145,3 @@ def test_warm_services_are_brought_to_a_node_once_it_drains_no_more(world: Any) 
     w.tick(1.0)
 
     assert [(restore.node, restore.service) for restore in w.of(commands.Restore)] == [("n0", "warm")]
-
-
-def test_nothing_is_brought_to_a_node_that_has_not_said_what_is_on_its_cells_though_its_drain_is_undone(world: Any) -> None:
-    # Given a draining node that a restarted scheduler knows from its journal
-    w = world(services=[ServiceSpec(name="warm", warm=True)])
-    spec = NodeSpec(name="n0", pools=("gpu",), cores=1, cells=1, services=frozenset({"warm"}))
-    drain(w)
-    w.handle(events.NodeJoined(node=spec, resumed=True))
-    drain(w, draining=False)
-    w.tick(1.0)
-    assert w.of(commands.Restore) == []
-    # When it has said so, they are
-    w.handle(events.ServicesDeclared(node="n0", services=frozenset({"warm"})))
-    w.tick(1.0)
-    assert [restore.service for restore in w.of(commands.Restore)] == ["warm"]
-
-
-def test_a_node_that_is_drained_and_put_back_while_it_is_away_is_so_when_it_returns(world: Any) -> None:
-    w = world().node("n0")
-    for draining in (True, False):
-        w.lose()
-        drain(w, draining=draining)
-        w.node("n0")
-        assert w.core.state.nodes["n0"].draining is draining

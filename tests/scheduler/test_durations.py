@@ -139,27 +139,6 @@ def test_what_has_outlived_the_short_ones_is_expected_to_be_a_long_one() -> None
     assert estimate.left_s(5.0) == pytest.approx(9.0, rel=0.02)
 
 
-@given(st.integers(0, 1000))
-def test_what_is_left_is_the_mean_of_what_is_left_of_those_that_took_longer(seed: int) -> None:
-    draw = random.Random(seed)
-    work = [draw.lognormvariate(1.0, 1.0) for _ in range(300)]
-    estimate = learned(*work).expect(action())
-
-    # Half an octave to a bin, so the truth lies between those beyond this bin and those beyond the next one
-    for done_s in (0.5, 2.0, 5.0):
-        beyond = [min(work_s, OUTLIER * math.e) for work_s in work if work_s > done_s * 2]
-        if len(beyond) > 20:
-            assert estimate.left_s(done_s) <= 1.1 * (math.fsum(beyond) / len(beyond) - done_s)
-            assert estimate.left_s(done_s) > 0
-
-
-def test_beyond_all_that_was_seen_as_much_again_is_expected() -> None:
-    estimate = learned(*[2.0] * 20).expect(action())
-
-    assert estimate.left_s(40.0) == 40.0
-    assert estimate.left_s(400.0) == 400.0
-
-
 def test_without_anything_learned_a_declared_action_is_always_nearly_done_and_an_unknown_one_is_not() -> None:
     durations = Durations(learning=True)
 

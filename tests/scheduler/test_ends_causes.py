@@ -189,15 +189,6 @@ def test_an_environment_that_ends_while_nothing_runs_in_it_is_lost_by_the_cause_
     assert (noted.id, noted.reason, noted.cause) == ("e", loss.reason, cause)
 
 
-def test_an_environment_that_was_being_closed_when_its_node_died_is_lost(world: Any) -> None:
-    w = world().node().open("e")
-    w.exec("runs", "e")
-    w.handle(events.Cancelled(job="default"))
-    w.lose()
-    w.exec("later", "e")
-    assert ends(w)["later"] == ("lost", "environment_lost")
-
-
 @pytest.mark.parametrize(("end", "cause"), [("timed_out", "open_timeout"), ("timed_out", "queue_timeout")])
 def test_what_waits_for_an_environment_that_came_too_late_fails_by_the_same_cause(world: Any, end: str, cause: str) -> None:
     w = world()

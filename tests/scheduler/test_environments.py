@@ -209,19 +209,6 @@ def test_the_room_of_an_environment_closed_by_the_system_comes_back_once_its_nod
     assert states(w, "e0")[-1] == "closed"
 
 
-def test_an_environment_that_ends_on_its_own_takes_its_actions_along(world: Any) -> None:
-    w = world(without=["preemption"]).node(cores=1).open("e0")
-    w.exec("runs", "e0")
-    w.exec("waits", "e0")
-
-    w.handle(events.EnvironmentClosed(id="e0", reason="its container died"))
-
-    assert w.ended("waits") == ("failed", "its container died")
-    assert [stop.id for stop in w.of(commands.Stop)] == ["runs"]
-    w.finish("runs", "failed")
-    assert states(w, "e0")[-1] == "closed"
-
-
 def test_a_cancelled_trajectory_ends_with_all_its_actions_and_environments(world: Any) -> None:
     w = world(without=["preemption"]).node(cores=1)
     for name in ("e0", "e1"):

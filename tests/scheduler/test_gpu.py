@@ -23,17 +23,6 @@ def test_the_service_that_was_used_longest_ago_is_evicted(world: Any) -> None:
     assert w.grants["d"].cell_ids == (1,)
 
 
-def test_a_service_on_several_cells_evicts_as_many_as_it_must(world: Any) -> None:
-    w = world(services=[RM, JUDGE, TEACHER]).node(cells=3)
-    for name, service in (("a", "rm"), ("b", "judge")):
-        w.score(name, service, finish=True)
-
-    w.score("t", "teacher")
-
-    assert w.grants["t"].units == 2
-    assert len(w.grants["t"].evict) == 1
-
-
 def test_an_instance_runs_as_many_actions_at_once_as_it_can_take(world: Any) -> None:
     w = world(services=[ServiceSpec(name="rm", max_concurrency=3)]).node(cells=1)
     for number in range(4):
@@ -52,23 +41,6 @@ def test_a_service_that_a_node_holds_once_waits_for_its_place_and_holds_up_nobod
 
     assert w.waiting == ["b"]
     assert {w.grants["a"].cell_ids, w.grants["c"].cell_ids} == {(0,), (2,)}
-
-
-def test_an_instance_that_is_taken_up_again_is_not_replaced_by_one_of_another_size(world: Any) -> None:
-    # Given the one instance that a node may hold of a service, busy on one cell, and two that wait for it
-    w = world(services=[ServiceSpec(name="rm", cells=(1, 2), instances_per_node=1)]).node(cells=4)
-    w.score("a", "rm", 1)
-    w.score("wide", "rm", 2)
-    w.score("narrow", "rm", 1)
-    assert w.waiting == ["wide", "narrow"]
-
-    # When it falls idle, one takes it as it is
-    w.finish("a")
-    assert list(w.grants) == ["narrow"]
-
-    # Then the other replaces it afterwards
-    w.finish("narrow")
-    assert (w.grants["wide"].units, w.evicted("wide")) == (2, ["rm"])
 
 
 def test_under_paper_a_large_service_is_not_starved_by_small_ones_behind_it(world: Any) -> None:
@@ -121,19 +93,6 @@ def test_under_static_each_service_owns_its_share_for_good(world: Any) -> None:
     assert w.grants["j"].cell_ids == (2,)
 
 
-def test_under_static_a_service_gets_the_cells_back_of_an_instance_that_failed(world: Any) -> None:
-    # Given two services on two cells, and an instance that has failed after its action
-    w = world("static:1", services=[RM, JUDGE]).node(cells=2)
-    w.score("a", "rm", finish=True)
-    w.report("rm", (0,), "failed")
-
-    # When there is another action for it
-    w.score("b", "rm")
-
-    # Then it has its share as before
-    assert w.grants["b"].cell_ids == (0,)
-
-
 def test_under_static_a_service_owns_more_as_soon_as_a_node_has_joined(world: Any) -> None:
     # Given an action that waits, on a node with a free cell, as its service owns only the other one
     w = world("static:1", services=[RM, JUDGE]).node(cells=2, labels=frozenset({"fast"}))
@@ -146,19 +105,3 @@ def test_under_static_a_service_owns_more_as_soon_as_a_node_has_joined(world: An
 
     # Then it runs on that cell
     assert (w.grants["b"].node, w.grants["b"].cell_ids) == ("n0", (1,))
-
-
-def test_under_static_a_service_owns_cells_elsewhere_as_soon_as_its_node_is_gone(world: Any) -> None:
-    # Given a service that owns two cells of one node, and an action that only the other node could run
-    w = world("static:1", services=[RM, JUDGE]).node("n0", cells=2)
-    w.score("a", "rm", idempotent=False)
-    w.score("b", "rm", idempotent=False)
-    w.node("n1", cells=2, labels=frozenset({"fast"}))
-    w.score("c", "rm", requires=("fast",))
-    assert w.waiting == ["c"]
-
-    # When it has lost its cells
-    w.lose("n0")
-
-    # Then it has others
-    assert w.grants["c"].node == "n1"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.gpu.aligned import LARGEST, take, whole_blocks
+from scheduler.gpu.aligned import take, whole_blocks
 
 
 def whole(free: Iterable[int], size: int) -> list[int]:
@@ -64,11 +64,3 @@ def test_of_many_trees_so_many_cells_are_taken_or_none(cells: set[int], count: i
     taken = take(free, count)
 
     assert list(taken) == sorted(set(taken)) and len(taken) == count and set(taken) <= cells
-
-
-@given(st.sets(st.integers(0, 39)))
-def test_blocks_are_aligned_and_together_all_that_is_free(cells: set[int]) -> None:
-    blocks = whole_blocks(sorted(cells))
-
-    assert [cell for size, first in blocks for cell in range(first, first + size)] == sorted(cells)
-    assert all(size in (1, 2, 4, LARGEST) and first % size == 0 for size, first in blocks)

@@ -76,27 +76,6 @@ def test_a_worker_that_comes_back_without_a_service_ends_who_waited_for_it(world
     assert w.waiting == ["j"]
 
 
-def test_an_instance_of_a_service_that_is_gone_gives_its_cells_back(world: Any) -> None:
-    w = world(services=[RM, ServiceSpec(name="old", restore_s=0.5, pinned=True)])
-    w.node(cells=1, services=frozenset({"rm", "old"}))
-    w.report("old", (0,), "resident")
-    w.handle(events.ServicesDeclared(node="n0", services=frozenset({"rm"})))
-    w.score("r", "rm")
-
-    w.report("old", (0,), "absent")
-
-    assert w.evicted("r") == []
-
-
-def test_a_service_stays_known_while_another_node_declares_it(world: Any) -> None:
-    w = world(services=[RM]).node("a", cells=1, services=frozenset({"rm"})).node("b", cells=1, services=frozenset({"rm"}))
-
-    w.handle(events.ServicesDeclared(node="a"))
-    w.score("r", "rm")
-
-    assert w.grants["r"].node == "b"
-
-
 def test_a_service_that_becomes_warm_is_brought(world: Any) -> None:
     w = world(services=[RM]).node(cells=2, services=frozenset({"rm"}))
     w.core.state.services["hot"] = ServiceSpec(name="hot", restore_s=0.5, warm=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from scheduler.gpu.tuning import TUNING
-from scheduler.model import ServiceSpec, events
+from scheduler.model import ServiceSpec
 
 RM = ServiceSpec(name="rm", restore_s=0.5)
 JUDGE = ServiceSpec(name="judge", restore_s=0.5)
@@ -50,82 +50,6 @@ def test_the_instance_that_is_least_asked_for_goes(world: Any) -> None:
     assert w.evicted("t") == ["judge"]
 
 
-def test_what_is_often_asked_for_stays_where_a_better_victim_is_done_soon(world: Any) -> None:
-    # Given an idle instance for which many have come, and a busy one of a service that is seldom asked for
-    services = [ServiceSpec(name=name, restore_s=5.0) for name in ("hot", "rare", "third")]
-    w = world(services=services).node(cells=2)
-    for number in range(20):
-        w.score(f"h{number}", "hot", work_s=0.1, finish=True)
-    w.score("r", "rare", work_s=0.1)
-
-    # When one comes for a third service, then it has the cell of the seldom one
-    w.score("t", "third", work_s=0.1)
-    assert w.waiting == ["t"]
-    w.finish("r")
-
-    assert w.evicted("t") == ["rare"]
-
-
-def test_what_is_often_asked_for_goes_once_an_action_has_waited_for_long(world: Any) -> None:
-    services = [ServiceSpec(name=name, restore_s=2.0) for name in ("hot", "rare", "third")]
-    w = world(services=services).node(cells=2)
-    for number in range(80):
-        w.score(f"h{number}", "hot", work_s=0.1, finish=True)
-    w.score("r", "rare", work_s=0.1)
-    w.score("t", "third", work_s=0.1)
-    assert w.waiting == ["t"]
-
-    w.tick(TUNING.aged_s)
-
-    assert w.evicted("t") == ["hot"]
-
-
-def test_of_two_services_that_need_an_instance_the_one_with_more_waiting_goes_first(world: Any) -> None:
-    # Given a busy cell, for which one action came early and two for another service later
-    w = world(services=[RM, JUDGE, ServiceSpec(name="third", restore_s=0.5)]).node(cells=1)
-    w.score("a", "rm")
-    w.score("j", "judge")
-    w.score("t0", "third")
-    w.score("t1", "third")
-
-    w.finish("a")
-
-    assert (w.evicted("t0"), w.waiting) == (["rm"], ["j", "t1"])
-
-
-def test_a_line_waits_for_a_place_that_falls_free_soon(world: Any) -> None:
-    # Given an instance that is busy for half a second more, and an idle one of another service
-    w = world(services=[RM, JUDGE]).node(cells=2)
-    w.score("j", "judge", work_s=0.5)
-    w.score("a", "rm", work_s=0.5)
-    w.finish("j")
-
-    # When one action waits for it, nothing is brought; when two wait, then the idle one makes way
-    w.score("b", "rm", work_s=0.5)
-    assert w.waiting == ["b"]
-    w.score("c", "rm", work_s=0.5)
-
-    assert w.evicted("b") == ["judge"]
-    assert w.waiting == ["c"]
-
-
-def test_an_instance_need_not_leave_when_the_overdue_action_is_cancelled(world: Any) -> None:
-    # Given an instance that is to leave for a starving action
-    w = world(services=[ServiceSpec(name="rm", restore_s=0.5, max_concurrency=2), JUDGE]).node(cells=1)
-    w.score("a0", "rm")
-    w.score("j", "judge", trajectory="t")
-    w.tick(TUNING.aged_s)
-    w.score("a1", "rm")
-    assert w.waiting == ["j", "a1"]
-
-    # When that one is cancelled
-    w.handle(events.Cancelled(ids=("j",), reason="not wanted"))
-
-    # Then the instance takes actions again
-    assert w.waiting == []
-    assert w.grants["a1"].restore is False
-
-
 def test_a_service_on_two_cells_has_its_turn_among_small_ones(world: Any) -> None:
     # Given two cells that are both busy, with more to do
     w = world(services=[RM, JUDGE, PAIR]).node(cells=2)
@@ -141,22 +65,6 @@ def test_a_service_on_two_cells_has_its_turn_among_small_ones(world: Any) -> Non
     # Then it has both cells
     assert w.grants["p"].cell_ids == (0, 1)
     assert sorted(w.evicted("p")) == ["judge", "rm"]
-
-
-def test_nothing_wakes_the_core_when_the_last_node_with_cells_is_lost(world: Any) -> None:
-    # Given an action that waits for a cell
-    w = world(services=[RM]).node(cells=1)
-    w.score("a", "rm")
-    w.score("b", "rm")
-
-    # When the node is lost, and time has passed
-    w.lose()
-    w.tick(TUNING.aged_s)
-
-    # Then there is nothing to wake up for until another one joins
-    assert w.core.next_wake(w.now) is None
-    w.node("n1", cells=2)
-    assert w.waiting == []
 
 
 def test_of_one_service_the_job_within_its_share_goes_first(world: Any) -> None:

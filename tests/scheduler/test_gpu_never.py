@@ -62,15 +62,6 @@ def test_what_pinned_services_leave_no_room_for_keeps_nobody_waiting(world: Any,
     assert w.waiting == ["w"]
 
 
-def test_a_fixed_number_of_cells_is_the_nearest_below_beside_pinned_services(world: Any) -> None:
-    w = world("fixed:2", services=[PINNED, ServiceSpec(name="either", cells=(1, 2))]).node(cells=2)
-    w.score("p", "pinned")
-
-    w.score("a", "either")
-
-    assert w.grants["a"].units == 1
-
-
 def test_an_overdue_action_that_pinned_services_leave_no_room_for_claims_no_node(world: Any) -> None:
     # Given a pinned service on one of two cells, and a starving action for both
     w = world(services=[PINNED, RM, JUDGE, WIDE]).node(cells=2)
@@ -84,21 +75,6 @@ def test_an_overdue_action_that_pinned_services_leave_no_room_for_claims_no_node
         while name in w.waiting:
             w.wake()
         w.finish(name)
-    assert w.waiting == ["w"]
-
-
-def test_instances_are_open_again_when_pinned_ones_leave_no_room_for_whom_they_were_to_leave(world: Any) -> None:
-    # Given an instance that is to leave for a starving action, which needs both cells
-    w = world(services=[ServiceSpec(name="rm", restore_s=0.5, max_concurrency=2), PINNED, WIDE]).node(cells=2)
-    w.score("a", "rm")
-    w.score("w", "wide")
-    w.tick(TUNING.aged_s)
-
-    # When a worker says that the other cell holds a pinned service now
-    w.report("pinned", (1,), "resident")
-    w.score("b", "rm")
-
-    # Then that instance takes actions again
     assert w.waiting == ["w"]
 
 

@@ -34,30 +34,6 @@ def test_an_instance_that_falls_idle_goes_to_whom_cells_are_owed(world: Any) -> 
     assert "f4" in w.grants
 
 
-def test_within_one_job_cells_are_kept_busy(world: Any) -> None:
-    # Given the same, but all of one job
-    w = world(services=[FLOODED, RARE]).node(cells=4)
-    flood(w, 10)
-    w.score("r", "rare", job="flood")
-
-    w.finish("f0")
-
-    assert "f4" in w.grants
-
-
-def test_what_pinned_services_leave_no_room_for_is_owed_nothing(world: Any) -> None:
-    # Given a pinned service, beside which another one can never be
-    w = world(services=[FLOODED, ServiceSpec(name="pinned", pinned=True), WIDE]).node(cells=4)
-    w.score("p", "pinned", job="modest", finish=True)
-    flood(w, 10)
-    w.score("w", "wide", job="modest")
-
-    w.tick(1.0)
-    w.finish("f0")
-
-    assert "f3" in w.grants
-
-
 @pytest.mark.parametrize("without", [[], ["shares"]])
 def test_cells_that_are_kept_for_somebody_are_used_again_when_it_is_cancelled(world: Any, without: list[str]) -> None:
     # Given an instance that is kept idle for an action which needs more cells than are idle

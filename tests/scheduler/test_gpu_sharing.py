@@ -18,7 +18,6 @@ from scheduler.sim.cell_books import BrokenGrant, CellBooks
 
 RM = ServiceSpec(name="rm", memory_mb=30, restore_s=0.5)
 JUDGE = ServiceSpec(name="judge", memory_mb=40, restore_s=0.5)
-THIRD = ServiceSpec(name="third", memory_mb=30, restore_s=0.5)
 LARGE = ServiceSpec(name="large", memory_mb=60, restore_s=0.5)
 SILENT = ServiceSpec(name="silent", restore_s=0.5)
 MANY = ServiceSpec(name="many", memory_mb=30, restore_s=0.5, max_concurrency=2)
@@ -50,21 +49,6 @@ def test_without_the_part_and_under_other_policies_each_has_the_cell_for_itself(
     assert w.evicted("b") == ["rm"]
 
 
-def test_no_more_is_evicted_than_the_memory_requires(world: Any) -> None:
-    # Given a cell that is full with two services, the first of which was used last
-    w = world(services=[RM, JUDGE, THIRD]).node(cells=1, cell_memory_mb=80)
-    for at, (name, service) in enumerate((("a", "rm"), ("b", "judge"), ("c", "rm"))):
-        w.now = float(at)
-        w.score(name, service, finish=True)
-
-    # When a third one needs room
-    w.score("t", "third")
-    w.tick(3.0)
-
-    # Then one of them goes, and the other one stays
-    assert len(w.evicted("t")) == 1
-
-
 @pytest.mark.parametrize(("spec", "cell_memory_mb"), [(SILENT, 80), (RM, None)])
 def test_what_is_not_known_is_not_shared(world: Any, spec: ServiceSpec, cell_memory_mb: int | None) -> None:
     # Given a service that says nothing of its memory, or a cell of which nobody knows how much it has
@@ -75,14 +59,6 @@ def test_what_is_not_known_is_not_shared(world: Any, spec: ServiceSpec, cell_mem
     w.tick(3.0)
 
     assert w.evicted("b") == [spec.name]
-
-
-def test_a_service_is_not_on_a_cell_twice(world: Any) -> None:
-    w = world(services=[RM]).node(cells=2, cell_memory_mb=80)
-    for number in range(3):
-        w.score(f"a{number}", "rm")
-
-    assert [w.grants[name].cell_ids for name in w.grants] == [(0,), (1,)]
 
 
 def test_an_instance_that_always_computes_lets_another_one_have_its_turn(world: Any) -> None:

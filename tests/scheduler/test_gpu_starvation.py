@@ -88,18 +88,6 @@ def test_no_action_waits_longer_than_the_bound_for_an_instance_that_it_can_use(
     assert run.running == {}
 
 
-def test_a_stream_that_never_ends_does_not_keep_another_service_out() -> None:
-    # Given one cell, and two actions a second of one second each for a service that holds it
-    asks = [Ask(0.5 * number, "hot", (1,), 1.0) for number in range(120)]
-
-    # When one action for another service comes early on
-    watch = Watch()
-    CellsRun(SERVICES, (1,), watch).run(sorted([*asks, Ask(5.25, "rare", (1,), 1.0)], key=lambda ask: ask.at))
-
-    # Then it waits, so that the stream is not interrupted for it at once, and not for longer than the bound
-    assert 2.0 < watch.longest_s <= bound_s(1, 2.0)
-
-
 def test_an_action_for_a_model_asks_for_no_rounds_where_no_node_has_cells(world: Any) -> None:
     # Given an action for a model, and a node without cells
     w = world("elastic", services=(ServiceSpec(name="judge"),)).node(cells=0)

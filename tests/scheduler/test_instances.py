@@ -53,13 +53,6 @@ def test_a_change_goes_to_the_core_and_with_its_figures_into_the_journal(heard: 
     ]
 
 
-def test_a_worker_that_counts_no_wrong_answers_has_none(heard: Heard) -> None:
-    heard.instances.changed("n", said("a", "resident", 0, leaks=4), 9.0)
-
-    (entry,) = heard.entries
-    assert isinstance(entry, InstanceChanged) and (entry.leaks, entry.wrong_answers) == (4, 0)
-
-
 def test_a_beat_changes_only_what_was_not_told(heard: Heard) -> None:
     heard.instances.changed("n", said("a", "resident", 0), 1.0)
     heard.instances.changed("n", said("b", "resident", 1), 1.0)
@@ -90,12 +83,6 @@ def test_the_journal_keeps_why_an_instance_never_came_to_be(heard: Heard) -> Non
 
     assert heard.states() == [("a", (0,), "failed"), ("a", (0,), "absent")]
     assert heard.entries == written
-
-
-def test_a_scheduler_that_has_started_over_learns_from_a_beat_what_is_resident(heard: Heard) -> None:
-    heard.instances.beat("n", [said("a", "resident", 0)], 1.0)
-
-    assert heard.states() == [("a", (0,), "resident")]
 
 
 def test_a_node_that_joins_has_what_it_says_and_nothing_else(heard: Heard) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from scheduler.model import commands, events
 
 
@@ -24,12 +22,6 @@ def test_an_environment_with_a_lease_of_its_own_is_closed_when_that_is_over_thou
     assert state_of(w, "e") == "closing"
     (stop,) = w.of(commands.Stop)
     assert (stop.id, stop.cause, stop.reason) == ("runs", "lease_over", "its lease is over")
-
-
-def test_its_own_lease_holds_where_the_systems_is_shorter(world: Any) -> None:
-    w = world(lease_s=5.0).node().open("own", lease_s=60.0).open("other")
-    w.tick(59.0)
-    assert (state_of(w, "own"), state_of(w, "other")) == ("open", "closing")
 
 
 def test_a_lease_begins_when_the_environment_stands(world: Any) -> None:
@@ -83,17 +75,6 @@ def test_renewals_that_waited_for_a_scheduler_arrive_before_it_ends_a_lease(worl
     w.tick(60.0)
     # Then the renewal counts, and nothing else goes on for long
     assert (state_of(w, "not renewed"), w.core.state.environments["e"].state) == ("closing", "open")
-
-
-def test_a_lease_that_is_renewed_shorter_and_longer_in_turn_costs_no_more_each_time(world: Any) -> None:
-    w = world().node().open("e", lease_s=100.0)
-    for number in range(1000):
-        w.now += 0.1
-        w.handle(events.LeaseRenewed(id="e", job="default", lease_s=(50.0, 5000.0)[number % 2]))
-    assert len(w.core._environments.leases._due) <= 3
-    w.handle(events.LeaseRenewed(id="e", job="default", lease_s=50.0))
-    w.wake()
-    assert (w.now, state_of(w, "e")) == (pytest.approx(150.0), "closing")
 
 
 def test_an_environment_of_an_id_that_is_used_again_has_a_lease_of_its_own(world: Any) -> None:

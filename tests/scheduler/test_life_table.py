@@ -58,25 +58,9 @@ def test_each_edge_begins_its_bin_and_the_last_bin_has_no_end() -> None:
 # What is left
 
 
-def test_one_that_has_ended_in_the_first_bin() -> None:
-    # Given one life that was over at once: two of four (one of one, and one of three that are made up) end in the first bin
-    table = table_of([(0.05, True)])
-
-    # Then half of them have half of the bin left, and half of them the bin and what is expected from the next one on
-    assert table.left_s(0) == pytest.approx(0.5 * 0.05 + 0.5 * (0.1 + 0.1))
-
-
 @given(LIVES.filter(clear_of_edges), st.integers(0, BINS - 1))
 def test_it_says_what_the_ages_themselves_say(lives: list[tuple[float, bool]], index: int) -> None:
     assert table_of(lives).left_s(index) == pytest.approx(naive_left_s(lives, index))
-
-
-def test_one_that_had_not_ended_after_all_counts_as_going_on() -> None:
-    table = table_of([(3.0, True), (0.5, True)])
-    table.end(bin_of(3.0), -1)
-
-    expected = table_of([(3.0, False), (0.5, True)])
-    assert [table.left_s(index) for index in range(BINS)] == [expected.left_s(index) for index in range(BINS)]
 
 
 def test_what_comes_in_counts_soon() -> None:

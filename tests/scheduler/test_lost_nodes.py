@@ -16,16 +16,6 @@ GONE = ("lost", "no beat for 3 s")
 UP = ("up", "")
 
 
-def test_a_node_is_lost_when_it_misses_three_beats() -> None:
-    cluster = Cluster()
-    cluster.wait(LIMIT_S)
-    assert cluster.states() == [UP]
-
-    cluster.wait(0.5)
-
-    assert cluster.states() == [UP, GONE]
-
-
 @pytest.mark.parametrize(("lost_connections", "more_s"), [(1, RETURN_S), (0, 0.0)], ids=["the broker was away", "beats wait unread"])
 def test_silence_counts_only_while_the_scheduler_has_heard_all_there_is(
     lost_connections: int, more_s: float, monkeypatch: pytest.MonkeyPatch
@@ -95,15 +85,6 @@ def test_a_node_is_asked_for_what_its_beats_do_not_show() -> None:
     for _ in range(3):
         cluster.beat("b")
     assert cluster.broker.orders() == [("tangram.tell", "a")]
-
-
-def test_an_action_seen_in_a_beat_is_counted_anew() -> None:
-    cluster = Cluster()
-    cluster.submit("a")
-    for running in ((), (), (), ("a",), (), (), ()):
-        cluster.beat(*running)
-
-    assert cluster.states() == [UP]
 
 
 def test_a_worker_that_was_started_again_at_once_has_lost_what_ran() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.cpu.marginal import FREE_GAIN, LEAST_STOP, Step, steps_of
+from scheduler.cpu.marginal import FREE_GAIN, Step, steps_of
 from scheduler.cpu.tuning import TUNING
 from scheduler.model import events
 from scheduler.model.commands import Resize
@@ -117,41 +117,6 @@ def test_whoever_has_a_node_to_itself_gets_the_fastest_amount_that_fits(world: A
     w = all_at_once(world, [wish], cores)
 
     assert w.units == {"a0": wish.fastest(cores)}
-
-
-@given(ANY, st.integers(0, 12))
-def test_beside_what_keeps_its_cores_an_action_is_about_as_fast_as_what_is_left_allows(world: Any, wish: Wish, spare: int) -> None:
-    # Given a node of which a part is taken for good
-    room = wish.units[0] + spare
-    w = world().node(cores=room + 8)
-    w.run("other", 8)
-
-    wish.submit(w, "a0")
-
-    assert wish.curve.speedup(w.units["a0"]) >= (1 - LEAST_STOP) * wish.curve.speedup(wish.fastest(room))
-
-
-@pytest.mark.parametrize("efficiency", [{2: 0.8, 4: 0.79, 8: 0.78}, {2: 0.9, 4: 0.92, 8: 0.93}])
-def test_what_has_no_room_for_its_best_amount_climbs_part_of_the_way(world: Any, efficiency: dict[int, float]) -> None:
-    # Given a curve on which only the largest amount is the best at some price
-    wish = Wish((1, 2, 4, 8), Table(tuple(efficiency.items())))
-    assert len({step.gain for step in wish.steps}) == 1
-
-    # Then a smaller one is granted where there is no room for it: on a small node, beside what is taken, and to the second of two
-    for cores in (4, 6):
-        assert all_at_once(world, [wish], cores).units == {"a0": 4}
-    w = world().node(cores=9)
-    w.run("other", 4)
-    wish.submit(w, "a0")
-    assert w.units == {"other": 4, "a0": 4}
-    assert all_at_once(world, [wish, wish], 12).units == {"a0": 8, "a1": 4}
-
-
-def test_what_costs_less_core_time_is_not_passed_by_for_something_slower() -> None:
-    # Given an action that is starved on one core, best off on two, and slower on four
-    starved = Wish((1, 2, 4), Table(((1, 0.25), (2, 1.0), (4, 0.4))))
-
-    assert starved.steps == (Step(FREE_GAIN, 1, 2),)
 
 
 def test_a_step_that_saves_little_does_not_keep_a_running_action_from_one_that_saves_much(world: Any) -> None:
@@ -276,23 +241,6 @@ def test_short_actions_that_queue_up_never_have_the_long_ones_resized_again(worl
     assert w.units["x"] == w.units["y"] == 1
 
 
-def test_a_short_action_now_and_then_costs_two_resizes_and_no_more(world: Any) -> None:
-    # Given two long elastic actions that fill the node
-    w = long_ones_beside_short_ones(world)
-    resized = len(w.of(Resize))
-
-    # When short serial ones come, each after the one before it has ended
-    for number in range(50):
-        w.now += 0.5
-        w.run(f"s{number}", 1, work_s=0.2)
-        w.now += 0.2
-        w.finish(f"s{number}")
-
-    # Then one of the long ones makes room and takes it back, each time, and nothing else moves
-    assert len(w.of(Resize)) <= resized + 2 * 50
-    assert w.units == {"x": 4, "y": 4}
-
-
 def test_without_shrinking_whoever_has_cores_keeps_them(world: Any) -> None:
     w = world(without=["shrinking"]).node(cores=8)
     w.run("x", [1, 8], parallel=0.95, work_s=LONG_S)
@@ -327,15 +275,3 @@ def test_an_action_that_is_being_stopped_is_not_resized(world: Any) -> None:
     assert w.waiting == ["s"]
     w.finish("x", "cancelled")
     assert "s" in w.grants
-
-
-def test_a_small_rung_does_not_tear_down_a_large_one(world: Any) -> None:
-    # Given an action that has one core or eight, and a core beside it
-    w = world().node(cores=9)
-    w.run("large", [1, 8], parallel=0.99, work_s=800.0)
-
-    # When one comes that has a little more from a second core than an eighth of what the large one loses
-    w.run("small", [1, 2], parallel=0.9, work_s=2000.0)
-
-    # Then seven cores are not freed for the sake of one
-    assert w.units == {"large": 8, "small": 1}

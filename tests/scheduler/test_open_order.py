@@ -116,50 +116,6 @@ def test_others_may_have_what_a_large_open_will_not_need(world: Any) -> None:
     assert opened(w)[-1] == "large"
 
 
-def test_one_node_is_kept_and_others_go_on(world: Any) -> None:
-    # Given two nodes, and an open that fits on neither
-    w = world()
-    for name in ("n0", "n1"):
-        w.node(name, memory_mb=1000)
-        w.open(f"on-{name}", memory_mb=500 if name == "n0" else 400)
-    for name in ("large", "larger"):
-        w.open(name, memory_mb=900)
-    w.tick(KEPT_AFTER_S)
-
-    # When a small one comes, it goes to the one with more to be cleared
-    w.open("small", memory_mb=100, finish=False)
-    assert w.grants["open-small"].node == "n0"
-
-    # And when the other one is empty, the one that came first has it
-    w.close("on-n1", finish=True)
-    assert opened(w)[-1] == "large" and w.core.state.environments["large"].node == "n1"
-
-
-def test_a_job_keeps_no_node_to_go_beyond_its_part_and_its_other_opens_wait_until_it_may(world: Any) -> None:
-    # Given a job that holds half of the memory in small environments, and wants nearly all of it for a large one, as another does
-    w = world().node(memory_mb=1000).open("other0", job="other", memory_mb=100)
-    for number in range(5):
-        w.open(f"part{number}", job="large", memory_mb=100)
-    w.open("large", job="large", memory_mb=900)
-    w.tick(KEPT_AFTER_S / 2)
-    w.open("rival", job="other", memory_mb=900)
-    w.tick(KEPT_AFTER_S / 2)
-
-    # When both want more, the other one has it
-    w.open("more", job="large", memory_mb=10)
-    w.open("other1", job="other", memory_mb=200)
-    assert opened(w)[-1] == "other1"
-
-    # Then the node is kept as soon as the job holds nothing
-    for number in range(5):
-        w.close(f"part{number}", finish=True)
-        assert ("more" in opened(w)) == (number == 4)
-    for name in ("other0", "other1"):
-        assert "large" not in opened(w)
-        w.close(name, finish=True)
-    assert opened(w)[-1] == "large"
-
-
 def test_an_action_that_needs_memory_while_it_runs_has_it_on_a_kept_node(world: Any) -> None:
     w = world().node(memory_mb=1000).open("there", memory_mb=500).open("large", memory_mb=900)
     w.tick(KEPT_AFTER_S)
@@ -226,7 +182,7 @@ LIGHT = Setting(
 """A job is beyond its part as soon as it holds anything, and its small environments leave no room for its large one."""
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @example(setting=LIGHT, policy="elastic")
 @given(setting=settings_of_opens(), policy=st.sampled_from(["elastic", "elastic", "fcfs"]))
 def test_every_open_begins_within_the_bound(world: Any, setting: Setting, policy: str) -> None:
@@ -249,7 +205,7 @@ def test_slow_turnover_leaves_the_memory_shared_by_weight(world: Any) -> None:
 
     # When they have gone on for long
     held: Counter[str] = Counter()
-    for hour in range(2, 12):
+    for hour in range(2, 7):
         run.run(3600.0 * hour)
         held.update(environment.job for environment in run.world.core.state.environments.values() if environment.node)
 
@@ -260,13 +216,12 @@ def test_slow_turnover_leaves_the_memory_shared_by_weight(world: Any) -> None:
 # Many of them
 
 
-@pytest.mark.parametrize("waited_s", [0.0, KEPT_AFTER_S])
-def test_a_decision_takes_no_more_calls_with_two_thousand_waiting_opens_than_with_a_hundred(world: Any, waited_s: float) -> None:
+def test_a_decision_takes_no_more_calls_with_two_thousand_waiting_opens_than_with_a_hundred(world: Any) -> None:
     def crowded(count: int) -> Any:
         w = world().node(memory_mb=20_000).open("there", memory_mb=19_000)
         for number in range(count):
             w.open(f"e{number}", job=f"j{number % 10}", memory_mb=1001 + number, finish=False)
-        w.tick(waited_s)
+        w.tick(KEPT_AFTER_S)
         return w
 
     def calls(w: Any) -> int:

@@ -37,20 +37,6 @@ def test_higher_priority_goes_first_under_elastic_and_not_under_fcfs(world: Any)
         assert w.started == order
 
 
-def test_the_head_of_one_node_does_not_block_another(world: Any) -> None:
-    # Given two environments on two nodes, the first one's node full
-    w = world(without=["preemption"]).node("n0", cores=2).node("n1", cores=2).open("e0").open("e1")
-    w.exec("busy", "e0", 2)
-    w.exec("stuck", "e0", 2)
-
-    # When an action comes for the other
-    w.exec("free", "e1")
-
-    # Then it runs at once
-    assert "free" in w.grants
-    assert w.waiting == ["stuck"]
-
-
 def test_what_only_a_larger_node_can_run_does_not_block_a_smaller_one(world: Any) -> None:
     # Given a small node and a busy large one
     w = world().node("large", cores=8)
@@ -77,15 +63,6 @@ def test_an_action_that_waits_for_memory_does_not_block_those_whose_end_would_fr
 
     # Then the hungry one starts
     assert "hungry" in w.grants
-
-
-def test_an_environment_that_does_not_fit_now_lets_smaller_ones_pass(world: Any) -> None:
-    w = world().node(memory_mb=1000).open("e0", memory_mb=600).open("e1", memory_mb=600).open("e2", memory_mb=100)
-    assert w.waiting == ["open-e1"]
-
-    w.close("e0", finish=True)
-
-    assert w.started[-1] == "open-e1"
 
 
 @pytest.mark.parametrize("policy", ["elastic", "fcfs"])

@@ -31,15 +31,6 @@ def test_paper_puts_the_last_candidate_off_where_that_lowers_the_total(world: An
     assert w.units == {"a": 8}
 
 
-def test_paper_starts_both_where_they_do_not_scale(world: Any) -> None:
-    w = world("paper")
-    for name in ("a", "b"):
-        w.run(name, [1, 8], parallel=0.1, work_s=8.0)
-    w.node(cores=8)
-
-    assert w.units == {"a": 1, "b": 1}
-
-
 @pytest.mark.parametrize(
     ("policy", "cores", "allowed", "granted"),
     [
@@ -92,16 +83,6 @@ def test_static_actions_run_at_their_best_within_the_pod(world: Any) -> None:
     assert w.grants["a"].core_ids == (0, 1, 2, 3)
     w.exec("b", "e0", UNITS, parallel=0.9)
     assert w.waiting == ["b"]
-
-
-def test_static_shares_the_pod_between_actions_of_one_moment(world: Any) -> None:
-    w = world("static:4").node(cores=4).open("e0", finish=False)
-    w.exec("a", "e0", [1, 2, 3], parallel=0.9)
-    w.exec("b", "e0", [1, 2, 3], parallel=0.9)
-
-    w.finish("open-e0")
-
-    assert w.units == {"a": 3, "b": 1}
 
 
 def test_a_pod_is_as_large_as_the_most_demanding_action_of_its_trajectory(world: Any) -> None:

@@ -47,21 +47,6 @@ def test_a_newcomer_takes_the_core_of_what_has_run_for_long(world: Any) -> None:
     assert queued(w) == []
 
 
-def test_of_several_the_one_whose_environment_has_had_most_goes(world: Any) -> None:
-    # Given two actions that have run for as long, one of them in an environment that has had much before
-    w = node(world, cores=2)
-    w.exec("before", "f")
-    w.tick(50.0)
-    w.finish("before")
-    w.exec("young", "e")
-    w.exec("old", "f")
-    w.tick(5.0)
-
-    w.exec("newcomer", "h")
-
-    assert w.background == ["old"]
-
-
 @pytest.mark.parametrize("kind", ["not preemptible", "a task"])
 def test_what_is_not_preemptible_keeps_its_core_and_the_newcomer_starts_in_the_background(world: Any, kind: str) -> None:
     w = node(world)
@@ -158,45 +143,6 @@ def test_a_wide_command_takes_as_many_holders_as_it_needs_or_none(world: Any) ->
     assert w.background == ["long0", "long1", "too wide"]
 
 
-# Not to and fro
-
-
-def test_who_is_expected_to_need_a_little_less_takes_nothing(world: Any) -> None:
-    # Given two trajectories of the same age, of which one has run one action all the time
-    w = node(world, cores=2)
-    w.exec("first", "f")
-    w.exec("long", "e")
-    w.tick(10.0)
-    w.finish("first")
-    w.exec("firm", "g", preemptible=False)
-
-    # When the other one comes with its next action, of which a tenth less is expected
-    w.exec("second", "f")
-
-    assert w.background == ["second"]
-
-
-def test_two_that_are_alike_hand_over_seldom(world: Any) -> None:
-    # Given two endless commands on one core
-    w = node(world)
-    w.exec("one", "e")
-    w.exec("other", "f")
-
-    # When they run for two hundred seconds
-    while w.now < 200.0:
-        w.wake()
-
-    # Then they hand over when one comes into its next bin of work, of which there are few, and for turns
-    handed_over = [one for one in w.of(commands.Resize) if one.background]
-    assert 10 <= len(handed_over) <= 60
-    # and looking again moves nothing
-    before = len(w.out)
-    for _ in range(5):
-        w.core.pools.cpu.groups["n0"].touch()
-        w.tick()
-    assert len(w.out) == before
-
-
 # In the background
 
 
@@ -211,36 +157,6 @@ def test_what_finds_all_cores_taken_starts_in_the_background_up_to_so_many_per_c
     assert w.waiting == [f"a{number:02}" for number in range(TUNING.background_per_core, TUNING.background_per_core + 3)]
     w.finish("a03")
     assert w.grants[f"a{TUNING.background_per_core:02}"].background
-
-
-def test_who_has_got_on_in_the_background_comes_after_who_has_not(world: Any) -> None:
-    # Given two in the background, one of which has got much of what others left idle
-    w = node(world)
-    w.exec("firm", "e", preemptible=False)
-    w.exec("lucky", "f")
-    w.exec("other", "g")
-    assert queued(w) == ["lucky", "other"]
-    w.tick(5.0)
-    w.used("lucky", 5.0)
-    assert queued(w) == ["other", "lucky"]
-
-    w.finish("firm")
-
-    assert w.background == ["lucky"]
-
-
-def test_the_core_of_a_newcomer_that_turns_out_to_be_long_is_taken_back_in_time(world: Any) -> None:
-    # Given a command of five seconds in the background of a newcomer
-    w = node(world)
-    w.exec("five", "e")
-    w.tick(5.0)
-    w.exec("newcomer", "f")
-    assert w.background == ["five"]
-
-    # When nothing else happens, then the newcomer loses its core once clearly more is expected of it
-    while w.background == ["five"]:
-        w.wake()
-    assert 5.5 < w.now < 10.0
 
 
 def test_a_stop_reaches_the_background(world: Any) -> None:
@@ -290,25 +206,6 @@ def test_without_preemption_who_comes_waits(world: Any) -> None:
 # Between jobs
 
 
-def test_a_wide_command_pushes_no_other_job_below_its_share_and_does_not_go_to_and_fro(world: Any) -> None:
-    # Given eight cores, six commands of one job and two of another
-    w = node(world, 8, "abcdefghij", **dict.fromkeys("abcdef", "theirs"), **dict.fromkeys("ghij", "mine"))
-    for environment in "abcdef":
-        w.exec(f"theirs-{environment}", environment, job="theirs")
-    for environment in "gh":
-        w.exec(f"mine-{environment}", environment, job="mine")
-    w.tick(0.5)
-
-    # When one comes for which that other job would have to hold more than its half
-    w.exec("wide", "i", 6, job="mine")
-    before = len(w.of(commands.Resize))
-    for _ in range(100):
-        w.tick(0.1)
-
-    # Then cores change hands at most now and then
-    assert len(w.of(commands.Resize)) - before <= 8
-
-
 def test_who_may_not_take_from_another_job_takes_from_its_own(world: Any) -> None:
     # Given two jobs with half of the cores each, the other one's command with more work left than this one's
     w = node(world, 2, "efg", e="theirs", f="mine", g="mine")
@@ -326,26 +223,6 @@ def test_who_may_not_take_from_another_job_takes_from_its_own(world: Any) -> Non
 
 
 # What cannot be taken back
-
-
-def test_the_turn_of_what_cannot_be_taken_back_lasts_until_it_ends_so_that_priorities_count(world: Any) -> None:
-    # Given a backlog of low priority that is older than anybody waits for a turn, none of which can be taken back
-    w = node(world, 16, [f"e{n}" for n in range(320)] + ["p"])
-    for number in range(320):
-        w.exec(f"old{number}", f"e{number}", priority=0, preemptible=False)
-    for _ in range(6):
-        w.tick(5.0)
-        for action_id in [*w.core.state.running]:
-            w.finish(action_id, execution_s=5.0)
-
-    # When one of high priority comes
-    w.exec("urgent", "p", priority=9, preemptible=False)
-    w.tick(5.0)
-    for action_id in [*w.core.state.running]:
-        w.finish(action_id, execution_s=5.0)
-
-    # Then it gets one of the next cores
-    assert "urgent" in w.grants
 
 
 def test_cores_that_a_wide_action_waits_for_are_used_meanwhile_by_what_can_be_taken_back(world: Any) -> None:
@@ -379,30 +256,7 @@ def test_what_is_not_preemptible_keeps_all_the_cores_that_it_started_on(world: A
     assert w.of(commands.Resize) == []
 
 
-def test_who_waits_for_cores_only_so_long_does_not_start_without(world: Any) -> None:
-    w = node(world)
-    w.exec("holds", "e", preemptible=False)
-    w.exec("waits", "f", queue_timeout_s=3.0)
-
-    w.tick(4.0)
-
-    assert w.ends["waits"].status == "timed_out"
-
-
 # What is learned
-
-
-def test_what_ends_in_the_background_counts_with_the_work_that_it_did_there(world: Any) -> None:
-    # Given a command that ends in the background before it is told what it got there
-    w = node(world, 1, "ef")
-    w.exec("holds", "e", priority=9)
-    w.exec("quick", "f", action_class="pytest")
-    assert w.background == ["quick"]
-    w.now += 0.5
-    w.finish("quick", execution_s=0.4, cpu_s=0.4, waited_s=0.1)
-
-    # Then it is work of its trajectory
-    assert w.core.state.environments["f"].ended_work_s == pytest.approx(0.4)
 
 
 def test_no_report_of_a_worker_makes_an_action_do_more_than_its_node_can(world: Any) -> None:

@@ -78,18 +78,6 @@ def test_an_amount_of_requests_counts_as_so_many(world: Any) -> None:
     assert "again" in w.grants
 
 
-def test_cores_and_a_rate_are_waited_for_together(world: Any) -> None:
-    w = world(quotas=[QuotaSpec(name="web", rate_per_s=1.0)]).node(cores=1)
-    for name in ("a", "b"):
-        w.submit(name, "fetch", cost={"cores": 1, "quota:web": 1})
-    w.finish("a")
-    assert w.waiting == ["b"]
-
-    w.wake()
-
-    assert (w.now, w.started) == (1.0, ["a", "b"])
-
-
 def test_a_model_can_draw_on_a_quota_too(world: Any) -> None:
     for policy in ("elastic", "static:1"):
         w = world(policy, quotas=[QuotaSpec(name="tokens", concurrency=1)], services=[ServiceSpec(name="rm", max_concurrency=4)])
@@ -135,15 +123,3 @@ def test_cores_are_not_kept_for_an_action_whose_quota_one_before_it_has_taken(wo
     # Then the second is kept back by the quota, and who comes after it has the core
     assert w.waiting == ["second"]
     assert sorted(w.grants) == ["first", "plain"]
-
-
-def test_an_action_for_a_model_may_draw_on_a_quota_whatever_nodes_for_calls_there_are(world: Any) -> None:
-    # Given a node for calls without the label that the action asks for
-    w = world(quotas=[QuotaSpec(name="web", concurrency=1)], services=[ServiceSpec(name="rm")]).node("calls", pools=("api",))
-    w.node("gpus", pools=("gpu",), cells=1, labels=frozenset({"fast"}))
-
-    # When it needs no other amounts than its service has
-    w.submit("a", "gpu.score", cost={"quota:web": 1}, service="rm", requires=("fast",))
-
-    # Then it runs on the cells
-    assert w.grants["a"].node == "gpus"

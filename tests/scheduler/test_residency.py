@@ -12,7 +12,6 @@ from scheduler.model import Evicted, ServiceSpec
 from scheduler.model.commands import Restore
 
 RM = ServiceSpec(name="rm", restore_s=0.5)
-JUDGE = ServiceSpec(name="judge", cells=(2,), restore_s=0.5)
 
 
 @pytest.mark.parametrize("state", ["absent", "host", "failed"])
@@ -64,19 +63,6 @@ def test_a_restore_that_failed_is_tried_again_by_who_waits_for_it(world: Any) ->
     assert w.grants["a"].restore is True
 
 
-def test_what_would_be_in_the_way_of_others_is_not_adopted(world: Any) -> None:
-    # Given a cell that was given to an action of another service
-    w = world(services=[RM, JUDGE]).node(cells=2)
-    w.score("a", "rm")
-
-    # When the node says, as it was a moment ago, what is being evicted from there
-    w.report("judge", (0, 1), "resident")
-
-    # Then nothing is started on it
-    w.score("j", "judge")
-    assert w.waiting == ["j"]
-
-
 def test_a_warm_service_is_brought_before_it_is_asked_for(world: Any) -> None:
     # Given a node with one warm service among others
     w = world(services=[RM, ServiceSpec(name="hot", cells=(2, 4), restore_s=0.5, warm=True)]).node(cells=4)
@@ -102,13 +88,6 @@ def test_a_warm_service_that_is_there_already_or_has_no_room_is_not_brought(worl
 
     assert w.of(Restore) == []
     assert w.core.next_wake(w.now) is None
-
-
-def test_services_are_not_warmed_up_where_they_own_their_cells(world: Any) -> None:
-    w = world("static:1", services=[ServiceSpec(name="hot", warm=True)]).node(cells=1)
-    w.tick(0.0)
-
-    assert w.of(Restore) == []
 
 
 @pytest.mark.parametrize("policy", ["elastic", "paper"])

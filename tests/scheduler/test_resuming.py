@@ -8,7 +8,7 @@ import pytest
 
 from scheduler.core.core import Core
 from scheduler.cpu.cores import CoreGroup
-from scheduler.model import Grant, Limits, NodeSpec, ServiceSpec, events
+from scheduler.model import Grant, Limits, NodeSpec, events
 from scheduler.model.commands import Finish, Resize, Start
 from tangram.action import Action, Cost
 from tangram.elasticity import Amdahl
@@ -58,20 +58,6 @@ def test_what_ran_in_the_background_gets_a_core_from_the_next_scheduler(policy: 
     assert [(command.id, command.core_ids) for command in out if isinstance(command, Resize)] == [("behind", (0,))]
 
 
-def test_without_resizing_what_was_taken_up_stays_as_it_is() -> None:
-    # Given an elastic action on one core that an earlier scheduler started
-    core = make_core("elastic without resizing", Limits())
-    core.handle(events.NodeJoined(node=NODE), 0.0)
-    action = Action(kind="build", cost=Cost.of(cores=(1, 2, 4)), curve=Amdahl(0.95), work_s=100.0)
-    core.handle(resumed("old", action, Grant(node="n0", units=1, core_ids=(0,))), 0.0)
-
-    # When another one starts
-    out = core.handle(events.Submitted(id="next", action=Action(kind="build", cost=Cost.of(cores=1)), submitted_at=0.0), 0.0)
-
-    # Then the first does not grow
-    assert not any(isinstance(command, Resize) for command in out)
-
-
 def test_a_worker_hears_at_once_of_cores_that_the_next_scheduler_does_not_know_as_background() -> None:
     # Given a command in the background of an earlier scheduler
     core = make_core("fcfs", Limits())
@@ -109,29 +95,6 @@ def test_what_ran_on_a_node_that_is_gone_begins_elsewhere_with_the_next_event_or
 
     # Then it begins there, if it may be repeated and needs no environment that is gone
     assert [one.grant.node if isinstance(one, Start) else one.status for one in out if isinstance(one, Start | Finish)] == [becomes]
-
-
-def test_sessions_and_instances_that_run_something_do_so_under_the_next_scheduler(world: Any) -> None:
-    # Given two actions on an instance that takes two, and a command of a session, all of an earlier scheduler
-    w = world(services=[ServiceSpec(name="rm", max_concurrency=2)]).node(cells=1)
-    w.handle(events.EnvironmentOpened(id="e", node="n0", job="default", trajectory="t"))
-    score = Action(kind="gpu.score", service="rm")
-    command = Action(kind="cpu.exec", environment="e", session="main", cost=Cost.of(cores=1))
-    for name, action, grant in (
-        ("s0", score, Grant(node="n0", cell_ids=(0,))),
-        ("s1", score, Grant(node="n0", cell_ids=(0,))),
-        ("first", command, Grant(node="n0", core_ids=(0,))),
-    ):
-        w.grants[name] = grant
-        w.handle(resumed(name, action, grant))
-
-    # When more of each come, then they wait for those that run
-    w.score("s2", "rm")
-    w.exec("next", "e", session="main")
-    assert w.waiting == ["s2", "next"]
-    w.finish("s0")
-    w.finish("first")
-    assert (w.waiting, w.grants["s2"].restore) == ([], False)
 
 
 def test_a_lease_and_a_client_that_an_open_has_named_are_those_of_its_environment_under_the_next_scheduler(world: Any) -> None:

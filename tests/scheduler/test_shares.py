@@ -88,25 +88,6 @@ def test_a_job_beyond_its_share_takes_extra_units_of_its_own_and_of_nobody_withi
     assert w.waiting == ["still-more"]
 
 
-def test_a_job_beyond_its_share_may_hold_its_part_of_any_node(world: Any) -> None:
-    # Given nodes of one core, most of them held by one job, and a core that another job uses now and then
-    w = world()
-    for number in range(4):
-        w.node(f"n{number}", cores=1, labels=frozenset({f"l{number}"}))
-    w.now = 1.0
-    w.open("there", job="light", requires=("l3",))
-    w.exec("now-and-then", "there", job="light")
-    w.finish("now-and-then")
-    for number in range(3):
-        w.run(f"heavy{number}", 1, job="heavy", requires=(f"l{number}",))
-
-    # When it has something for that core, too
-    w.run("wants", 1, job="heavy", requires=("l3",))
-
-    # Then it is not kept back beside an idle core
-    assert "wants" in w.grants
-
-
 def test_a_job_that_waits_for_a_whole_node_holds_up_nobody_else_at_first(world: Any) -> None:
     # Given a node on which one job has a core and wants all of them
     w = world(window_s=30.0).node(cores=8)
@@ -123,25 +104,3 @@ def test_a_job_that_waits_for_a_whole_node_holds_up_nobody_else_at_first(world: 
     w.tick(31.0)
     w.run("later", 1, job="narrow")
     assert w.waiting == ["all", "later"]
-
-
-def test_nothing_comes_last_for_ever(world: Any) -> None:
-    # Given a core, a job beyond its share and one that always has something waiting
-    w = world(window_s=6.0).node("n0", cores=8, labels=frozenset({"a"})).node("n1", cores=1, labels=frozenset({"b"}))
-    w.run("heavy", 8, job="heavy", requires=("a",))
-    w.run("first", 1, job="light", requires=("b",), work_s=1.0)
-    w.run("wants", 1, job="heavy", requires=("b",), work_s=1.0)
-    running = "first"
-
-    # When that goes on for longer than anybody waits for a turn
-    for second in range(70):
-        w.run(f"next{second}", 1, job="light", requires=("b",), work_s=1.0)
-        w.tick(1.0)
-        w.finish(running)
-        running = w.started[-1]
-        if running == "wants":
-            break
-
-    # Then it has had its turn
-    assert "wants" in w.grants
-    assert 2.0 <= w.now <= 22.0

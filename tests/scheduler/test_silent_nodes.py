@@ -184,21 +184,6 @@ def test_stops_and_closes_go_to_a_silent_node_and_again_when_it_beats() -> None:
     assert cluster.ended("n") == [("n", "tangram.stop", "x")]
 
 
-def test_an_action_that_has_lost_a_node_before_waits_for_its_silent_node() -> None:
-    # Given an action that runs a second time, since its first node was silent
-    cluster = Waiting("a")
-    cluster.submit("x", idempotent=True)
-    cluster.join("b")
-    cluster.silence(4.0, "b")
-    assert cluster.granted("x") == ("b", 2)
-    # When the second is silent, too, then it waits for that, and its result counts
-    cluster.silence(4.0, "a")
-    assert cluster.granted("x") == ("b", 2)
-    cluster.beat("x", node="b")
-    cluster.finish("x")
-    assert cluster.ends() == {"x": ("succeeded", True)}
-
-
 @pytest.mark.parametrize("left", [False, True])
 def test_a_silent_node_whose_worker_is_another_one_or_leaves_is_lost_at_once(left: bool) -> None:
     cluster = Waiting()
@@ -268,13 +253,3 @@ def test_calls_of_a_silent_gpu_node_go_elsewhere_and_it_takes_some_again_once_it
     assert w.waiting == ["more"]
     w.handle(events.NodeBeat(name="n0", running=frozenset({"once"})))
     assert w.grants["more"].node == "n0"
-
-
-def test_a_warm_service_is_brought_once_a_node_beats_that_was_silent_before_its_first_turn(world: Any) -> None:
-    w = world("elastic", services=[ServiceSpec(name="rm", warm=True)]).node("n0", cells=1)
-    w.handle(events.NodeSilent(name="n0", reason="quiet"))
-    w.tick(1.0)
-    assert not w.of(commands.Restore)
-    w.handle(events.NodeBeat(name="n0"))
-    w.tick(1.0)
-    assert [one.service for one in w.of(commands.Restore)] == ["rm"]

@@ -114,14 +114,6 @@ def test_no_core_idles_while_an_action_waits_for_one(policy: str) -> None:
     assert summarise(run)["cpu_utilisation"] == pytest.approx(1.0)
 
 
-def test_an_unloaded_elastic_cluster_reaches_the_floor() -> None:
-    trace = trace_of(rollout("t", cpu(8.0, (1, 2, 4), 0.9), cpu(4.0)))
-
-    document = summarise(simulate(trace))
-
-    assert document["mean_act"] == pytest.approx(document["floor_act"])
-
-
 def test_a_resized_action_does_all_of_its_work() -> None:
     # Given an action that scales perfectly, alone on four cores for a second, then beside one that needs two of them
     trace = trace_of(
@@ -162,14 +154,6 @@ def test_restoring_counts_as_overhead() -> None:
     assert [record.overhead_s for record in run.actions] == [0.5, 2.0, 0.5, 0.0]
     assert run.restores == summarise(run)["restores"] == 3
     assert run.last_result_s == pytest.approx(7.0)
-
-
-def test_a_service_of_its_own_cell_is_never_restored_under_static() -> None:
-    trace = trace_of(rollout("t", gpu("rm", 1.0), gpu("judge", 1.0), gpu("rm", 1.0)))
-
-    run = simulate(trace, "static:1", Cluster(gpus=2))
-
-    assert (run.restores, run.last_result_s) == (0, 3.0)
 
 
 @pytest.mark.parametrize(("policy", "cluster"), [("elastic", Cluster(cores=8, memory_mb=1000)), ("static:4", Cluster(cores=4))])
@@ -231,7 +215,7 @@ def test_an_unused_sandbox_whose_lease_is_over_makes_room() -> None:
 
 def waiting_trace() -> Trace:
     """Ten times as many commands as cores, all of which wait for most of their time."""
-    return trace_of(*(rollout(f"t{n}", *[cpu(4.0, cpu_s=0.2, action_class="waits")] * 10) for n in range(40)))
+    return trace_of(*(rollout(f"t{n}", *[cpu(4.0, cpu_s=0.2, action_class="waits")] * 5) for n in range(40)))
 
 
 def test_commands_that_mostly_wait_use_in_the_background_what_others_leave_idle() -> None:
@@ -276,15 +260,6 @@ def coding_trace(trajectories: int, steps: int, seed: int) -> Trace:
             turns.append(Step(actions=(action,), think_s=draw.expovariate(1 / 4.7)))
         made.append(rollout(f"t{number}", *turns, arrival_s=draw.uniform(0.0, 60.0), memory_mb=1024))
     return trace_of(*made)
-
-
-def test_elastic_beats_the_smallest_amounts_where_there_is_room() -> None:
-    trace = coding_trace(60, 10, seed=3)
-
-    elastic, fcfs = (summarise(simulate(trace, policy, Cluster(nodes=2, cores=64))) for policy in ("elastic", "fcfs"))
-
-    assert elastic["mean_act"] < 0.6 * fcfs["mean_act"]
-    assert elastic["mean_act"] < 1.05 * elastic["floor_act"]
 
 
 def test_tokens_of_recorded_requests_are_paid_off_in_simulation_too() -> None:

@@ -9,7 +9,7 @@ import pytest
 from scheduler.learning.durations import Observation
 from scheduler.learning.life_table import EDGES, FIRST_S, bin_of
 from scheduler.learning.work_left import ACTION_FRACTION, Life, WorkLeft, next_bin_s
-from tangram.elasticity import FLAT, Amdahl
+from tangram.elasticity import FLAT
 
 
 def ended(work: WorkLeft, job: str, *lengths_s: float) -> None:
@@ -43,14 +43,6 @@ def test_of_an_action_in_an_environment_that_of_its_trajectory_counts_and_a_part
     assert expected_s == pytest.approx(EDGES[10] + ACTION_FRACTION * EDGES[5])
 
 
-def test_of_alike_actions_less_is_expected_the_longer_they_have_run() -> None:
-    work = WorkLeft()
-    ended(work, "a", *[10.0] * 300)
-
-    assert work.expected_s("a", Life(), None) == pytest.approx(10.0, rel=0.3)
-    assert work.expected_s("a", at(8.0), None) < work.expected_s("a", at(3.0), None) < work.expected_s("a", Life(), None)
-
-
 def test_jobs_learn_apart() -> None:
     work = WorkLeft()
     ended(work, "a", *[100.0] * 30)
@@ -72,25 +64,6 @@ def test_one_that_still_runs_says_that_it_has_lasted_so_long() -> None:
     assert work.expected_s("a", Life(), None) > before_s
 
 
-def test_an_action_that_is_asked_for_often_counts_once() -> None:
-    often, once = WorkLeft(), WorkLeft()
-    for work, notes in ((often, 50), (once, 1)):
-        life = Life()
-        for number in range(notes):
-            work.note("a", life, 5.0 * (number + 1) / notes, None, 0.0)
-        work.action_ended("a", life)
-
-    assert [often.expected_s("a", at(edge), None) for edge in EDGES] == [once.expected_s("a", at(edge), None) for edge in EDGES]
-
-
-def test_work_never_becomes_less() -> None:
-    work, life = WorkLeft(), Life()
-    work.note("a", life, 5.0, None, 0.0)
-    work.note("a", life, 1.0, None, 0.0)
-
-    assert (life.work_s, life.bin) == (5.0, bin_of(5.0))
-
-
 def test_a_trajectory_goes_on_from_action_to_action() -> None:
     # Given a trajectory of three actions of four seconds
     work, trajectory = WorkLeft(), Life()
@@ -107,14 +80,6 @@ def test_a_trajectory_goes_on_from_action_to_action() -> None:
         work.note("a", Life(), 4.0, alike, 12.0)
         work.trajectory_ended("a", alike)
     assert work.expected_s("a", Life(), Life()) > work.expected_s("a", Life(), at(11.0))
-
-
-def test_a_trajectory_that_never_began_says_nothing() -> None:
-    work = WorkLeft()
-    for _ in range(50):
-        work.trajectory_ended("a", Life())
-
-    assert work.expected_s("a", Life(), Life()) == pytest.approx((1 + ACTION_FRACTION) * FIRST_S)
 
 
 @pytest.mark.parametrize("work_s", [0.0, 0.05, 0.1, 3.0, 1000.0])
@@ -135,15 +100,6 @@ def test_history_counts_like_what_has_run() -> None:
     told = WorkLeft([seen(environment=None)] * 40)
 
     assert [told.expected_s("a", at(edge), None) for edge in EDGES] == [lived.expected_s("a", at(edge), None) for edge in EDGES]
-
-
-def test_history_on_many_cores_is_work_on_one_and_other_kinds_say_nothing() -> None:
-    wide = seen(environment=None, units=(1, 4), curve=Amdahl(1.0), held_units=4.0, execution_s=2.0)
-    other = seen(environment=None, kind="build", execution_s=1000.0)
-
-    told, alike = WorkLeft([wide, other] * 40), WorkLeft([seen(environment=None)] * 40)
-
-    assert told.expected_s("a", Life(), None) == alike.expected_s("a", Life(), None)
 
 
 def test_trajectories_of_history_have_ended_but_for_those_that_are_taken_over() -> None:
