@@ -70,9 +70,9 @@ class Blobs:
         """Wait no longer for a store that is away."""
         self._closing.set()
 
-    def put(self, data: bytes) -> str | dict[str, Any]:
-        """Return the wire form of `data`: base64 text, or a reference."""
-        return self._keep(data) if self._large(data) else base64.b64encode(data).decode("ascii")
+    def put(self, data: bytes, before: object = None) -> str | dict[str, Any]:
+        """Return the wire form of `data`: base64 text, or a reference. With the reference `before`, it goes to the same key."""
+        return self._keep(data, before) if self._large(data) else base64.b64encode(data).decode("ascii")
 
     def get(self, value: object) -> bytes:
         """Return the bytes that `put` was given."""
@@ -91,12 +91,12 @@ class Blobs:
             with contextlib.suppress(RedisError):
                 self.store.unlink(*keys)
 
-    def put_text(self, text: str) -> str | dict[str, Any]:
+    def put_text(self, text: str, before: object = None) -> str | dict[str, Any]:
         """Return the wire form of `text`: the text itself, or a reference. Lone surrogates are replaced in blobs."""
         if len(text) * 4 <= self._threshold_bytes:
             return text
         data = text.encode("utf-8", "replace")
-        return self._keep(data) if self._large(data) else text
+        return self._keep(data, before) if self._large(data) else text
 
     def get_text(self, value: object) -> str:
         """Return the text that `put_text` was given."""
@@ -106,10 +106,10 @@ class Blobs:
             raise ActionFailed(f"expected text or a blob reference, not {type(value).__name__}", "result_lost")
         return self._fetch(value).decode("utf-8", "replace")
 
-    def put_json(self, value: Any) -> Any:
+    def put_json(self, value: Any, before: object = None) -> Any:
         """Return the wire form of a JSON value: the value itself, or a reference. Raises `TypeError` for other values."""
         data = json.dumps(value, separators=(",", ":")).encode()
-        return self._keep(data) if self._large(data) else value
+        return self._keep(data, before) if self._large(data) else value
 
     def get_json(self, value: Any) -> Any:
         """Return the value that `put_json` was given."""
@@ -123,8 +123,13 @@ class Blobs:
     def _large(self, data: bytes) -> bool:
         return len(data) > self._threshold_bytes
 
-    def _keep(self, data: bytes) -> dict[str, Any]:
-        key = self._prefix + uuid4().hex
+    def are_missing(self, values: Iterable[object]) -> bool:
+        """Whether blobs are gone that values refer to."""
+        keys = keys_of(values)
+        return bool(keys) and self._ask(lambda: self.store.exists(*keys)) < len(keys)
+
+    def _keep(self, data: bytes, before: object = None) -> dict[str, Any]:
+        key = next(iter(keys_of((before,))), self._prefix + uuid4().hex)
         self._ask(lambda: self.store.set(key, data, px=self._ttl_ms))
         return {_REFERENCE: key, "bytes": len(data)}
 

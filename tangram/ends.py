@@ -114,6 +114,12 @@ def fault_of(cause: str) -> Fault:
     return known.fault if known is not None else ""
 
 
+def advice_of(cause: str) -> str:
+    """Return what a trainer should do about a cause; empty for none, and for a word that is no cause."""
+    known = CAUSES.get(cause)
+    return known.advice if known is not None else ""
+
+
 def fault_of_end(kind: str, cause: str) -> Fault:
     """Return whose fault it counts as that an action of this kind ended by `cause`."""
     return "" if kind == UNBLAMED else fault_of(cause)

@@ -8,8 +8,8 @@ been missed is read from the keys:
 |---|---|
 | the subscription was confirmed, first or again | the keys of all waiting tasks are read once |
 | it was confirmed again | tasks without a result are also submitted again: the server may have come back without what it had |
+| a task has had no result for 30 s, and then after twice as long each time | it is submitted again: its message may be lost |
 | every `SWEEP_S` | the keys are read; if that finds a result, the subscription is deaf and is made anew |
-| every `SWEEP_S`, if the broker was away for what was submitted again | tasks without a result are submitted once more |
 | the connection breaks | a new one, with growing pauses up to `_LONGEST_PAUSE_S` |
 | no connection for `OUTAGE_LIMIT_S` | what waits ends with `StackUnreachable`; trying goes on |
 
@@ -119,8 +119,7 @@ class Feed:
                 if self._missed(pubsub):
                     _log.warning("results were stored that the subscription did not bring: subscribing again")
                     return
-                if self._inbox.has_unsent:
-                    self._send_again()
+                self._inbox.send_again(due=True)
                 next_sweep = clock.monotonic() + SWEEP_S
 
     def _take(self, message: dict[str, Any]) -> None:

@@ -28,6 +28,9 @@ from tangram.errors import ActionFailed, StackUnreachable, TangramError
 from tangram.tracing import ActionSpan
 from tangram.wire import BLOB_THRESHOLD_BYTES
 
+FIRST_ASK_S, LONGEST_ASK_S = 30.0, 480.0
+"""After how long a task without a result is submitted again, and the longest pause between two such submissions."""
+
 _DECODERS = 2
 _THREADS = "tangram-decode"
 _log = logging.getLogger(__name__)
@@ -40,12 +43,12 @@ def firm_future() -> Future[Any]:
     return future
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Entry:
     """One action that has not ended; `submitted` is on the monotonic clock, `again` says whether others may ask for its result.
 
-    `repeats` send what the broker may have lost: the submission, and then its cancel, if it was cancelled. `group` is its job and its
-    trajectory.
+    `repeats` send what the broker may have lost: the submission, and then its cancel, if it was cancelled. They are sent at `ask_at`, and
+    `pause_s` later. `group` is its job and its trajectory.
     """
 
     kind: str
@@ -55,6 +58,8 @@ class _Entry:
     span: ActionSpan | None = None
     group: tuple[str, str] = ("", "")
     repeats: list[Callable[[], None]] = field(default_factory=list)
+    ask_at: float = field(default_factory=lambda: clock.monotonic() + FIRST_ASK_S)
+    pause_s: float = FIRST_ASK_S
 
 
 class Inbox:
@@ -64,8 +69,6 @@ class Inbox:
         """Fetch large values from `blobs`."""
         self._blobs = blobs
         self._waiting: dict[str, _Entry] = {}
-        self.has_unsent = False
-        """Whether a task that `send_again` submitted could not be sent."""
         self._decoders = clock.pool(_DECODERS, _THREADS)
 
     def expect(
@@ -104,20 +107,23 @@ class Inbox:
         """Return those of a trajectory of a job, or of the whole job."""
         return [id_ for id_, one in list(self._waiting.items()) if one.group[0] == job and trajectory in (None, one.group[1])]
 
-    def send_again(self) -> int:
-        """Submit all tasks that have not ended once more; return how many."""
-        self.has_unsent = False
-        again = [entry.repeats for entry in list(self._waiting.values()) if entry.repeats]
-        for repeats in again:
-            for send in list(repeats):
+    def send_again(self, *, due: bool = False) -> int:
+        """Submit tasks that have not ended once more, all or those that are `due`; return how many. Each is due after twice the time."""
+        now = clock.monotonic()
+        again = [entry for entry in list(self._waiting.values()) if entry.repeats and (not due or entry.ask_at <= now)]
+        for entry in again:
+            entry.pause_s = min(2 * entry.pause_s, LONGEST_ASK_S) if due else FIRST_ASK_S
+            entry.ask_at = now + entry.pause_s
+            for send in list(entry.repeats):
                 send()
         return len(again)
 
     def note_cancel(self, task_id: str, send_again: Callable[[], None]) -> None:
-        """Note that a task was cancelled. Whenever it is submitted once more, its cancel follows by `send_again`."""
+        """Note that a task was cancelled. Whenever it is submitted once more, which is due soon, its cancel follows by `send_again`."""
         entry = self._waiting.get(task_id)
         if entry is not None:
             entry.repeats[1:] = [send_again]
+            entry.ask_at = clock.monotonic()
 
     def deliver(self, task_id: str, raw: bytes) -> bool:
         """Take in what the store says of a task; return whether that ended an action waited for.

@@ -60,8 +60,8 @@ class Submission:
     again: bool = False
 
     def repeated(self) -> Submission:
-        """Return the submission to be sent again; large arguments may have been lost with it, and are put aside anew."""
-        return replace(self, packed=None, span=None, again=True)
+        """Return the submission to be sent again."""
+        return replace(self, span=None, again=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +202,8 @@ class Publisher:
         that nobody wants, which costs more than all the rest of a batched publish.
         """
         action = message.action
-        if message.packed is None:
-            message.packed = self.pack(action)
+        if message.packed is None or (message.again and self._blobs.are_missing(message.packed.values())):
+            message.packed = self.pack(action, message.packed)
         task = self._app.amqp.create_task_message(
             message.task_id, action.kind, (), message.packed, argsrepr="()", kwargsrepr=shown(action), ignore_result=False
         )
@@ -215,21 +215,24 @@ class Publisher:
         header = {ACTION_HEADER: described, **(message.span.headers if message.span is not None else {})}
         self._app.amqp.send_task_message(producer, action.kind, task, queue=INGRESS, headers=header, declare=[], retry=False)
 
-    def pack(self, action: Action) -> dict[str, Any]:
-        """Move what is large beside the message. Tasks that are not ours know nothing of blobs and get what they were given."""
+    def pack(self, action: Action, before: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Move what is large beside the message, to where it was `before`: the message stays the same.
+
+        Tasks that are not ours know nothing of blobs and get what they were given.
+        """
         if action.kind not in KINDS:
             return dict(action.arguments)
         try:
-            return {name: self._pack_value(value) for name, value in action.arguments.items()}
+            return {name: self._pack_value(value, (before or {}).get(name)) for name, value in action.arguments.items()}
         except RedisError as error:
             raise StackUnreachable(f"the result store is unreachable: {error}") from error
 
-    def _pack_value(self, value: Any) -> Any:
+    def _pack_value(self, value: Any, before: object) -> Any:
         if isinstance(value, (bytes, bytearray, memoryview)):
-            return self._blobs.put(bytes(value))
+            return self._blobs.put(bytes(value), before)
         if isinstance(value, str):
-            return self._blobs.put_text(value)
-        return self._blobs.put_json(value) if isinstance(value, (list, tuple, dict)) else value
+            return self._blobs.put_text(value, before)
+        return self._blobs.put_json(value, before) if isinstance(value, (list, tuple, dict)) else value
 
     def _connect(self) -> Producer:
         connection = self._app.connection_for_write()
@@ -252,9 +255,7 @@ class Publisher:
         _log.error("%d messages could not be sent: %s", len(batch), error)
         for message in batch:
             if isinstance(message, Submission):
-                if message.again:
-                    self._inbox.has_unsent = True
-                else:
+                if not message.again:
                     self._inbox.fail(message.task_id, self._unreachable(error))
                 continue
             message.sent.set_exception(self._unreachable(error))

@@ -214,6 +214,11 @@ class MemoryStore:
         self.broker.called("set done", key)
         return True
 
+    def exists(self, *keys: str) -> int:
+        """Return how many of some keys there are."""
+        self.broker.called("exists", keys[0] if keys else "")
+        return sum(self.broker.value(key) is not None for key in keys)
+
     def delete(self, *keys: str) -> int:
         """Remove keys; return how many there were."""
         self.broker.called("delete", keys[0] if keys else "")

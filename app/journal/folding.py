@@ -35,7 +35,6 @@ from scheduler.live.entries import (
     InstanceChanged,
     InstancesForgotten,
     MessageFailed,
-    MessageReplaced,
     NodeChanged,
     NodeDraining,
 )
@@ -54,7 +53,6 @@ class _Action:
     received: Row | None = None
     change: Row = field(default_factory=dict)
     message: str | None = None
-    replaced: str | None = None
     answered: bool = False
     grants: dict[int, Row] = field(default_factory=dict)
     resizes: dict[int, Row] = field(default_factory=dict)
@@ -86,8 +84,6 @@ class Fold:
             match entry:
                 case ActionReceived():
                     self._received(entry)
-                case MessageReplaced():
-                    self._replaced(entry)
                 case ActionGranted():
                     self._granted(entry)
                 case ActionResized():
@@ -135,17 +131,9 @@ class Fold:
     def messages(self) -> list[Row]:
         """Return the messages of actions received in this batch that have no result of a worker yet."""
         return [
-            {"action": id, "message": action.replaced or action.message}
+            {"action": id, "message": action.message}
             for id, action in self._actions.items()
             if action.message is not None and not action.answered
-        ]
-
-    def replaced(self) -> list[Row]:
-        """Return the messages that take the place of those of actions `of` received before."""
-        return [
-            {"of": id, "message": action.replaced}
-            for id, action in self._actions.items()
-            if action.replaced is not None and not action.answered
         ]
 
     def answered(self) -> list[Row]:
@@ -244,11 +232,6 @@ class Fold:
                 action.resizes[entry.attempt] = row
         elif grant["released_at"] is None:
             grant.update(row)
-
-    def _replaced(self, entry: MessageReplaced) -> None:
-        action = self._of(entry.id)
-        if "ended_at" not in action.change:
-            action.replaced = clean(entry.message)
 
     def _ended(self, entry: ActionEnded) -> None:
         end = entry.end

@@ -150,7 +150,6 @@ class SqlJournal:
         # What becomes of a message depends on whether its action had ended before this batch.
         for statement, rows in (
             (statements.message, fold.messages()),
-            (statements.replaced, fold.replaced()),
             (statements.answered, fold.answered()),
         ):
             if rows:
@@ -208,7 +207,6 @@ class _Statements:
         message = message.where(~known.where(Action.id == bindparam("action")).exists())
         self.message = self._insert(Message).from_select(["action", "message"], message).on_conflict_do_nothing()
         of, ended = Message.action == bindparam("of"), known.where(Action.id == bindparam("of")).exists()
-        self.replaced = update(table(Message)).where(of, ~ended).values(message=bindparam("message"))
         self.answered = delete(table(Message)).where(of, ~ended)
         self.published = delete(table(Message)).where(of, ended)
         self.release = update(table(Grant)).where(*held_before).values(released_at=bindparam("at"))

@@ -33,6 +33,7 @@ from scheduler.model.lifecycle import ACTION, ENVIRONMENT, NODE, NODE_HELD, Acti
 from scheduler.quotas.answers import may_wait_again
 from tangram.action import Action
 from tangram.blobs import own
+from tangram.ends import advice_of
 from tangram.wire import BLOB_KEY_PREFIX, WireEvicted, WireRegrant
 
 log = logging.getLogger(__name__)
@@ -84,6 +85,10 @@ class CommandExecutor:
         """Keep the blobs alive that messages refer to."""
         if self._blobs:
             self._transport.keep_blobs([key for keys in self._blobs.values() for key in keys])
+
+    def give_back(self, blobs: Iterable[object]) -> None:
+        """Have blobs removed that nobody asks for again."""
+        self._blobs_of_ended += own(blobs)
 
     def drop_blobs(self) -> None:
         """Remove the blobs of actions that have ended: until then one may be granted again, and needs its arguments."""
@@ -284,8 +289,8 @@ class CommandExecutor:
         self.giving.ended(command.id)
         self.submitted_at.pop(command.id, None)
         granted = self.granted.pop(command.id, None)
-        if granted is not None or command.status == "cancelled":  # what was refused may be offered again, with the same blobs
-            self._blobs_of_ended += own(blobs)
+        if granted is not None or advice_of(command.cause) != "try again later":  # else it may be offered again, with the same blobs
+            self.give_back(blobs)
         self.ended[command.id] = None
         if len(self.ended) > REMEMBERED_ENDS:
             self.ended.popitem(last=False)

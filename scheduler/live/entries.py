@@ -27,14 +27,6 @@ class ActionReceived:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessageReplaced:
-    """The client has submitted an unfinished action again, with other blobs: `message` takes the place of the first message."""
-
-    id: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ActionGranted:
     """An action was given resources on a node: its `attempt`-th try."""
 
@@ -179,7 +171,6 @@ class MessageFailed:
 
 Entry = (
     ActionReceived
-    | MessageReplaced
     | ActionGranted
     | ActionResized
     | ActionRequeued

@@ -30,7 +30,6 @@ from scheduler.live.command_executor import REMEMBERED_ENDS, CommandExecutor
 from scheduler.live.entries import (
     EnvironmentChanged,
     Journal,
-    MessageReplaced,
     NodeChanged,
     SetAside,
     SpentAction,
@@ -275,12 +274,13 @@ class Service:
                 self._refuse_id(received)
             elif received.id in self._executor.ended or self._ended_long_ago(received):
                 self._transport.tell_lost(received.id)
+                self._executor.give_back(blobs_of(received.header))
             elif received.id and not self._executor.knows(received.id):
                 take, end = partial(self._take_action, received, now), partial(self._end_received, received, now)
                 self._quarantine.deal(poison.of_action(received.id, "action"), now, take, end)
                 self._requests.arrived(received.id, now)
             elif is_repeated(received):
-                self._take_again(received, now)
+                self._executor.asked_again.add(received.id)
         elif received.sort == "events":
             for said in reports.read_all(received.body):
                 message = poison.of_report(said, self._executor.descriptions)
@@ -310,13 +310,6 @@ class Service:
             return
         self._executor.note_received(received.id, action, now)
         self._handle(events.Submitted(id=received.id, action=action, submitted_at=self._executor.submitted_at[received.id]), now)
-
-    def _take_again(self, received: Received, now: float) -> None:
-        """Note that the store may have lost the blobs and the result of an action that has not ended, as far as its report has come."""
-        self._executor.asked_again.add(received.id)
-        if blobs_of(received.header):
-            self._keep(received, now)
-            self._executor.note(MessageReplaced(id=received.id, message=received.message))
 
     def _keep(self, received: Received, now: float) -> None:
         """Keep the message of an action, with its time of submission and its blobs."""

@@ -243,6 +243,16 @@ def test_large_arguments_of_what_was_lost_and_waits_again_are_there_for_it() -> 
     assert live.broker.value("tangram-blob-1") is None
 
 
+def test_large_arguments_of_what_can_never_run_are_removed() -> None:
+    live = Live()
+    live.put_aside("tangram-blob-1")
+    live.submit("a", kind="cpu.write_file", environment="closed", blobs=["tangram-blob-1"])
+    assert not live.running and not live.core.state.waiting
+    live.now += BLOB_TTL_S / 2
+    live.service.step()
+    assert live.broker.value("tangram-blob-1") is None
+
+
 def test_large_arguments_of_what_was_refused_are_there_for_the_next_try() -> None:
     live = Live()
     live.put_aside("tangram-blob-1")

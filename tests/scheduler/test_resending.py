@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from scheduler.live.entries import MessageReplaced
 from scheduler.live.heartbeats import MOST_RESENT
 from scheduler.model import QuotaSpec
 from scheduler.model.commands import Requeue
-from tangram.wire import ACTION_HEADER, CLAIM_KEY_PREFIX, GRANT_HEADER, node_queue
+from tangram.wire import CLAIM_KEY_PREFIX, GRANT_HEADER, node_queue
 
 from .deployed import Deployment
 
@@ -202,20 +201,3 @@ def test_a_report_that_comes_several_times_uses_up_one_try_of_its_grant() -> Non
     # Then its grant is sent once more, and it is not given up
     assert scheduler.broker.grants() == [("c0", 1)]
     assert scheduler.running == ["c0"]
-
-
-def test_what_waits_is_granted_with_the_large_arguments_that_its_client_has_submitted_last() -> None:
-    # Given a command that waits for cores, whose large arguments the store loses
-    deployment = Deployment()
-    deployment.start()
-    deployment.join(cores=1)
-    deployment.submit("first")
-    deployment.submit("waits", blobs=["tangram-blob-1"])
-    # When its client submits it again, with others, and its turn has come
-    deployment.submit("waits", blobs=["tangram-blob-2"], again=True)
-    deployment.finish("first")
-    # Then these go to the node, and to the next scheduler
-    headers = [json.loads(message)["headers"] for message in deployment.broker.waiting(node_queue("n"))]
-    assert [(one["id"], one[ACTION_HEADER].get("blobs")) for one in headers] == [("first", None), ("waits", ["tangram-blob-2"])]
-    (replaced,) = [entry for entry in deployment.journal.entries if isinstance(entry, MessageReplaced)]
-    assert (replaced.id, "tangram-blob-2" in replaced.message) == ("waits", True)

@@ -123,18 +123,21 @@ class Network:
 
 
 class FaultyBroker(MemoryBroker):
-    """A broker whose messages may come twice, or come late. Those between scheduler and nodes may be lost.
+    """A broker whose messages may come twice, come late or be lost: those between scheduler and nodes, and submissions of trainers.
 
-    Trainers do not repeat a message that the broker has, so only a broker that comes back empty loses theirs.
+    Trainers do not repeat a control request that the broker has, so only a broker that comes back empty loses these.
     """
 
     def __init__(self, network: Network) -> None:
         super().__init__(network.called)
         self._world = network.world
+        self.loses_submissions = False
         self.faults: dict[str, float] = {}
         """With which probability each happens to a message: `lost`, `doubled`, `late`."""
 
     def put(self, queue: str, message: bytes, *, first: bool = False) -> None:
+        if self.loses_submissions and queue == INGRESS_QUEUE:
+            return
         chance = self._world.random.random()
         for fault, probability in self.faults.items():
             if 0 <= chance < probability and not first and not (fault == "lost" and queue in (INGRESS_QUEUE, CONTROL_QUEUE)):

@@ -169,6 +169,7 @@ class Run:
             return
         undo = {
             "broker away": lambda: setattr(network, "broker_away", False),
+            "submissions lost": lambda: setattr(network.broker, "loses_submissions", False),
             "error replies": lambda: setattr(network, "answers_errors", None),
             "journal away": lambda: setattr(network, "journal_away", False),
             "answers lost": lambda: setattr(network, "loses_answers", 0.0),
@@ -180,6 +181,8 @@ class Run:
                 network.broker.restart(keeps=True)
             case "error replies":
                 network.answers_errors = int(fault.amount > 0)
+            case "submissions lost":
+                network.broker.loses_submissions = True
             case "broker restarts":
                 network.broker.restart(keeps=True)
             case "broker comes back empty":

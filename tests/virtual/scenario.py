@@ -35,7 +35,7 @@ FAULTS = (
     "slow network",
     "clock steps",
 )
-BROKER_FAULTS = ("error replies",)
+BROKER_FAULTS = ("error replies", "submissions lost")
 CHAINS = (
     ("cut trainer", "kill scheduler", "broker comes back empty"),
     ("freeze trainer", "kill scheduler", "broker comes back empty"),

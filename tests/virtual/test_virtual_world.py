@@ -70,6 +70,13 @@ def test_what_was_lost_with_the_store_is_not_run_again_by_a_scheduler_that_knows
     assert [status for _, status, _ in told] == ["succeeded", "failed"]
 
 
+def test_a_client_asks_again_for_what_the_broker_has_lost_without_a_broken_connection() -> None:
+    broken, log, _, told = story(Scenario(1, (2,), (ROLLOUT,), (Fault(0.0, "submissions lost", lasts_s=3.0),)))
+
+    assert broken == [], log
+    assert [status for _, status, _ in told] == ["succeeded"] * 3
+
+
 def test_the_cancel_of_a_job_that_the_broker_lost_is_sent_again() -> None:
     runs = replace(ROLLOUT, steps=(Step(0.0, "open"), Step(0.1, "exec", ({**COMMAND, "work_s": 200.0},))))
     cancels = replace(ROLLOUT, name="t1", begins_s=7.0, steps=(Step(0.0, "cancel job"),))
