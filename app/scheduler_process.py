@@ -185,7 +185,16 @@ def _pruning(settings: Settings, engine: Engine, lease: Lease) -> AbstractContex
     """Return the context in which what is too old leaves the journal."""
     if settings.keep_days == "forever":
         return nullcontext()
-    return Pruning(Retention(engine, keep_days=settings.keep_days, history=settings.history, lease=lease))
+    succeeded = settings.keep_days if settings.keep_succeeded_days == "forever" else settings.keep_succeeded_days
+    retention = Retention(
+        engine,
+        keep_days=settings.keep_days,
+        keep_succeeded_days=min(settings.keep_days, succeeded),
+        most_mb=settings.journal_mb,
+        history=settings.history,
+        lease=lease,
+    )
+    return Pruning(retention)
 
 
 def _app_of(settings: Settings) -> Celery:

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeInt, SecretStr, field_validator
+from pydantic import BeforeValidator, Field, NonNegativeInt, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 
@@ -66,6 +66,13 @@ class Settings(BaseSettings):
     )
     keep_days: int | Literal["forever"] = Field(
         default=30, description="Days after which ended actions and environments are rolled up by the hour; 0 is the default, or `forever`."
+    )
+    keep_succeeded_days: int | Literal["forever"] = Field(
+        default=3,
+        description="Days after which actions that succeeded are rolled up; 0 is the default, `forever` as long as all others.",
+    )
+    journal_mb: int = Field(
+        default=20_000, ge=0, description="Size in MiB above which the journal gives up its oldest successes; 0 for no bound."
     )
     services_file: Path | None = Field(default=None, description="TOML file that declares GPU services and API quotas.")
     queue_limit: int = Field(default=100_000, ge=1, description="Waiting actions allowed per job; beyond it they are rejected at once.")
@@ -222,12 +229,12 @@ class Settings(BaseSettings):
             raise ValueError("clients give a sign of life every two seconds: name at least 5, or 0 for never")
         return orphan_s
 
-    @field_validator("keep_days")
+    @field_validator("keep_days", "keep_succeeded_days")
     @classmethod
-    def _can_be_days(cls, keep_days: int | str) -> int | str:
-        if isinstance(keep_days, int) and keep_days < 0:
-            raise ValueError(f"{keep_days} is neither a number of days nor `forever`")
-        return keep_days or cls.model_fields["keep_days"].default
+    def _can_be_days(cls, days: int | str, info: ValidationInfo) -> int | str:
+        if isinstance(days, int) and days < 0:
+            raise ValueError(f"{days} is neither a number of days nor `forever`")
+        return days or cls.model_fields[str(info.field_name)].default
 
     @cached_property
     def stack_file(self) -> Path:

@@ -14,6 +14,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, func, select
 
+from app.journal.database import size_mb
 from app.journal.models import ABSENT, NODE_UP, RUNNING, WAITING, Action, Environment, Grant, Node, ServiceInstance, table
 from app.journal.recent import Recent, Tally
 from app.journal.unfinished import set_aside
@@ -81,6 +82,7 @@ class Present:
     waiting: Sequence[AnyRow]
     environments: Sequence[AnyRow]
     set_aside: tuple[SetAside, ...]
+    journal_mb: float
 
 
 def read_present(connection: Connection, now: float) -> Present:
@@ -106,6 +108,7 @@ def read_present(connection: Connection, now: float) -> Present:
         waiting=connection.execute(waiting).all(),
         environments=connection.execute(environments).all(),
         set_aside=set_aside(connection),
+        journal_mb=size_mb(connection),
     )
 
 
@@ -163,6 +166,7 @@ def overview(present: Present, recent: Recent, scheduler: Mapping[str, Any] | No
         "services": _services(present),
         "environments": dict(_by_state(present)),
         "starting": (scheduler or {}).get("starting"),
+        "journal_mb": round(present.journal_mb, 1),
         "set_aside": [
             {"kind": one.kind, "action": one.action, "error": one.error, "failed_at": one.failed_at} for one in present.set_aside
         ],

@@ -1,4 +1,4 @@
-"""Retention: what ended long ago leaves the journal, rolled up by the hour.
+"""Retention: what ended long ago leaves the journal, rolled up by the hour. Successes, of which there are most, go earlier than all else.
 
 Rows are removed in small batches. Each batch is one transaction, which also adds the rows to the figures of their hours. So after a
 crash a row is either still there or counted there. With a lease, only its holder removes anything. Between batches the journal has
@@ -11,6 +11,7 @@ after the first of them, and the actions and environments of recorded runs.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import Counter, defaultdict
@@ -21,7 +22,7 @@ from typing import Final, Self, TypeVar
 
 from sqlalchemy import Connection, Engine, delete, func, insert, select, tuple_
 
-from app.journal.database import DatabaseError, database_errors, shown, writing
+from app.journal.database import ACTION_BYTES, MIB, DatabaseError, database_errors, shown, size_mb, writing
 from app.journal.leader import Lease
 from app.journal.models import (
     Action,
@@ -57,15 +58,34 @@ Cursor = tuple[float, str]
 RunSpan = tuple[frozenset[str], float, float]
 """The jobs of a recorded run, and when it started and ended."""
 
+Step = Callable[[Connection], tuple[Cursor | None, int]]
+"""Removes a batch; returns where it ended, None at the last one, and how many rows were removed."""
+
 T = TypeVar("T")
 
 
 class Retention:
-    """Removes what ended more than `keep_days` ago; `history` successes stay at least."""
+    """Removes what ended more than `keep_days` ago, and actions that succeeded more than `keep_succeeded_days` ago.
 
-    def __init__(self, engine: Engine, *, keep_days: int, history: int, lease: Lease | None = None) -> None:
+    Where the journal is larger than `most_mb`, the oldest successes go, too. `history` successes stay at least.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        keep_days: int,
+        history: int,
+        keep_succeeded_days: int | None = None,
+        most_mb: float = 0.0,
+        lease: Lease | None = None,
+    ) -> None:
         self._engine = writing(engine)
         self._keep_s = keep_days * DAY_S
+        self._keep_succeeded_s = self._keep_s if keep_succeeded_days is None else keep_succeeded_days * DAY_S
+        self._most_mb = most_mb
+        self._succeeded: Cursor = (float("-inf"), "")
+        """The last success that was looked at: those before it are gone, or are of recorded runs."""
         self._history = history
         self._lease = lease
 
@@ -88,18 +108,39 @@ class Retention:
 
         """
         before = now - self._keep_s
-        learned, runs = self._transaction(self._read_first)
+        first, runs = self._transaction(self._read_first)
+        learned = math.inf if first is None else first
         self._transaction(partial(_remove_unreferenced, before=before))
         removed = 0
-        for step, limit in ((_remove_actions, before if learned is None else min(before, learned)), (_remove_environments, before)):
+        for step, limit in ((partial(_remove_actions, runs), min(before, learned)), (partial(_remove_environments, runs), before)):
             cursor: Cursor | None = (float("-inf"), "")
             while cursor is not None:
-                began = time.perf_counter()
-                cursor, count = self._transaction(partial(step, after=cursor, before=limit, runs=runs))
+                cursor, count, stopped = self._batch(partial(step, after=cursor, before=limit), wait)
                 removed += count
-                if wait((time.perf_counter() - began) * (1 / SHARE - 1)):
+                if stopped:
                     return removed
+        surplus = self._transaction(self._surplus) if self._most_mb else 0
+        for limit, most in ((now - self._keep_succeeded_s, math.inf), (now, surplus)):
+            found = 0
+            while found < most:
+                step = partial(_remove_actions, runs, after=self._succeeded, before=min(limit, learned), succeeded=True)
+                cursor, count, stopped = self._batch(step, wait)
+                found += count
+                if stopped or cursor is None:
+                    break
+                self._succeeded = cursor
+            removed += found
         return removed
+
+    def _batch(self, step: Step, wait: Callable[[float], bool]) -> tuple[Cursor | None, int, bool]:
+        """Remove a batch, and pause; return where it ended, how many were removed, and whether to stop."""
+        began = time.perf_counter()
+        cursor, count = self._transaction(step)
+        return cursor, count, wait((time.perf_counter() - began) * (1 / SHARE - 1))
+
+    def _surplus(self, connection: Connection) -> int:
+        """Return how many actions have to go until the journal is no larger than it may be."""
+        return math.ceil((size_mb(connection) - self._most_mb) * MIB / ACTION_BYTES)
 
     def _transaction(self, work: Callable[[Connection], T]) -> T:
         with database_errors(self._engine.url), self._engine.begin() as connection:
@@ -147,8 +188,17 @@ class Pruning:
                 log.log(logging.INFO if removed else logging.DEBUG, "%d actions and environments were too old and are rolled up", removed)
 
 
-def _remove_actions(connection: Connection, after: Cursor, before: float, runs: Sequence[RunSpan]) -> tuple[Cursor | None, int]:
-    """Roll up and remove a batch of actions; return where it ended, None at the last one, and how many were removed."""
+def _remove_actions(
+    runs: Sequence[RunSpan], connection: Connection, after: Cursor, before: float, succeeded: bool = False
+) -> tuple[Cursor | None, int]:
+    """Roll up and remove a batch of actions, only of those that succeeded where that is said.
+
+    Returns
+    -------
+    tuple
+        Where the batch ended, None at the last one, and how many were removed.
+
+    """
     last = (Grant.action == Action.id) & (Grant.attempt == Action.attempts) & Grant.released_at.is_not(None)
     columns = (
         Action.id, Action.job, Action.kind, Action.action_class, Action.status, Action.submitted_at, Action.ended_at, Action.cause,
@@ -156,6 +206,8 @@ def _remove_actions(connection: Connection, after: Cursor, before: float, runs: 
     )  # fmt: skip
     ended = (Action.ended_at.is_not(None), Action.ended_at >= after[0], Action.ended_at < before)
     query = select(*columns).join_from(Action, Grant, last, isouter=True).where(*ended, tuple_(Action.ended_at, Action.id) > tuple_(*after))
+    if succeeded:
+        query = query.where(Action.status == "succeeded")
     rows = connection.execute(query.order_by(Action.ended_at, Action.id).limit(BATCH)).all()
     old = [row for row in rows if not _is_of_run(row.job, row.submitted_at, runs)]
     if old:
@@ -176,7 +228,7 @@ def _add_action_hours(connection: Connection, found: dict[Key, ActionFigures]) -
     connection.execute(insert(table(ActionHour)), [dict(zip(names, key, strict=True)) | one.values() for key, one in found.items()])
 
 
-def _remove_environments(connection: Connection, after: Cursor, before: float, runs: Sequence[RunSpan]) -> tuple[Cursor | None, int]:
+def _remove_environments(runs: Sequence[RunSpan], connection: Connection, after: Cursor, before: float) -> tuple[Cursor | None, int]:
     """Do for environments what `_remove_actions` does for actions."""
     ended = (Environment.ended_at.is_not(None), Environment.ended_at >= after[0], Environment.ended_at < before)
     query = select(table(Environment)).where(*ended, tuple_(Environment.ended_at, Environment.id) > tuple_(*after))

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from sqlalchemy import Engine
 
 from app.journal import retention
+from app.journal.database import ACTION_BYTES, MIB, open_engine, size_mb, sqlite_url
 from app.journal.figures import Selection, act_report, observations
 from app.journal.leader import Lease
 from app.journal.retention import DAY_S, Pruning, Retention
@@ -70,6 +71,45 @@ def test_what_ended_long_ago_goes_with_its_grants_and_the_rest_stays(engine: Eng
         "service_instances": [],
         "failed_messages": ["m-recent"],
     }
+
+
+def test_successes_go_before_all_else_that_ended(engine: Engine, tables: Any, live: Any) -> None:
+    # Given successes and failures of five days ago and of lately, one of them a success that is learned from
+    for at, when in ((RECENT, "recent"), (NOW - 60.0, "now")):
+        live(f"good-{when}", at)
+        live(f"bad-{when}", at, status="failed", cause="exit")
+    succeeded = Retention(engine, keep_days=30, keep_succeeded_days=3, history=0)
+    # When what succeeded more than three days ago is removed
+    assert succeeded.prune(NOW) == 1
+    # Then failures stay until their own time, and totals count all
+    assert [row["id"] for row in tables.rows(engine, "actions")] == ["bad-now", "bad-recent", "good-now"]
+    assert act_report(engine).total.by_status == {"failed": 2, "succeeded": 2}
+    # And the next look goes on from there
+    assert succeeded.prune(NOW + 3 * DAY_S) == 1
+    assert [row["id"] for row in tables.rows(engine, "actions")] == ["bad-now", "bad-recent"]
+
+
+def test_a_journal_above_its_size_gives_up_its_oldest_successes(sqlite_path: Path, make: Any, tables: Any) -> None:
+    # Given 300 actions of lately, every tenth of which failed
+    engine = open_engine(sqlite_url(sqlite_path))
+    with SqlJournal(engine) as journal:
+        for number in range(300):
+            at, end = NOW - 1000.0 + number, {} if number % 10 else {"status": "failed", "cause": "exit"}
+            journal.write([make.received(f"a{number:03}", at), make.granted(f"a{number:03}", at), make.ended(f"a{number:03}", at, **end)])
+    before = _size_mb(engine)
+    # When the journal may be smaller by a hundred of them
+    Retention(engine, keep_days=30, history=0, most_mb=before - 100 * ACTION_BYTES / MIB).prune(NOW)
+    # Then a batch of the oldest successes is gone, and no failure
+    left = tables.rows(engine, "actions")
+    assert (len(left), sum(row["status"] == "failed" for row in left)) == (100, 30)
+    assert min(row["id"] for row in left if row["status"] == "succeeded") == "a223"
+    assert _size_mb(engine) < before
+    engine.dispose()
+
+
+def _size_mb(engine: Engine) -> float:
+    with engine.connect() as connection:
+        return size_mb(connection)
 
 
 def test_totals_count_what_was_rolled_up(engine: Engine, make: Any, live: Any, write: Any) -> None:

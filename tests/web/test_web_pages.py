@@ -33,6 +33,7 @@ def test_the_overview_counts_what_is_granted_waits_and_failed(trouble: Trouble) 
     assert found["cores"]["total"] == 2 and found["cores"]["granted"] == 2 and found["cores"]["idle"] == 0
     assert found["scheduler"]["policy"] == "elastic"
     assert found["waiting"] >= 4 and found["oldest_wait_s"] > 0
+    assert 0.1 < found["journal_mb"] < 100
     assert {group["job"] for group in found["queue"]} >= {"waiter", "holder", "caller"}
     (quota,) = [one for one in found["quotas"] if one["name"] == "search"]
     assert quota["running"] == 2 and quota["concurrency"] == 2 and quota["waiting"] == 1
