@@ -39,6 +39,7 @@ def test_a_session_that_is_closed_leaves_nothing_and_begins_afresh(env: Environm
     # When that one is closed; then the program of the other runs on, and the state is gone, but not the files
     env.close_session("one")
     assert len(processes_with(f"312.6875{RUN}")) == 1
+    assert printed(env, "ls /run/tangram-states 2>/dev/null | wc -l", session="two").strip() in ("0", "1")
     assert printed(env, "echo -$A-; cat kept", session="one") == "--\ntext\n"
     # Closing one that does not exist is nothing
     env.close_session("never")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from workers.cpu.abstract import EnvironmentSpec
+from workers.cpu.errors import SandboxError
 from workers.cpu.process import groups
 from workers.cpu.process.background import GroupBackground
 from workers.cpu.process.groups import Groups, find_groups
@@ -52,6 +54,20 @@ def test_a_worker_that_cannot_bound_memory_says_so(tmp_path: Path, monkeypatch: 
     assert not box.enforces_memory
     assert printed(box.open(EnvironmentSpec(id="e", memory_mb=64)), EATS_100_MB) == f"{100 << 20}\n"
     box.close()
+
+
+def test_an_environment_whose_memory_cannot_be_bounded_leaves_nothing(bounded: ProcessSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given an open that fails, since the kernel does not take its bound
+    def refuse(path: str, text: str) -> None:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(groups.control_files, "write", refuse)
+        with pytest.raises(SandboxError, match="the memory of environment odd-.* cannot be bounded"):
+            bounded.open(EnvironmentSpec(id=f"odd-{RUN}"))
+    assert not groups_like(f"odd-{RUN}")
+    # When its id is opened again; then that works
+    assert printed(bounded.open(EnvironmentSpec(id=f"odd-{RUN}")), "ls -A") == ""
 
 
 def test_an_environment_that_names_no_memory_has_a_part_of_that_of_all(bounded: ProcessSandbox) -> None:

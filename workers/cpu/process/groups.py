@@ -112,11 +112,15 @@ class Groups:
         if self.memory is None:
             return self, None
         group = MemoryGroup(f"{self.memory}/{name}", memory_mb, self.is_v2)
-        group.make()
         around = (group.folder, self.memory)
-        if self.is_v2 and self.cpu is not None:
-            group.hand_down(["cpu"])
-            return replace(self, cpu=f"{group.folder}/session", around=around), group
+        try:
+            group.make()
+            if self.is_v2 and self.cpu is not None:
+                group.hand_down(["cpu"])
+                return replace(self, cpu=f"{group.folder}/session", around=around), group
+        except OSError:
+            group.remove()
+            raise
         return replace(self, around=around), group
 
     @property

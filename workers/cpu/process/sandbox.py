@@ -49,7 +49,7 @@ from workers.cpu.process.backend import ProcessBackends, ShellSetup
 from workers.cpu.process.background import background_of
 from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.fork_client import ForkClient
-from workers.cpu.process.groups import find_groups
+from workers.cpu.process.groups import Groups, MemoryGroup, find_groups
 from workers.cpu.process.isolation import (
     CONTROL,
     HOME,
@@ -241,17 +241,14 @@ class ProcessSandbox(Sandbox):
         user = self._users.take() if view is not None and self._users is not None else None
         try:
             folders.make(user, is_set_apart=view is not None)
-        except OSError:
+            groups, memory = self._bounded(spec)
+        except (OSError, SandboxError):
             # Else no environment of its id could be opened any more.
             shutil.rmtree(folders.root, ignore_errors=True)
             raise
         limits = self._limits
         if view is not None and (user is not None or counts_by_namespace()):
             limits = replace(limits, processes=limits.processes or PROCESSES)
-        try:
-            groups, memory = self._groups.of_environment(spec.id, spec.memory_mb or self.default_memory_mb)
-        except OSError as error:
-            raise SandboxError(f"the memory of environment {spec.id} cannot be bounded: {error}") from error
         files: HomeFiles
         if view is None:
             anchor, files = None, HostFiles(self._max_file_bytes, str(folders.work))
@@ -283,6 +280,13 @@ class ProcessSandbox(Sandbox):
             state_inside=states,
         )
         return ProcessEnvironment(spec, files, setup, self._forget, folders, anchor, memory, self._leftovers)
+
+    def _bounded(self, spec: EnvironmentSpec) -> tuple[Groups, MemoryGroup | None]:
+        """Return where the groups of an environment's sessions are, and its own, which bounds its memory. Raises `SandboxError`."""
+        try:
+            return self._groups.of_environment(spec.id, spec.memory_mb or self.default_memory_mb)
+        except OSError as error:
+            raise SandboxError(f"the memory of environment {spec.id} cannot be bounded: {error}") from error
 
     def _shell_variables(self, folders: Folders, dialect: Dialect, *, is_set_apart: bool) -> dict[str, str]:
         own = {"HOME": str(folders.work), "TMPDIR": str(folders.temporary)}

@@ -15,6 +15,7 @@ variables and shell options are lost with the shell. Only the first execution in
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import select
@@ -333,6 +334,8 @@ class Session:
         if backend is not None:
             backend.close()
         shutil.rmtree(self.control.folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            os.unlink(self.control.state)
 
 
 def _has_ended(backend: Backend) -> bool:
