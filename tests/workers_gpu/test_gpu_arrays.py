@@ -124,16 +124,3 @@ def test_a_table_is_no_sequence_of_ids() -> None:
         pack_ints(numpy.zeros((2, 2, 2), dtype=int))
     with pytest.raises(ArrayError, match="list 0 is an array of float64"):
         pack_ints(numpy.zeros((2, 2)))
-
-
-def test_kinds_of_packed_numbers_are_not_mixed_up() -> None:
-    with pytest.raises(ArrayError, match="dtype: must be 'int32'"):
-        unpack_ints(pack_floats([[1.0]]))
-    with pytest.raises(ArrayError, match="dtype: must be 'float32' or 'float64'"):
-        unpack_floats(pack_ints([[1]]))
-
-
-def test_packed_token_ids_take_fewer_bytes_than_their_digits() -> None:
-    lists = [[151_000 + index for index in range(512)] for _ in range(8)]
-
-    assert len(json.dumps(pack_ints(lists))) < 0.8 * len(json.dumps(lists, separators=(",", ":")))

@@ -99,18 +99,6 @@ def test_a_change_is_measured_against_what_the_devices_held_just_before() -> Non
     assert holdings.mb == (100.0, 0.0)
 
 
-def test_a_change_in_which_others_free_more_than_the_processes_take_is_not_believed() -> None:
-    cards = Cards(10_000, used={"GPU-0": 5000.0})
-    holdings = Holdings(cards, [gpu(0), gpu(1)])
-
-    holdings.begin()
-    cards.take(gpu(0), 4000 - 5000)
-    cards.take(gpu(1), 3000)
-    holdings.measure([ME], otherwise_mb=4200.0)
-
-    assert holdings.mb == (4200.0, 3000.0)
-
-
 def test_a_cell_offers_what_is_free_of_it_or_what_is_declared(caplog: pytest.LogCaptureFixture) -> None:
     cards = Cards(10_000, used={"GPU-0": 600.5})
     devices = [gpu(0), gpu(1)]

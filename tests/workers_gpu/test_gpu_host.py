@@ -133,16 +133,6 @@ def test_a_service_that_fails_to_load_says_why_frees_its_cell_and_is_tried_again
     assert (of(host, "a").state, of(host, "a").reason) == ("resident", "")
 
 
-def test_a_service_that_fails_to_come_back_is_started_from_its_folder_before_anybody_is_refused(cells: list[Device]) -> None:
-    host = hosting(cells, "a", {"a": Failing("restore")})
-    host.ensure_resident("a", (0,))
-    host.evict(at("a", 0))
-
-    host.ensure_resident("a", (0,))
-
-    assert (of(host, "a").state, of(host, "a").starts, of(host, "a").restores) == ("resident", 2, 0)
-
-
 def test_an_evicted_service_that_fails_to_evict_does_not_hold_up_who_wants_its_cell(cells: list[Device]) -> None:
     host = hosting(cells, "ab", {"a": Failing("evict")})
     host.ensure_resident("a", (0,))

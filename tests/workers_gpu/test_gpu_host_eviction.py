@@ -87,27 +87,6 @@ def test_what_is_stopped_for_another_declaration_stays_booked_until_it_is_measur
     assert (of(host, "a").state, host.held_mb(0), of(host, "a").reason) == ("resident", 500.0, "")
 
 
-def test_a_start_during_which_the_file_is_read_again_computes_as_it_was_declared_when_it_began(cells: list[Device]) -> None:
-    class Reloading(StubEngine):
-        """Has the services file read again while it is stopped."""
-
-        def _free(self) -> None:
-            super()._free()
-            host.reload({"a": service(400)})
-
-    engines = {600.0: Reloading("a", "score", 600.0)}
-    host = hosting(cells, "a", lambda name, config, *_: engines.get(config.memory_mb) or stub(name, config))
-    host.ensure_resident("a", (0,))
-    host.reload({"a": service(500)})
-
-    host.ensure_resident("a", (0,))
-
-    assert (of(host, "a").memory_mb, host.held_mb(0)) == (500.0, 500.0)
-    # The next caller gets what is declared now
-    host.ensure_resident("a", (0,))
-    assert (of(host, "a").memory_mb, host.held_mb(0)) == (400.0, 400.0)
-
-
 class Sleeper(StubEngine):
     """Keeps 100 MiB of each device while it is in host memory, as the process of a sleeping server does."""
 

@@ -45,18 +45,6 @@ class CopiedAtStart(StubEngine):
 copied_at_start = partial(stub, kind=CopiedAtStart)
 
 
-def test_a_start_makes_no_copy_that_host_memory_has_no_room_for(cells: list[Device], caplog: pytest.LogCaptureFixture) -> None:
-    host = hosting(cells, "abc", copied_at_start, host_memory_mb=1300)
-    # Given copies of a, which has left its cell, and of b, which is resident
-    host.ensure_resident("a", (0,))
-    host.ensure_resident("b", (0,), [at("a", 0)])
-    assert (host.host_mb(), caplog.records) == (1200.0, [])
-
-    # When another comes that keeps one, then that of a goes
-    host.ensure_resident("c", (1,))
-    assert (states(host)["a on cell 0"], host.host_mb()) == ("absent", 1200.0)
-
-
 def test_an_instance_that_was_started_without_a_copy_makes_it_when_it_is_evicted_and_there_is_room(
     cells: list[Device], caplog: pytest.LogCaptureFixture
 ) -> None:

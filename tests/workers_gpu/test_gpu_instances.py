@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -25,25 +24,6 @@ from workers.gpu.host_memory import Copy, HostMemory, to_drop
 from workers.gpu.instances import Instance, InstanceStatus
 from workers.gpu.prefetch import Prefetch
 from workers.gpu.reload import Reload
-
-
-def test_instances_of_one_service_compute_on_their_own_cells(cells: list[Device]) -> None:
-    host = hosting(cells, {"a": 400})
-
-    host.ensure_resident("a", (0,))
-    host.ensure_resident("a", (1,))
-
-    assert states(host) == {"a on cell 0": "resident", "a on cell 1": "resident"}
-    with ThreadPoolExecutor(2) as pool:
-        meet = threading.Barrier(2)
-
-        def call(cell: int) -> list[float]:
-            with host.serving("a", (cell,)) as engine:
-                meet.wait(60)
-                return engine.score([ITEM])
-
-        first, second = pool.map(call, (0, 1))
-    assert first == second
 
 
 def test_what_does_not_fit_by_memory_goes_least_recently_used_first_and_never_pinned_or_busy(cells: list[Device]) -> None:
@@ -251,25 +231,6 @@ def test_an_instance_is_restored_once_at_a_time(cells: list[Device]) -> None:
     assert begun == [True, False]
     assert restores.wait(60)
     assert restores.begin(at("a", 0))
-    assert restores.wait(60)
-
-
-def test_waiting_for_several_restores_takes_no_longer_than_said(cells: list[Device]) -> None:
-    stuck = {name: Slow(name, "score", 20.0) for name in "abcdefghijklmnopqrst"}
-    for engine in stuck.values():
-        engine.go = threading.Event()
-    host = hosting(cells, dict.fromkeys(stuck, service(20)), lambda name, *_: stuck[name])
-    restores = Prefetch(host)
-    for name in stuck:
-        restores.begin(at(name, 0))
-
-    began = time.monotonic()
-    assert not restores.wait(3.0)
-    # Each of them by itself would take a minute
-    assert time.monotonic() - began < 3.0 * len(stuck) / 2
-
-    for engine in stuck.values():
-        engine.go.set()
     assert restores.wait(60)
 
 

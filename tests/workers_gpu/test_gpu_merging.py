@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from tests.engines.waiting import until
 from workers.gpu.call_control import CallControl
-from workers.gpu.engines import merging
 from workers.gpu.engines.merging import Merger
 from workers.gpu.errors import CallCancelled
 
@@ -111,21 +110,6 @@ def test_a_call_cancelled_in_a_round_of_others_ends_at_once(bench: Bench) -> Non
     assert (first.result(60), leads.result(60)) == ([10], [20])
 
 
-def test_a_leader_that_is_cancelled_ends_after_its_round_and_the_next_in_line_leads(bench: Bench) -> None:
-    control = CallControl()
-    leader = bench.call(90, 80, control=control)
-    until(lambda: bench.rounds == [[90]])
-    follower = bench.call(1)
-
-    control.cancelled.set()
-    bench.open()
-
-    with pytest.raises(CallCancelled):
-        leader.result(60)
-    assert follower.result(60) == [10]
-    assert bench.rounds == [[90], [1]]
-
-
 def test_a_leader_that_is_interrupted_takes_nobody_else_along() -> None:
     class Interrupted(BaseException):
         pass
@@ -159,20 +143,3 @@ def test_every_call_gets_its_own_answers_in_rounds_within_the_bound(calls: list[
         assert [call.result(60) for call in asked] == [[10 * number for number in numbers] for numbers in calls]
     assert sorted(chain.from_iterable(bench.rounds)) == sorted(chain.from_iterable(calls))
     assert all(sum(numbers) <= bound or len(numbers) == 1 for numbers in bench.rounds)
-
-
-def test_nobody_waits_for_a_cancelled_call_to_leave(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given calls that look for a cancellation as good as never
-    monkeypatch.setattr(merging, "_LOOK_FOR_CANCEL_S", 1000.0)
-    control = CallControl()
-    first = bench.call(1)
-    until(lambda: bool(bench.rounds))
-    gone, stays = bench.call(2, control=control), bench.call(3)
-    # When the one in front is cancelled while the device is busy
-    control.cancelled.set()
-    bench.open()
-    # Then the one behind it goes on as soon as the device is free
-    assert (first.result(60), stays.result(60)) == ([10], [30])
-    with pytest.raises(CallCancelled):
-        gone.result(60)
-    assert bench.rounds == [[1], [3]]

@@ -178,19 +178,6 @@ def test_a_host_that_cannot_pin_says_so_and_keeps_nothing(cuda: Cuda, engine: To
     assert (engine.state, engine.memory_mb(), engine.host_mb()) == ("failed", 0.0, 0.0)
 
 
-def test_an_error_of_pinning_is_not_left_for_the_next_kernel_of_another_service(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda.code = 2
-
-    def kernel(*size: int, device: str) -> None:
-        cuda.calls.append(f"kernel on {device}")
-        raise RuntimeError("CUDA error: out of memory")
-
-    monkeypatch.setattr("torch.ones", kernel)
-    with pytest.raises(RuntimeError, match="CUDA cannot pin 1 MiB"):
-        pinned_blocks.PinnedBlock(MIB)
-    assert cuda.calls == ["kernel on cuda"]
-
-
 def test_an_engine_beside_cuda_devices_loads_into_pinned_memory_and_evicts_without_a_copy(
     cuda: Cuda, engine: TorchEngine, shelf: Shelf
 ) -> None:

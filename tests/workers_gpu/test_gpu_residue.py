@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,14 +13,13 @@ from hypothesis import strategies as st
 
 from app.services_file import ServiceConfig
 from tests.workers_gpu.cards import Cards, Server, gpu
-from tests.workers_gpu.support import at, hosting, of, service
+from tests.workers_gpu.support import at, hosting, of
 from workers.gpu.devices import Device
 from workers.gpu.engines.stub import StubEngine
 from workers.gpu.errors import OverBudget
 from workers.gpu.host import ServiceHost
-from workers.gpu.instances import Instance, InstanceStatus
+from workers.gpu.instances import InstanceStatus
 from workers.gpu.reload import described
-from workers.gpu.reservations import Reservations
 
 
 def hosting_servers(cards: Cards, *servers: StubEngine, gpus: int = 1, settle_s: float = 0.0, **more: object) -> ServiceHost:
@@ -32,38 +30,11 @@ def hosting_servers(cards: Cards, *servers: StubEngine, gpus: int = 1, settle_s:
     return hosting(devices, sizes, engines, memory=cards, settle_s=settle_s, **more)
 
 
-@pytest.fixture
-def switching_often() -> Iterator[None]:
-    """Have threads take turns as often as the interpreter can."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
-
-
 def cycle(host: ServiceHost, name: str, *cells: int) -> InstanceStatus:
     """Bring a service onto cells and take it off again."""
     host.ensure_resident(name, cells or (0,))
     host.evict(at(name, *(cells or (0,))))
     return of(host, name)
-
-
-def test_of_two_servers_awake_on_one_device_one_is_evicted_and_neither_is_killed() -> None:
-    cards = Cards(10_000)
-    a, b = Server("a", 5000, cards, residue_mb=1200), Server("b", 4000, cards, residue_mb=900)
-    host = hosting_servers(cards, a, b)
-    host.ensure_resident("a", (0,))
-    host.ensure_resident("b", (0,))
-
-    host.evict(at("a", 0))
-
-    assert (of(host, "a").state, of(host, "a").leaks, of(host, "a").memory_mb) == ("host", 0, 1200.0)
-    assert (of(host, "b").state, host.held_mb(0), cards.used["GPU-0"]) == ("resident", 5200.0, 5200.0)
-    # And the other one leaves, and the first comes back
-    host.evict(at("b", 0))
-    host.ensure_resident("a", (0,))
-    assert (of(host, "a").restores, of(host, "b").memory_mb, host.held_mb(0)) == (1, 900.0, 5900.0)
-    assert [of(host, name).leaks for name in "ab"] == [0, 0]
 
 
 @pytest.mark.parametrize("ids_match", [True, False])
@@ -104,21 +75,6 @@ def test_the_first_sleeps_set_the_residue_and_a_later_one_that_keeps_more_is_a_l
     assert (of(host, "a").starts, of(host, "a").state) == (2, "resident")
 
 
-def test_what_a_server_that_leaked_kept_is_not_booked_for_the_next_one() -> None:
-    cards = Cards(10_000, ids_match=True)
-    a = Server("a", 6000, cards)
-    host = hosting_servers(cards, a)
-    for residue_mb in (1000, 2500, 4000):
-        a.residue_mb = residue_mb
-        assert cycle(host, "a").leaks == 0
-    a.residue_mb = 5200
-    assert cycle(host, "a").leaks == 1
-
-    a.residue_mb = 1000
-
-    assert (cycle(host, "a").leaks, host.held_mb(0)) == (1, 1000)
-
-
 def test_where_only_the_device_can_be_measured_a_leak_is_what_shows_twice() -> None:
     cards = Cards(20_000)
     a = Server("a", 6000, cards, residue_mb=1000)
@@ -145,19 +101,6 @@ def test_an_eviction_that_frees_nothing_stops_the_server() -> None:
     assert (of(host, "a").state, of(host, "a").leaks, of(host, "b").state) == ("absent", 1, "resident")
     assert of(host, "a").reason == "its eviction did not free the memory of its cells: it keeps 5500 of 6000 MiB"
     assert (host.held_mb(0), cards.used["GPU-0"]) == (6000.0, 6000.0)
-
-
-def test_the_residue_is_that_of_the_service_as_it_is_declared() -> None:
-    cards = Cards(10_000)
-    a = Server("a", 6000, cards, residue_mb=3000)
-    host = hosting_servers(cards, a)
-    cycle(host, "a")
-
-    host.reload({"a": service(5900)})
-    a.residue_mb = 500
-    cycle(host, "a")
-
-    assert host.held_mb(0) == 500.0
 
 
 def test_where_residues_crowd_a_cell_the_least_recently_used_sleeper_is_stopped() -> None:
@@ -335,34 +278,3 @@ def test_whatever_comes_and_goes_no_healthy_server_is_taken_for_a_leak_and_every
         assert ours <= host.held_mb(cell) <= 9000.0
     host.close()
     assert sum(mb for (_, pid), mb in cards.held.items() if pid != 1) == 0.0
-
-
-def test_while_a_sleeper_comes_back_and_goes_again_no_other_one_is_taken_to_be_in_the_way(switching_often: None) -> None:
-    # Given two that sleep beside one that is resident, on a cell for two
-    cards = Cards(10_000)
-    engines = {name: Server(name, 4000, cards, residue_mb=300) for name in ("resident", "asleep", "moves")}
-    for name, engine in engines.items():
-        engine.start([gpu()], 10_000.0)
-        if name != "resident":
-            engine.evict(0.0)
-    held = {name: Instance(name=at(name, 0), config=service(4000), engine=engine) for name, engine in engines.items()}
-    reservations = Reservations([gpu()], held.values, cards)
-    for one in held.values():
-        reservations.settle(one)
-    over = threading.Event()
-
-    # When one of them is booked to come back again and again
-    def move() -> None:
-        while not over.is_set():
-            reservations.reserve(held["moves"])
-            reservations.settle(held["moves"])
-
-    with ThreadPoolExecutor(1) as pool:
-        moving = pool.submit(move)
-        coming = Instance(name=at("coming", 0), config=service(4000))
-        found = [name for _ in range(5000) for name in reservations.sleepers_in_the_way(coming)]
-        over.set()
-        moving.result()
-
-    # Then another one fits, or does not fit beside those that are awake: it is never for the sleepers to go
-    assert found == []
