@@ -13,11 +13,10 @@ from workers.cpu.cores import CoreMap
 from workers.cpu.process import tree
 from workers.cpu.process.environment import ProcessEnvironment
 
-from .support import RUN, admit, printed, processes_with, running, sleepers, until
+from .support import RUN, printed, processes_with, running, sleepers, until
 
 HERE = sorted(os.sched_getaffinity(0))
 needs_two_cores = pytest.mark.skipif(len(HERE) < 2, reason="moving a process between cores needs two of them")
-MASK = "python3 -c 'import os; print(*sorted(os.sched_getaffinity(0)))'"
 
 
 @given(available=st.sets(st.integers(0, 300), min_size=1), cores=st.lists(st.integers(0, 1000)).map(tuple))
@@ -29,11 +28,6 @@ def test_granted_cores_always_lie_on_available_ones(available: set[int], cores: 
     assert real <= available
     assert real >= available & set(cores)
     assert bool(real) == bool(cores)
-
-
-def test_an_empty_grant_leaves_the_mask(env: ProcessEnvironment) -> None:
-    # Given a session that has not been held to any core; when a command comes without cores; then it may use all
-    assert admit(env, MASK).wait().stdout.decode().split() == [str(core) for core in HERE]
 
 
 @needs_two_cores

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from app.action_task import ActionTask, Call
 from workers.cpu.abstract import Holding
 from workers.cpu.process import tree
 from workers.cpu.process.backend import ProcessBackend
@@ -85,26 +82,6 @@ def test_nothing_goes_to_the_background_while_its_environment_closes(
     assert not sent
 
 
-def test_what_a_killed_supervisor_held_ends_in_the_foreground_with_its_group(
-    box: ProcessSandbox, env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Given a command in the background
-    with running(env, f"sleep 301.4375{RUN}", BACK) as (execution, outcomes):
-        sleepers(f"301.4375{RUN}")
-        backend = execution._backend
-        recalled: list[object] = []
-        recall = type(backend._background).recall
-        monkeypatch.setattr(type(backend._background), "recall", lambda *asked: (recalled.append(asked), recall(*asked)))
-        # When its supervisor is killed
-        supervisor = backend._members.supervisor
-        os.kill(supervisor, signal.SIGKILL)
-        assert until(lambda: bool(outcomes))
-    # Then it was brought to the foreground to die there, and no control group is left
-    assert (outcomes[0].status, outcomes[0].exit_code) == (("failed", None) if box.isolation == "none" else ("succeeded", 137))
-    assert len(recalled) == 1
-    assert not any(map(os.path.exists, box._groups.folders(supervisor)))
-
-
 def test_a_process_that_has_left_its_control_group_is_held_to_the_grant(box: ProcessSandbox, env: ProcessEnvironment) -> None:
     # Given a command that leaves the group of its session, as root can
     if box.background != "cgroup" or len(HERE) < 2:
@@ -136,15 +113,3 @@ def test_a_process_wants_a_core_if_any_thread_does(is_busy: bool) -> None:
         found = until(has_slept)
         child.kill()
     assert found
-
-
-def test_the_parts_of_an_action_that_waited_in_the_background_add_up() -> None:
-    # Given a call that was queued for a second, and waited for two in the background
-    now = time.time()
-    grant = {"submitted_at": now - 10.0, "received_at": now - 9.0, "granted_at": now - 8.0, "units": 3}
-    call = Call(id="a", grant=grant, header={}, started_at=now, began=0.0, execution_s=4.0, waited_s=2.0)  # type: ignore[arg-type]
-    # When its result is made; then what it waited counts as queued, and all parts are its time
-    payload = ActionTask._payload(call, None)
-    assert (payload["dop"], payload["act"]["execution_s"]) == (3, 4.0)
-    assert payload["act"]["queue_s"] == pytest.approx(3.0)
-    assert sum(payload["act"].values()) >= 9.99  # type: ignore[arg-type]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,54 +15,6 @@ from workers.cpu.process.sandbox import ProcessSandbox
 
 from .conftest import make
 from .support import RUN, open_one, printed, processes_with, run, until
-
-# While the children of each process are read, the one that was met last dies and is reaped, its child having been handed on.
-HANDED_ON = """
-import os, signal, subprocess
-from workers.cpu.process import members, serving, tree
-serving.prctl(serving.PR_SET_CHILD_SUBREAPER, 1)
-parent = subprocess.Popen(["sh", "-c", "sleep 313.40625 & echo $!; wait"], stdout=subprocess.PIPE, text=True)
-child = int(parent.stdout.readline())
-children = tree.children
-
-def slow(pid, thread_count=0):
-    if pid == parent.pid:
-        parent.kill()
-        parent.wait()
-    return children(pid, thread_count)
-
-tree.children = slow
-found, is_all = tree.settled(os.getpid())
-print([process.pid for process in found] == [child], is_all)
-os.kill(child, signal.SIGKILL)
-os.waitpid(child, 0)
-print(tree.settled(os.getpid()), members.has_children())
-"""
-# A process that the first walks do not find, as if it forked and ended faster than one goes.
-RUNAWAY = """
-import os
-from workers.cpu.process import members, serving, tree
-serving.prctl(serving.PR_SET_CHILD_SUBREAPER, 1)
-walks = []
-
-def blind(*_):
-    walks.append(1)
-    return ([], True) if len(walks) < 50 else walk(*_)
-
-walk, tree.settled = tree.settled, blind
-if os.fork() == 0:
-    os.execvp("sleep", ["sleep", "313.421875"])
-wakeup = serving.Wakeup()
-
-def reap():
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        pass
-
-print(members.kill(members.Members(os.getpid()), set(), 0.0, wakeup, reap), members.has_children())
-"""
 
 
 @pytest.fixture
@@ -128,17 +78,3 @@ def test_sessions_outlive_the_fork_server_and_others_start(sandbox_alone: Proces
     assert run(env, f"setsid sleep 313.5{RUN} >/dev/null 2>&1 &").exit_code == 0
     env.close()
     assert not processes_with(f"sleep\x00313.5{RUN}\x00")
-
-
-def test_a_walk_meets_the_child_of_a_process_that_dies_meanwhile() -> None:
-    # Given a walk during which a process dies, whose child goes to one that the walk has passed already
-    asked = subprocess.run([sys.executable, "-c", HANDED_ON], capture_output=True, text=True, timeout=60, check=False)
-    # When it is over; then the child was found, and later that nothing is left
-    assert asked.stdout == "True True\n([], True) False\n", asked
-
-
-def test_a_kill_is_over_when_no_child_is_left_not_when_none_is_found() -> None:
-    # Given a process that many walks do not find; when what is below its parent is killed
-    asked = subprocess.run([sys.executable, "-c", RUNAWAY], capture_output=True, text=True, timeout=60, check=False)
-    # Then that is done only once it has ended
-    assert asked.stdout == "[] False\n", asked

@@ -52,11 +52,11 @@ def test_auto_is_bubblewrap_where_that_works(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "script",
-    [None, "echo 'bwrap: No permissions' >&2; exit 1", f"exec sleep 316.71875{RUN}", "echo ready; exit 0"],
-    ids=["missing", "fails", "hangs", "ends"],
+    [None, f"exec sleep 316.71875{RUN}", "echo ready; exit 0"],
+    ids=["missing", "hangs", "ends"],
 )
 def test_without_a_bubblewrap_auto_is_a_view_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None) -> None:
-    # Given a machine without bwrap, or with one that fails, hangs, or ends
+    # Given a machine without bwrap, or with one that hangs or ends
     programs = tmp_path / "bin"
     programs.mkdir()
     for name in ("sh", "bash", "sleep", "true"):
@@ -152,14 +152,6 @@ def test_of_etc_only_what_programs_need_is_there(tmp_path: Path, monkeypatch: py
     box.close()
 
 
-def test_the_hosts_etc_is_shown_in_part(inside: ProcessEnvironment) -> None:
-    # Given this machine's /etc; when a command lists it; then what it sees is on the list
-    names = set(printed(inside, "ls -A /etc").split())
-    assert {"passwd", "nsswitch.conf"} <= names
-    assert not names & {"shadow", "gshadow", "sudoers", "ssh", "krb5.keytab", "environment", "machine-id", "docker", "systemd"}
-    assert printed(inside, "id -un; echo ~; python3 -c 'import ssl, locale, time'") == "user\n/home/user\n"
-
-
 def test_control_files_and_the_systems_own_are_out_of_reach(inside: ProcessEnvironment) -> None:
     control = 'C=$(dirname /run/tangram/*/go); test -e "$C"/go || exit 99; '
     for command in (
@@ -171,15 +163,6 @@ def test_control_files_and_the_systems_own_are_out_of_reach(inside: ProcessEnvir
     ):
         outcome = run(inside, f"({control}{command})")
         assert outcome.status == "succeeded" and outcome.exit_code not in (0, 99), (command, outcome)
-
-
-def test_a_server_is_reached_also_after_the_shell_of_its_session_has_ended(inside: ProcessEnvironment) -> None:
-    program = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), 2)"
-    printed(inside, "python3 -m http.server 8123 --bind 127.0.0.1 >/dev/null 2>&1 &")
-    reached = f'until python3 -c "{program}" 8123 2>/dev/null; do :; done; echo reached'
-    assert printed(inside, reached) == "reached\n"
-    assert run(inside, "kill -9 $$").exit_code == 137
-    assert printed(inside, reached) == "reached\n"
 
 
 def test_setuid_programs_gain_nothing(inside: ProcessEnvironment) -> None:

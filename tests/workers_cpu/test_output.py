@@ -3,38 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.sandbox import ProcessSandbox
 from workers.cpu.shell import output
-from workers.cpu.shell import run as shell_run
-from workers.cpu.shell.output import Capture, Drain, StreamFifo
+from workers.cpu.shell.output import Capture, StreamFifo
 
-from .support import open_one, printed, run, until
-
-
-def test_held_streams_are_given_back_when_their_processes_end(tmp_path: Path) -> None:
-    # Given a stream handed to the drain, with somebody writing
-    fifo, drain = StreamFifo(tmp_path, "out"), Drain()
-    capture = Capture(fifo.path, 100)
-    with open(fifo.path, "wb", buffering=0) as writer:
-        writer.write(b"early")
-        assert capture.finish()
-        drain.adopt(capture.descriptor)
-        # When he writes more; then it is taken
-        writer.write(b"x" * 60_000)
-        writer.write(b"x" * 60_000)
-        assert len(drain) == 1
-    # And when he leaves, the stream is closed
-    assert until(lambda: len(drain) == 0)
-    drain.close()
-    assert capture.data == b"early"
+from .support import open_one, printed, run
 
 
 def test_limits_reach_the_command(tmp_path: Path) -> None:
@@ -71,22 +50,3 @@ def test_what_is_printed_while_the_stream_is_looked_at_is_kept(tmp_path: Path, m
         assert capture.was_opened()
         assert capture.finish()
         assert capture.data == b"printed"
-
-
-def test_a_report_counts_that_the_poll_missed(env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given a shell that will end just after its report, and a poll that sees its end alone
-    printed(env, ":")
-
-    class Poll:
-        def __init__(self) -> None:
-            self._poller = select.poll()
-            self.unregister, self.poll = self._poller.unregister, self._poller.poll
-
-        def register(self, descriptor: int, events: int) -> None:
-            if not os.readlink(f"/proc/self/fd/{descriptor}").endswith("/done"):
-                self._poller.register(descriptor, events)
-
-    monkeypatch.setattr(shell_run, "select", SimpleNamespace(poll=Poll, POLLIN=select.POLLIN, POLLHUP=select.POLLHUP))
-    # When a command is over; then it ended as it was reported
-    outcome = run(env, """trap 'case $BASH_COMMAND in *export*) kill -9 $$; esac' DEBUG; (exit 3)""")
-    assert (outcome.status, outcome.exit_code, outcome.reason) == ("succeeded", 3, "")

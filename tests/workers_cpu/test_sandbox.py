@@ -21,6 +21,7 @@ from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.groups import find_groups
 from workers.cpu.process.sandbox import ProcessSandbox
 
+from .conftest import Shared
 from .support import RUN, admit, open_one, printed, processes_with, run, until, worker_to_be_killed
 
 
@@ -29,10 +30,10 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_images_are_refused(sandbox: ProcessSandbox) -> None:
+def test_images_are_refused(shared: Shared) -> None:
     # Given a specification with an image; when it is opened; then the error says why not
     with pytest.raises(ImageUnsupported, match="python:3"):
-        sandbox.open(EnvironmentSpec(id="e1", image="python:3"))
+        shared("none").open(EnvironmentSpec(id="e1", image="python:3"))
 
 
 def test_an_unknown_shell_is_refused_at_once(tmp_path: Path) -> None:
@@ -78,25 +79,6 @@ def test_a_killed_worker_leaves_no_process_and_no_group_and_the_next_starts_empt
     box = ProcessSandbox(tmp_path / "box")
     assert printed(open_one(box), "ls") == ""
     box.close()
-
-
-def test_many_threads_in_as_many_environments(sandbox: ProcessSandbox) -> None:
-    # Given eight environments
-    environments = [open_one(sandbox, f"e{number}") for number in range(8)]
-
-    def work(number: int) -> list[tuple[int | None, bytes]]:
-        env = environments[number]
-        run(env, f"x={number}; echo {number} > file")
-        outcomes = [run(env, "echo $x $(cat file) $((n = n + 1))") for _ in range(2)]
-        outcomes.append(run(env, f"exit {number}"))
-        return [(outcome.exit_code, outcome.stdout) for outcome in outcomes]
-
-    # When as many threads use them at the same time
-    with ThreadPoolExecutor(8) as pool:
-        results = list(pool.map(work, range(8)))
-    # Then each had its own
-    for number, result in enumerate(results):
-        assert result == [*((0, f"{number} {number} {turn}\n".encode()) for turn in (1, 2)), (number, b"")]
 
 
 def test_nothing_leaks(tmp_path: Path) -> None:

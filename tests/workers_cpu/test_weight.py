@@ -16,18 +16,6 @@ def group(folder: Path, *names: str) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize(("name", "one", "four", "most"), [("cpu.shares", "1024", "4096", "262144"), ("cpu.weight", "100", "400", "10000")])
-def test_a_group_in_the_foreground_counts_for_its_cores(tmp_path: Path, name: str, one: str, four: str, most: str) -> None:
-    # Given a group; when it has no cores in particular, one, four, and more than the kernel takes a weight for
-    folder = group(tmp_path, name)
-    said = []
-    for cores in (0, 1, 4, 100_000):
-        weight.set_foreground(folder, cores)
-        said.append((tmp_path / name).read_text())
-    # Then its weight is that of so many cores, and at least of one
-    assert said == [one, one, four, most]
-
-
 @pytest.mark.parametrize(("name", "low"), [("cpu.shares", "2"), ("cpu.weight", "1")])
 def test_the_background_is_a_flag_where_there_is_one_else_the_least_weight(tmp_path: Path, name: str, low: str) -> None:
     # Given a group of an earlier kernel; when it is sent to the background; then it has the least weight

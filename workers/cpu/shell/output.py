@@ -139,11 +139,6 @@ class Drain:
         self._descriptors: set[int] = set()
         self._stop = threading.Event()
 
-    def __len__(self) -> int:
-        """Return how many streams are being drained."""
-        with self._lock:
-            return len(self._descriptors)
-
     def adopt(self, descriptor: int) -> None:
         """Take over a reading end; it is closed once nobody writes to it any more."""
         with self._lock:
