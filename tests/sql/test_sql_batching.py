@@ -139,20 +139,6 @@ def test_a_batch_of_many_entries_takes_as_many_statements_as_one_of_few(shared_e
         event.remove(shared_engine, "before_cursor_execute", note)
 
 
-def test_a_failure_that_was_counted_is_not_counted_again_beside_a_later_one(shared_engine: Engine, tables: Any) -> None:
-    # Given the failure of a scheduler on a message
-    def failure(epoch: int) -> MessageFailed:
-        return MessageFailed(message="m", kind="action", action="a", epoch=epoch, traceback="", at=float(epoch))
-
-    tables.empty(shared_engine)
-    with SqlJournal(shared_engine) as journal:
-        journal.write([failure(1)])
-        # When it is written once more, in one batch with that of another scheduler
-        journal.write([failure(1), failure(2)])
-    # Then each counts once
-    assert tables.row(shared_engine, "failed_messages")["failures"] == 2
-
-
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_a_batch_written_twice_leaves_the_same_rows(shared_engine: Engine, make: Any, tables: Any, data: st.DataObject) -> None:

@@ -8,31 +8,10 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from app.journal.folding import Fold
 from app.journal.status import status
 from app.journal.writing import SqlJournal
-from scheduler.live.entries import EndsPublished, Journal, NodeDraining, Unfinished, UnpublishedEnd
+from scheduler.live.entries import EndsPublished, NodeDraining, UnpublishedEnd
 from scheduler.model.events import EnvironmentGone
-
-
-def test_it_is_a_journal(engine: Engine) -> None:
-    journal: Journal = SqlJournal(engine)
-    journal.write([])
-    assert journal.unfinished() == Unfinished(actions=[], environments=[], nodes=[], ended=())
-
-
-def test_what_ended_actions_took_of_quotas_lately_is_found_again(engine: Engine, make: Any) -> None:
-    # Given ended actions: two of a quota lately, one of a quota long ago, one of none
-    now = time.time()
-    lately = [("late", now - 1.0, {"quota:search": [1], "tokens:search": [30]}), ("early", now - 5.0, {"quota:search": [1]})]
-    others = [("old", now - 10_000.0, {"quota:search": [1]}), ("cores", now - 1.0, {"cores": [1]})]
-    with SqlJournal(engine) as journal:
-        for id, at, cost in (*lately, *others):
-            journal.write([make.received(id, at, cost=cost), make.granted(id, at), make.ended(id, at + 0.5)])
-        # When a scheduler starts over
-        found = journal.unfinished().spent
-    # Then it is told of those two, in the order of their grants
-    assert [(one.granted_at, one.header["cost"]) for one in found] == [(at, cost) for _, at, cost in reversed(lately)]
 
 
 def test_a_received_action_waits(engine: Engine, make: Any, tables: Any, write: Any) -> None:
@@ -154,18 +133,6 @@ def test_what_a_resized_action_holds_now_is_what_comes_back(engine: Engine, make
         journal.write([make.resized("grows", 106.0, core_ids=(0, 1))])
     row = tables.rows(engine, "grants")[0]
     assert (row["core_ids"], row["units"], row["background"], row["resized_at"], row["released_at"]) == ([], 3, True, 103.0, 104.0)
-
-
-def test_many_resizes_of_an_action_are_one_row_of_a_commit(make: Any) -> None:
-    # Given a commit group in which an action was resized a hundred times, and another granted and resized
-    fold = Fold()
-    fold.add([make.resized("a1", float(at), core_ids=tuple(range(at))) for at in range(1, 101)])
-    fold.add([make.granted("a2"), make.resized("a2", core_ids=(7,))])
-    # When it is folded; then there is one row to be changed, and the other is granted as it is now
-    (row,) = fold.resizes()
-    assert (row["of"], row["tried"], row["units"], row["resized_at"]) == ("a1", 1, 100, 100.0)
-    (grant,) = fold.grants()
-    assert (grant["units"], grant["core_ids"]) == (1, (7,))
 
 
 def test_environments_and_nodes_come_back_until_they_are_gone(engine: Engine, make: Any) -> None:

@@ -56,7 +56,7 @@ def test_a_killed_writer_leaves_whole_batches(engine: Engine, tables: Any) -> No
     writer = subprocess.Popen([sys.executable, "-c", WRITER, url], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     # When it is killed while it writes
     assert writer.stdout is not None
-    for _ in range(25):
+    for _ in range(10):
         acknowledged = int(writer.stdout.readline())
     writer.send_signal(signal.SIGKILL)
     rest = writer.stdout.read().split()

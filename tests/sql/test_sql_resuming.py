@@ -10,7 +10,6 @@ import pytest
 from sqlalchemy import Engine
 
 from app.journal.writing import SqlJournal
-from scheduler.core.open_order import KEPT_AFTER_S
 from scheduler.cpu.cores import CoreGroup
 from scheduler.model import QuotaSpec
 from scheduler.model.state import Node
@@ -193,26 +192,6 @@ def test_an_environment_that_was_cancelled_while_it_opened_is_closed_when_it_sta
 # What waits
 
 
-def test_memory_that_is_kept_for_a_large_environment_stays_so(begin: Callable[..., Deployed]) -> None:
-    # Given a large open for which a node is kept, and one that came before it, would fit, and is of a job beyond its share
-    one = begin("elastic")
-    one.open("most", job="greedy", memory_mb=600)
-    one.open("little", job="modest", memory_mb=200)
-    one.open("more", job="greedy", memory_mb=400)
-    one.open("large", job="modest", memory_mb=900)
-    one.now += KEPT_AFTER_S
-    one.close("little", finish=True, job="modest")
-    assert one.waiting == ["open-more", "open-large"]
-
-    # When another scheduler goes on
-    one.start("elastic")
-    assert one.waiting == ["open-more", "open-large"]
-
-    # Then the large one is opened as soon as there is room
-    one.close("most", finish=True, job="greedy")
-    assert one.waiting == ["open-more"]
-
-
 # What is silent
 
 
@@ -354,17 +333,6 @@ def test_large_arguments_outlive_a_restart(begin: Callable[..., Deployed]) -> No
     one.start("fcfs")
     one.wait(1.0)
     assert (one.broker.left_s("tangram-blob-1") or 0.0) > 300.0
-
-
-def test_whoever_names_an_environment_that_was_lost_is_told_so_by_the_next_scheduler_too(begin: Callable[..., Deployed]) -> None:
-    # Given an environment that was lost with its node; when the next scheduler has begun, and a command names it
-    one = begin("fcfs")
-    one.open("e")
-    one.told({"type": "left", "name": "n"})
-    one.start("fcfs")
-    one.exec("late", "e")
-    # Then it is lost, and not unknown
-    assert one.broker.end("late") == ("lost", "environment_lost")
 
 
 def test_the_next_scheduler_knows_whose_an_environment_is(begin: Callable[..., Deployed], engine: Engine) -> None:
