@@ -49,22 +49,6 @@ def options(served: Served) -> dict[str, str]:
     return options_of(served, "e2b")
 
 
-def test_paths_are_those_of_the_container(options: dict[str, str]) -> None:
-    sandbox = e2b.Sandbox.create(FILLING, **options)
-    files = sandbox.files
-    files.write("/tmp/deep/file", "text")
-    assert files.read("/tmp/deep/file") == sandbox.commands.run("cat /tmp/deep/file").stdout == "text"
-    assert sandbox.commands.run("pwd; id -u").stdout == "/home/user\n1000\n"
-    sandbox.commands.run("ln -s file /tmp/deep/link")
-    listed = [(entry.path, entry.type.value) for entry in files.list("/tmp/deep")]
-    assert listed == [("/tmp/deep/file", "file"), ("/tmp/deep/link", "symlink")]
-    assert files.rename("/tmp/deep/file", "/tmp/moved/file").path == "/tmp/moved/file"
-    assert (files.get_info("/tmp/moved/file").size, files.exists("/tmp/deep/file")) == (4, False)
-    files.remove("/tmp/moved")
-    assert not files.make_dir("/tmp") and not files.exists("/tmp/moved")
-    sandbox.kill()
-
-
 def test_names_that_are_neither_template_nor_image_are_refused(options: dict[str, str]) -> None:
     with pytest.raises(e2b.SandboxException, match="404: template 'nothing' was not found"):
         e2b.Sandbox.create("nothing", **options)

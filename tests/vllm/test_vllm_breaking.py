@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import tempfile
 import threading
-import warnings
-from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.vllm.fakes import CUDA, Fake, FakeDevices, gone, until, when
+from tests.vllm.fakes import CUDA, Fake, gone, until, when
 from workers.gpu.call_control import CallControl
-from workers.gpu.devices import Device
 from workers.gpu.engines.vllm import guard
-from workers.gpu.engines.vllm.api import Api, Gone
 from workers.gpu.engines.vllm.server import Server
 from workers.gpu.errors import CallCancelled, EngineDied, EngineFailed
 
@@ -45,40 +38,6 @@ def test_a_server_that_ends_while_it_changes_leaves_a_failed_engine_that_says_wh
     with pytest.raises(EngineFailed, match="ended by itself with exit code 1"):
         engine.evict() if path == "/sleep" else engine.restore(CUDA[:1])
     assert (engine.state, engine.memory_mb()) == ("failed", 0.0) and "exit code 1" in engine.failure
-    engine.start(CUDA[:1])
-    assert len(engine.score(ITEMS)) == 1
-
-
-class KillingMemory(FakeDevices):
-    """Has the server end while it is measured, once a test asks; `before` are the threads that there were before the server."""
-
-    armed = False
-    before = frozenset(threading.enumerate())
-
-    def held_mb(self, device: Device, pids: Collection[int]) -> float | None:
-        held = super().held_mb(device, pids)
-        if self.armed:
-            type(self).armed = False
-            psutil.Process(next(iter(pids))).kill()
-            # Whoever watches the server has taken note before the change is over.
-            until(lambda: not any(one.name == "tangram-vllm-watch" for one in set(threading.enumerate()) - self.before))
-        return held
-
-
-@pytest.mark.parametrize("change", ["start", "evict", "restore"])
-def test_a_server_that_ends_as_the_last_step_of_a_change_is_not_taken_for_one_that_is_there(
-    fake: Fake, monkeypatch: pytest.MonkeyPatch, change: str
-) -> None:
-    monkeypatch.setattr(KillingMemory, "before", frozenset(threading.enumerate()))
-    engine = fake.make("rm", fake.config(), fake.folder, KillingMemory(fake.memory.folder))
-    if change != "start":
-        engine.start(CUDA[:1])
-    if change == "restore":
-        engine.evict()
-    monkeypatch.setattr(KillingMemory, "armed", True)
-    with pytest.raises(EngineFailed, match="ended by itself with signal SIGKILL"):
-        engine.evict() if change == "evict" else getattr(engine, change)(CUDA[:1])
-    assert (engine.state, engine.memory_mb()) == ("failed", 0.0)
     engine.start(CUDA[:1])
     assert len(engine.score(ITEMS)) == 1
 
@@ -155,25 +114,6 @@ def test_a_storm_of_calls_and_cancellations_leaves_nothing_running(fake: Fake) -
     until(lambda: set(threading.enumerate()) <= threads and len(open_files() - files) <= 8)
 
 
-def test_changes_without_end_leave_no_files_threads_or_processes(fake: Fake) -> None:
-    engine = fake.engine()
-    threads, files, children = set(threading.enumerate()), open_files(), set(psutil.Process().children())
-    engine.start(CUDA[:1])
-    busy, held = set(threading.enumerate()), open_files()
-    for _ in range(50):
-        engine.evict()
-        engine.restore(CUDA[:1])
-    until(lambda: set(threading.enumerate()) <= busy and len(open_files() - held) <= 2)
-    for _ in range(4):
-        engine.stop()
-        engine.start(CUDA[:1])
-    engine.stop()
-    until(lambda: set(threading.enumerate()) <= threads and open_files() <= files)
-    for child in set(psutil.Process().children()) - children:
-        with suppress(psutil.Error):  # one that has just ended
-            assert "guard.py" not in " ".join(child.cmdline())
-
-
 def test_a_server_that_cannot_be_started_leaves_no_folder(fake: Fake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "t"))
     (tmp_path / "t").mkdir()
@@ -214,28 +154,3 @@ def test_a_log_is_bounded_and_keeps_its_end(tmp_path: Path) -> None:
     lines = log.read_text().splitlines()
     assert lines[-1] == "line 001999" and len(lines) > 100
     assert "cut" in lines[0] and all(line.startswith("line ") for line in lines[1:])
-
-
-def test_questions_that_have_not_begun_when_their_connection_closes_are_given_up_like_the_others(tmp_path: Path) -> None:
-    # Given a connection whose loop is held up when many questions come and the end right behind them
-    api, held, gate = Api(tmp_path / "nobody"), threading.Event(), threading.Event()
-    loop = api._loop._loop
-    loop.call_soon_threadsafe(lambda: held.set() or gate.wait(60.0))
-    assert held.wait(60.0)
-    queue = loop._ready  # type: ignore[attr-defined]
-    gc.collect()
-    with warnings.catch_warnings(record=True) as warned, ThreadPoolExecutor(2) as pool:
-        warnings.simplefilter("always")
-        before = len(queue)
-        asking = pool.submit(api.ask_all, [("GET", "/health", None)] * 500, 1)
-        until(lambda: len(queue) == before + 1)
-        closing = pool.submit(api.close)
-        until(lambda: len(queue) == before + 2)
-        # When it goes on
-        gate.set()
-        closing.result(60.0)
-        # Then they get an answer, and none of them is forgotten half-made
-        with pytest.raises(Gone):
-            asking.result(60.0)
-        gc.collect()
-    assert [str(one.message) for one in warned if "never awaited" in str(one.message)] == []

@@ -54,13 +54,6 @@ def test_more_than_the_servers_own_bound_is_refused_in_one_line_and_never_sent(f
     assert len(engine.ranked([[1, 2]], 20)[0].top_ids) == 20
 
 
-def test_each_prompt_is_continued_with_a_seed_of_its_own(fake: Fake) -> None:
-    engine = fake.started("logprobs")
-    one, two = engine.generate(["a", "b"], max_tokens=3, temperature=1.0, seed=40)
-    assert [one] == engine.generate(["x"], max_tokens=3, temperature=1.0, seed=40)
-    assert [two] == engine.generate(["x"], max_tokens=3, temperature=1.0, seed=41) != [one]
-
-
 def test_an_interpreter_without_vllm_is_named_at_the_first_start(fake: Fake, tmp_path: Path) -> None:
     (tmp_path / "bare").mkdir()
     bare = fake_python(tmp_path / "bare", has_vllm=False)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.vllm.fakes import CUDA, Fake, FakeDevices, gone, until
@@ -121,39 +118,6 @@ def test_a_server_that_listens_on_though_what_computes_has_died_is_killed(
     fake.no_longer(how)
     host.ensure_resident("rm", (0,))
     assert len(score(host)) == 1
-
-
-_WORKER = """
-import sys
-from pathlib import Path
-from tests.vllm.fakes import CUDA, Fake
-folder, models = map(Path, sys.argv[1:])
-engine = Fake(folder, models, folder / "python").engine()
-engine.start(CUDA[:1])
-print("up", flush=True)
-sys.stdin.read()
-"""
-
-
-def test_a_server_does_not_outlive_a_worker_that_is_killed(fake: Fake) -> None:
-    words = [sys.executable, "-c", _WORKER, str(fake.folder), str(fake.models)]
-    worker = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert worker.stdout is not None and worker.stdout.readline() == b"up\n"
-    (server,), child = fake.servers(), fake.read("child")
-    folder = Path(fake.read("environment")["TMPDIR"])
-    assert folder.is_dir() and not gone(server) and not gone(child)
-    worker.kill()
-    worker.communicate()
-    until(lambda: gone(server) and gone(child) and not folder.exists())
-
-
-def test_a_server_does_not_outlive_its_guard(fake: Fake) -> None:
-    engine = fake.started()
-    (server,) = fake.servers()
-    folder = Path(fake.read("environment")["TMPDIR"])
-    child = fake.read("child")
-    psutil.Process(server).parent().kill()
-    until(lambda: gone(server) and gone(child) and engine.state == "failed" and not folder.exists())
 
 
 @pytest.fixture

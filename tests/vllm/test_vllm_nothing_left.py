@@ -134,18 +134,6 @@ def test_a_folder_that_is_not_ours_has_nothing_killed(tmp_path: Path, monkeypatc
     beside.wait()
 
 
-def test_what_works_in_a_folder_that_somebody_removed_is_ended_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given a process in the folder of a worker that is gone, and a cleaner of temporary files
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    folder = make_folder(tmp_path)
-    dead = folder.rename(folder.with_name(folder.name.replace(f"-{os.getpid()}-", "-4194305-")))
-    left = subprocess.Popen(["sleep", "600"], cwd=dead)
-    dead.rmdir()
-    # When the next worker starts; then the process is found
-    assert end_leftovers(tmp_path) == [left.pid]
-    assert left.wait(60.0) == -signal.SIGKILL
-
-
 def test_processes_that_fork_while_they_are_killed_end_too(tmp_path: Path) -> None:
     server = Server(tmp_path / "log", lambda socket: [sys.executable, "-S", "-c", _FORKING], PATH)
     until(server.processes)
