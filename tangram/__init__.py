@@ -17,6 +17,7 @@ from tangram.errors import (
     ResultNotReady,
     StackUnreachable,
     TangramError,
+    Unknown,
 )
 from tangram.handles import AsyncHandle, Handle
 from tangram.results import Act, Chunk, ExecResult, HttpAnswer, Logprobs, Response, Scores, Snapshot, Texts
@@ -58,4 +59,5 @@ __all__ = [
     "Table",
     "TangramError",
     "Texts",
+    "Unknown",
 ]

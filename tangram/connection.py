@@ -22,9 +22,6 @@ from tangram.settings import Settings
 STORE_CONNECTIONS = 5
 """Redis connections of one client: one listens, one reads the output of commands and one interrupts it, two fetch and put blobs."""
 
-OUTAGE_LIMIT_S = 60.0
-"""How long a result store that is away is waited for, by those who have had contact with it."""
-
 _POOL_WAIT_S = 60.0
 _HEALTH_CHECK_S = 15
 REDIS_SCHEMES = ("redis", "rediss", "redis+socket")

@@ -37,9 +37,28 @@ class InvalidAction(TangramError, ValueError):
 
 
 class StackUnreachable(TangramError, ConnectionError):
-    """Raised when the broker or the result store cannot be reached."""
+    """Raised when the broker or the result store cannot be reached. What was asked for is not done."""
 
     cause = "stack_unreachable"
+
+
+class Unknown(TangramError, ConnectionError):
+    """Raised when the broker or the result store was away for too long to say how an action ends, which had perhaps been sent.
+
+    The client withdraws the action as soon as it can: it cancels it, and closes its environment where it is an open. An action that was
+    submitted under an id of the caller's goes on.
+    """
+
+    cause = "stack_unreachable"
+
+    def __init__(self, reason: str = "", id: str = "") -> None:
+        """Keep the `reason`, one sentence for a person, and the `id` of the action."""
+        super().__init__(reason, id)
+        self.reason, self.id = reason, id
+
+    def __str__(self) -> str:
+        """Return the reason and the id."""
+        return f"{self.reason}; nobody knows yet how action {self.id} ends"
 
 
 class ResultNotReady(TangramError, TimeoutError):

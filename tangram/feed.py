@@ -11,7 +11,7 @@ been missed is read from the keys:
 | a task has had no result for 30 s, and then after twice as long each time | it is submitted again: its message may be lost |
 | every `SWEEP_S` | the keys are read; if that finds a result, the subscription is deaf and is made anew |
 | the connection breaks | a new one, with growing pauses up to `_LONGEST_PAUSE_S` |
-| no connection for `OUTAGE_LIMIT_S` | what waits ends with `StackUnreachable`; trying goes on |
+| no connection for `outage_s` | what was sent ends with `Unknown`; trying goes on |
 
 The thread also gives the client's signs of life (`tangram.life_signs`), the first before the client is `ready`.
 Only listening lives here: results are made sense of in `tangram.inbox`.
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import random
 from concurrent.futures import Future
 from typing import Any
 
@@ -28,7 +29,6 @@ from redis import Redis, RedisError
 from redis.client import PubSub
 
 from tangram import clock
-from tangram.connection import OUTAGE_LIMIT_S
 from tangram.errors import StackUnreachable
 from tangram.inbox import Inbox, firm_future
 from tangram.life_signs import SIGN_S, give_sign
@@ -46,13 +46,14 @@ _log = logging.getLogger(__name__)
 class Feed:
     """One thread that listens for the results of the client `client_id`, hands them to its inbox, and gives the client's signs of life."""
 
-    def __init__(self, store: Redis, inbox: Inbox, client_id: str, connect_timeout_s: float, store_name: str) -> None:
+    def __init__(self, store: Redis, inbox: Inbox, client_id: str, connect_timeout_s: float, store_name: str, outage_s: float) -> None:
         """Prepare; `start` begins. `store_name` is the store's address for error messages."""
         self._store = store
         self._inbox = inbox
         self._client_id = client_id
         self._prefix = f"{RESULT_KEY_PREFIX}{client_id}-"
         self._connect_timeout_s = connect_timeout_s
+        self._outage_s = outage_s
         self._store_name = store_name
         self._stopping = clock.event()
         self._down_since: float | None = None
@@ -92,7 +93,7 @@ class Feed:
                     self._down_since, pause_s = clock.monotonic(), _FIRST_PAUSE_S
                     _log.warning("lost the result store at %s, connecting again: %s", self._store_name, error)
                 self._judge_outage(error, clock.monotonic() - self._down_since)
-            self._stopping.wait(pause_s)
+            self._stopping.wait(random.uniform(0.5, 1.0) * pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _judge_outage(self, error: Exception, outage_s: float) -> None:
@@ -102,8 +103,8 @@ class Feed:
             if outage_s >= self._connect_timeout_s:
                 self.ready.set_exception(StackUnreachable(reason))
                 self._stopping.set()
-        elif outage_s >= OUTAGE_LIMIT_S:
-            self._inbox.fail_all(lambda: StackUnreachable(reason))
+        elif outage_s >= self._outage_s:
+            self._inbox.give_up_sent(reason)
 
     def _listen(self, pubsub: PubSub) -> None:
         """Hand on what arrives until the client closes or the subscription turns out to be deaf."""

@@ -71,7 +71,9 @@ class Handle(Generic[T]):
         ActionError
             The way in which the action ended, if not with a result.
         StackUnreachable
-            When the action could not be sent, or the result store was away for too long.
+            When the action could not be sent: it is not done.
+        Unknown
+            When broker or result store were away for too long after it had perhaps been sent.
 
         """
         try:
@@ -83,7 +85,7 @@ class Handle(Generic[T]):
             raise ResultNotReady(f"action {self.id} has no result after {timeout_s:g} s") from None
 
     def cancel(self) -> None:
-        """Ask the stack to end the action; does not wait. Where that cannot be sent, the result is `StackUnreachable`."""
+        """Ask the stack to end the action; does not wait. Where that cannot be sent, the result is `Unknown`."""
         if not self.future.done():
             self.remote.cancel_task(self.id)
 

@@ -4,7 +4,8 @@
 |---|---|
 | is entered | `expect`, before its message is sent |
 | leaves with a value or an error | `deliver`, its final result arrived |
-| leaves with an error | `fail`: its message could not be sent, or the client is closed |
+| leaves with an error | `fail`: its message cannot be sent, or the client is closed |
+| leaves with `StackUnreachable`, or `Unknown` where it was perhaps sent | `give_up`: the stack is away for too long |
 
 Each future is resolved exactly once, by whoever takes its entry out. Two further threads decode large results and those that are
 kept in blobs. So one large result does not hold up the thousand small ones behind it.
@@ -24,7 +25,7 @@ from redis import RedisError
 from tangram import clock
 from tangram.blobs import Blobs
 from tangram.decode import Meta, decode, drop_parts, read_meta
-from tangram.errors import ActionFailed, StackUnreachable, TangramError
+from tangram.errors import ActionFailed, StackUnreachable, TangramError, Unknown
 from tangram.tracing import ActionSpan
 from tangram.wire import BLOB_THRESHOLD_BYTES
 
@@ -48,7 +49,7 @@ class _Entry:
     """One action that has not ended; `submitted` is on the monotonic clock, `again` says whether others may ask for its result.
 
     `repeats` send what the broker may have lost: the submission, and then its cancel, if it was cancelled. They are sent at `ask_at`, and
-    `pause_s` later. `group` is its job and its trajectory.
+    `pause_s` later. `group` is its job and its trajectory. `withdraw` undoes it; `sent` says whether the broker may have it.
     """
 
     kind: str
@@ -60,6 +61,8 @@ class _Entry:
     repeats: list[Callable[[], None]] = field(default_factory=list)
     ask_at: float = field(default_factory=lambda: clock.monotonic() + FIRST_ASK_S)
     pause_s: float = FIRST_ASK_S
+    withdraw: Callable[[], None] | None = None
+    sent: bool = False
 
 
 class Inbox:
@@ -79,17 +82,18 @@ class Inbox:
         *,
         again: bool = False,
         send_again: Callable[[], None] | None = None,
+        withdraw: Callable[[], None] | None = None,
         group: tuple[str, str] = ("", ""),
     ) -> Future[Any]:
         """Wait for the result of a task that is about to be submitted; its `span`, where there is one, is told.
 
-        `send_again` submits the task once more, where its message may have been lost.
+        `send_again` submits the task once more, where its message may have been lost. `withdraw` undoes it, where it is given up.
 
         Large parts of the result leave the store once they are here, unless it may be asked for `again`, by whoever knows the task's id.
         """
         future = firm_future()
         repeats = [send_again] if send_again is not None else []
-        self._waiting[task_id] = _Entry(kind, clock.monotonic(), future, again, span, group, repeats)
+        self._waiting[task_id] = _Entry(kind, clock.monotonic(), future, again, span, group, repeats, withdraw=withdraw)
         if span is not None:
             future.add_done_callback(span.ended)
         return future
@@ -144,10 +148,31 @@ class Inbox:
         if entry.span is not None:
             entry.span.arrived()
         if len(raw) > BLOB_THRESHOLD_BYTES or b'"$blob"' in raw:
-            self._decode_beside(entry, meta)
+            self._decode_beside(task_id, entry, meta)
         else:
-            self._resolve(entry, meta)
+            self._resolve(task_id, entry, meta)
         return True
+
+    def note_sent(self, task_id: str) -> None:
+        """Note that the broker may have the message of a task from now on."""
+        entry = self._waiting.get(task_id)
+        if entry is not None:
+            entry.sent = True
+
+    def give_up(self, task_id: str, reason: str) -> None:
+        """End the wait for a task, since the stack is away. What may still be done is withdrawn; a close is sent as soon as that goes."""
+        entry = self._waiting.get(task_id)
+        if entry is None:
+            return
+        done = entry.sent or entry.kind == "cpu.close"
+        if self.fail(task_id, Unknown(reason, task_id) if done else StackUnreachable(reason)) and done and entry.withdraw is not None:
+            entry.withdraw()
+
+    def give_up_sent(self, reason: str) -> None:
+        """Give up all tasks that the broker may have. Of all others their sender knows when to give them up."""
+        for task_id, entry in list(self._waiting.items()):
+            if entry.sent:
+                self.give_up(task_id, reason)
 
     def fail(self, task_id: str, error: TangramError) -> bool:
         """End the wait for one task with `error`; return whether it was waited for."""
@@ -166,20 +191,20 @@ class Inbox:
         self._blobs.close()
         self._decoders.shutdown(wait=not threading.current_thread().name.startswith(_THREADS))
 
-    def _decode_beside(self, entry: _Entry, meta: Meta) -> None:
+    def _decode_beside(self, task_id: str, entry: _Entry, meta: Meta) -> None:
         try:
-            self._decoders.submit(self._resolve, entry, meta)
+            self._decoders.submit(self._resolve, task_id, entry, meta)
         except RuntimeError:
             # The interpreter is shutting down and takes no more work on threads.
-            self._resolve(entry, meta)
+            self._resolve(task_id, entry, meta)
 
-    def _resolve(self, entry: _Entry, meta: Meta) -> None:
+    def _resolve(self, task_id: str, entry: _Entry, meta: Meta) -> None:
         try:
             value = decode(entry.kind, meta, entry.submitted, self._blobs)
         except TangramError as error:
             entry.future.set_exception(error)
         except RedisError as error:
-            entry.future.set_exception(StackUnreachable(f"a large result could not be fetched: {error}"))
+            entry.future.set_exception(Unknown(f"a large result could not be fetched: {error}", task_id))
         except Exception as error:
             _log.exception("decoding a result of %s", entry.kind)
             entry.future.set_exception(ActionFailed(f"its result is unreadable: {error}", "result_lost"))

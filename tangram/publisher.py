@@ -6,8 +6,9 @@ the same millisecond. The thread takes what has gathered and sends it as one bat
 | a batch | then |
 |---|---|
 | is sent | done |
-| meets a broken connection | is sent again on a new one, within `connect_timeout_s`; ids make repeats harmless |
-| is still unsent after that | its actions end with `StackUnreachable`, but not those that were sent before: the scheduler may have them |
+| meets an error of broker or store | is sent again on a new connection; ids make repeats harmless |
+| has a message that is unsent for `outage_s` | its action ends with `StackUnreachable`, or with `Unknown` where the broker may have it |
+| has a message that is `lasting` | that is kept until it is sent: it undoes what was given up |
 | holds arguments that are no JSON | that action ends with `InvalidAction`, the others are sent |
 """
 
@@ -15,6 +16,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
+import random
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -37,8 +40,10 @@ from tangram.tracing import ActionSpan
 from tangram.wire import ACTION_HEADER, CONTROL, INGRESS, RESULT_KEY_PREFIX
 
 _BATCH = 256
-_PAUSE_S = 0.1
-_PAUSES = {"interval_start": _PAUSE_S, "interval_step": _PAUSE_S, "interval_max": 1.0}
+_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
+_LATER_S = 5.0
+"""After how long what is lasting is tried again."""
+_PAUSES = {"interval_start": _PAUSE_S, "interval_step": _PAUSE_S, "interval_max": _LONGEST_PAUSE_S}
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +53,7 @@ class Submission:
     """One action on its way out; `submitted_at` is seconds since the epoch.
 
     One that is sent `once` may have been sent before, by whoever knows its id: it is not sent where the store has its result. One that
-    this client sends `again`, since the broker may have lost it, says so in its header.
+    this client sends `again`, since the broker may have lost it, says so in its header. One that is `lasting` is never given up.
     """
 
     task_id: str
@@ -58,37 +63,48 @@ class Submission:
     packed: dict[str, Any] | None = None
     span: ActionSpan | None = None
     again: bool = False
+    lasting: bool = False
+    given: float = field(default_factory=lambda: clock.monotonic())
 
     def repeated(self) -> Submission:
         """Return the submission to be sent again."""
-        return replace(self, span=None, again=True)
+        return replace(self, span=None, again=True, given=clock.monotonic())
 
 
 @dataclass(frozen=True, slots=True)
 class ControlRequest:
     """One message for the scheduler's control queue; `sent` is done once the broker has it, or fails with `StackUnreachable`.
 
-    A cancel of single tasks that cannot be sent fails them, so that nobody waits for an end that nobody brings about.
+    A cancel of single tasks that cannot be sent gives them up, so that nobody waits for an end that nobody brings about. One that is
+    `lasting` is kept until it can be sent.
     """
 
     body: Mapping[str, Any]
     task_ids: tuple[str, ...] = ()
     sent: Future[None] = field(default_factory=firm_future)
+    lasting: bool = False
+    given: float = field(default_factory=lambda: clock.monotonic())
 
 
 class _Stop:
     """Told to the thread last."""
 
 
+_NOTHING: Submission | ControlRequest | _Stop = ControlRequest({})
+
+
 class Publisher:
     """Sends submissions and control requests, in the order in which they were given to `send`."""
 
-    def __init__(self, app: Celery, store: Redis, inbox: Inbox, client_id: str, connect_timeout_s: float) -> None:
-        """Prepare; `start` begins. What cannot be sent fails in `inbox`."""
+    def __init__(self, app: Celery, store: Redis, inbox: Inbox, client_id: str, connect_timeout_s: float, outage_s: float) -> None:
+        """Prepare; `start` begins. What cannot be sent for `outage_s` fails in `inbox`."""
         self._app = app
         self._client_id = client_id
         self._store = store
-        self._blobs = Blobs(store)
+        self._blobs = Blobs(store, patience_s=outage_s)
+        self._outage_s = outage_s
+        self._kept: list[Submission | ControlRequest] = []
+        """What is lasting, and could not be sent yet."""
         self._inbox = inbox
         self._connect_timeout_s = connect_timeout_s
         self._queue: SimpleQueue[Submission | ControlRequest | _Stop] = clock.fifo()
@@ -120,6 +136,7 @@ class Publisher:
         if not clock.runs_in(self._thread):
             self._thread.join(timeout_s)
         self._stopping.set()
+        self._blobs.close()
 
     def _run(self) -> None:
         try:
@@ -139,30 +156,35 @@ class Publisher:
 
     def _gather(self) -> tuple[list[Submission | ControlRequest], bool]:
         """Wait for something to send and take all that has gathered, up to a batch; say whether to go on after it."""
-        batch: list[Submission | ControlRequest] = []
-        message = self._queue.get()
+        batch, self._kept = self._kept, []
+        message = _NOTHING
         with contextlib.suppress(Empty):
+            message = self._queue.get(timeout=_LATER_S if batch else None)
             while not isinstance(message, _Stop):
                 batch.append(message)
-                if len(batch) == _BATCH:
+                if len(batch) >= _BATCH:
                     return batch, True
                 message = self._queue.get_nowait()
         return batch, not isinstance(message, _Stop)
 
-    def _send(self, batch: Sequence[Submission | ControlRequest]) -> None:
-        deadline = clock.monotonic() + self._connect_timeout_s
+    def _send(self, batch: list[Submission | ControlRequest]) -> None:
+        pause_s = _PAUSE_S
         while True:
             try:
                 self._publish(batch)
                 break
             except Exception as error:
-                # Transports raise what they like when a connection breaks; the deadline bounds what is tried in vain.
+                # Transports raise what they like when a connection breaks; the age of messages bounds what is tried in vain.
                 self._disconnect()
-                if clock.monotonic() >= deadline or self._stopping.is_set():
-                    self._give_up(batch, error)
+                too_old = math.inf if self._stopping.is_set() else clock.monotonic() - self._outage_s
+                self._kept += [message for message in batch if message.lasting]
+                self._give_up([message for message in batch if not message.lasting and message.given <= too_old], error)
+                batch = [message for message in batch if not message.lasting and message.given > too_old]
+                if not batch:
                     return
                 _log.warning("sending again after: %s", error)
-                self._stopping.wait(_PAUSE_S)
+                self._stopping.wait(random.uniform(0.5, 1.0) * pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         # Outside of the `try`: nothing that goes wrong from here on is a reason to send the batch again.
         for message in batch:
             if isinstance(message, ControlRequest):
@@ -213,6 +235,7 @@ class Publisher:
         if keys := keys_of(message.packed.values()):
             described["blobs"] = keys
         header = {ACTION_HEADER: described, **(message.span.headers if message.span is not None else {})}
+        self._inbox.note_sent(message.task_id)
         self._app.amqp.send_task_message(producer, action.kind, task, queue=INGRESS, headers=header, declare=[], retry=False)
 
     def pack(self, action: Action, before: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -252,15 +275,15 @@ class Publisher:
                 connection.release()
 
     def _give_up(self, batch: Sequence[Submission | ControlRequest], error: Exception) -> None:
-        _log.error("%d messages could not be sent: %s", len(batch), error)
+        if batch:
+            _log.error("%d messages could not be sent: %s", len(batch), error)
         for message in batch:
-            if isinstance(message, Submission):
-                if not message.again:
-                    self._inbox.fail(message.task_id, self._unreachable(error))
-                continue
-            message.sent.set_exception(self._unreachable(error))
-            for task_id in message.task_ids:
-                self._inbox.fail(task_id, StackUnreachable(f"its cancel could not be sent: {self._unreachable(error)}"))
+            if isinstance(message, ControlRequest):
+                message.sent.set_exception(self._unreachable(error))
+                for task_id in message.task_ids:
+                    self._inbox.give_up(task_id, f"its cancel could not be sent: {self._unreachable(error)}")
+            elif not message.again:
+                self._inbox.give_up(message.task_id, str(self._unreachable(error)))
 
     def _unreachable(self, error: Exception) -> StackUnreachable:
         if isinstance(error, StackUnreachable):

@@ -18,6 +18,7 @@ import secrets
 import socket
 import threading
 import weakref
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -27,7 +28,7 @@ from redis import Redis
 from tangram import calls
 from tangram.action import Action
 from tangram.blobs import Blobs
-from tangram.connection import OUTAGE_LIMIT_S, Link, find_link
+from tangram.connection import Link, find_link
 from tangram.errors import InvalidAction, StackUnreachable, TangramError
 from tangram.feed import Feed
 from tangram.giving import Giving, What
@@ -75,11 +76,11 @@ class Session:
         self._environments: dict[str, calls.Place] = {}
         self._giving = Giving(self.client_id, job)
         self._store = link.store
-        self.streams = OutputReader(self._store, settings.connect_timeout_s)
+        self.streams = OutputReader(self._store, settings.connect_timeout_s, settings.outage_s)
         """What reads the output of commands, also of those that another process has submitted."""
-        self._inbox = Inbox(Blobs(self._store, patience_s=OUTAGE_LIMIT_S))
-        self._publisher = Publisher(link.app, self._store, self._inbox, self.client_id, settings.connect_timeout_s)
-        self._feed = Feed(self._store, self._inbox, self.client_id, settings.connect_timeout_s, link.store_name)
+        self._inbox = Inbox(Blobs(self._store, patience_s=settings.outage_s))
+        self._publisher = Publisher(link.app, self._store, self._inbox, self.client_id, settings.connect_timeout_s, settings.outage_s)
+        self._feed = Feed(self._store, self._inbox, self.client_id, settings.connect_timeout_s, link.store_name, settings.outage_s)
         # Also runs at interpreter exit: what a forgotten client still holds back is sent, its threads end.
         self._finalizer = weakref.finalize(self, _shut_down, self._publisher, self._feed, self._inbox, self.streams, self._store, self._pid)
 
@@ -231,13 +232,15 @@ class Session:
         submission = Submission(task_id or next(self._ids), action, once=task_id is not None and not is_new)
         if self._tracer is not None:
             submission.span = ActionSpan(self._tracer, submission.task_id, action)
-        publisher = self._publisher  # a task that waits must not keep a forgotten session alive
+        publisher, ids = self._publisher, self._ids  # a task that waits must not keep a forgotten session alive
         future = self._inbox.expect(
             submission.task_id,
             action.kind,
             submission.span,
             again=task_id is not None,
             send_again=lambda: publisher.send(submission.repeated()),
+            # What has an id of the caller's may be wanted by others.
+            withdraw=(lambda: _withdraw(publisher, submission, ids)) if task_id is None else None,
             group=(action.job, action.trajectory),
         )
         self._publisher.send(submission)
@@ -252,6 +255,17 @@ class Session:
             raise ClientClosed("the client is closed: open another one")
         if self._pid != os.getpid():
             raise ClientClosed(f"the client belongs to process {self._pid}: open one in each process after forking")
+
+
+def _withdraw(publisher: Publisher, submission: Submission, ids: Iterator[str]) -> None:
+    """Have an action that was given up not be done after all, as soon as the broker is back; have a close be done."""
+    action = submission.action
+    if action.kind == "cpu.close":
+        publisher.send(replace(submission, span=None, lasting=True))
+        return
+    publisher.send(ControlRequest({"cancel": {"ids": [submission.task_id]}}, lasting=True))
+    if action.kind == "cpu.open":
+        publisher.send(Submission(next(ids), calls.close_environment(calls.place_of(action)), lasting=True))
 
 
 def _shut_down(

@@ -110,6 +110,12 @@ class Settings(BaseSettings):
         default=0.5, ge=0, le=1, description="Which part of that is kept of the end of longer output; the rest is kept of its beginning."
     )
     depth: int = Field(default=16, ge=0, description="Waiting actions that the eviction estimate of the policy `paper` looks at.")
+    outage_s: float = Field(
+        default=60.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="Time for which a client bridges an outage of the broker or the result store; what is not done by then fails.",
+    )
     connect_timeout_s: float = Field(default=5.0, gt=0, description="Longest wait for a broker, store or database to answer.")
 
     sandbox: Literal["process", "docker"] = Field(

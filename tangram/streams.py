@@ -8,7 +8,7 @@ A worker publishes the output of a command as a Redis stream (`tangram.wire`). T
 | `READ_STEP_BYTES` more for a reader | the worker is told, which holds a command back whose output is not read |
 | the entry that says how the command has ended | its readers end, with the action's error where it ended without a result |
 | nothing, for `_GRACE_S` after the action's result was stored | the same: its worker is dead, or it never ran |
-| no answer, for `OUTAGE_LIMIT_S` | all readers end with `StackUnreachable`; trying goes on with the next one |
+| no answer, for `outage_s` | all readers end with `StackUnreachable`; trying goes on with the next one |
 
 The store blocks the thread until something comes, for `_BLOCK_S` at most; a new reader sends it an entry of its own (`_WAKE_PREFIX`).
 The thread ends when nobody reads.
@@ -28,7 +28,6 @@ from typing import Any
 
 from redis import Redis, RedisError
 
-from tangram.connection import OUTAGE_LIMIT_S
 from tangram.decode import read_meta, stored_value
 from tangram.errors import BY_STATUS, ActionError, ActionFailed, EnvironmentLost, InvalidAction, StackUnreachable, TangramError
 from tangram.results import Chunk
@@ -81,9 +80,10 @@ class Reading:
 class OutputReader:
     """The thread that reads for all readers of a client; it starts with the first one. Safe for use by many threads."""
 
-    def __init__(self, store: Redis, connect_timeout_s: float) -> None:
+    def __init__(self, store: Redis, connect_timeout_s: float, outage_s: float) -> None:
         """Read from `store`, of which it uses one connection, and a second one for moments."""
         self._store = store
+        self._outage_s = outage_s
         self._block_s = min(_BLOCK_S, connect_timeout_s / 2)
         self._lock = threading.Lock()
         self._readings: set[Reading] = set()
@@ -179,7 +179,7 @@ class OutputReader:
                 down_since, pause_s = None, _FIRST_PAUSE_S
             except (RedisError, OSError) as error:
                 down_since = down_since or time.monotonic()
-                if time.monotonic() - down_since >= OUTAGE_LIMIT_S:
+                if time.monotonic() - down_since >= self._outage_s:
                     for reading in readings:
                         reading.end(StackUnreachable(f"the output of {reading.task_id} cannot be read: {error}"))
                 time.sleep(pause_s)

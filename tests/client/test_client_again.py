@@ -12,7 +12,7 @@ from celery import Celery
 
 from app.broker.memory import use
 from app.broker.memory_store import MemoryBroker, MemoryStore
-from tangram import Action, Settings, StackUnreachable
+from tangram import Action, Settings, StackUnreachable, Unknown, calls
 from tangram.connection import Link
 from tangram.session import Session
 from tangram.wire import ACTION_HEADER, CONTROL_QUEUE, INGRESS_QUEUE
@@ -22,12 +22,14 @@ class Away:
     """A broker that can be away, while its result store answers."""
 
     def __init__(self) -> None:
-        self.away = False
+        self.away = self.answers_lost = False
         self.broker = MemoryBroker(self.called)
 
     def called(self, operation: str, name: str) -> None:
         if self.away and operation in ("connect", "put"):
             raise ConnectionRefusedError("connection refused")
+        if self.answers_lost and operation in ("connect", "put done"):
+            raise ConnectionResetError("connection reset")
 
     def headers(self) -> list[dict[str, Any]]:
         """Return what the actions that were sent say of themselves, the first first."""
@@ -47,7 +49,7 @@ def stack() -> Away:
 def session(stack: Away) -> Iterator[Session]:
     app = use(Celery("again", set_as_current=False), stack.broker)
     link = Link(app, MemoryStore(stack.broker), "memory")  # type: ignore[arg-type]
-    session = Session("job", Settings(connect_timeout_s=0.2), client_id=None, link=link)
+    session = Session("job", Settings(connect_timeout_s=0.2, outage_s=0.2), client_id=None, link=link)
     for ready in session.start():
         ready.result(60)
     yield session
@@ -89,6 +91,25 @@ def test_large_arguments_that_the_store_has_lost_come_again_where_they_were(stac
     flush(session)
     assert [header["blobs"] for header in stack.headers()] == [[key], [key]] and not handle.future.done()
     assert stack.broker.value(key) == b"x" * 100_000
+
+
+def test_what_may_have_been_sent_is_told_as_unknown_and_withdrawn(stack: Away, session: Session) -> None:
+    # Given an open of which nobody knows whether the broker has it, and the close of another environment
+    stack.answers_lost = True
+    opening = calls.open_environment("job", trajectory="t")
+    opened = session.open_environment(opening)
+    closed = session.submit(calls.close_environment(calls.Place("job", "t", "other")))
+    # When the broker is away for too long
+    told = opened.future.exception(60)
+    # Then its end is unknown, and so is that of the close
+    assert isinstance(told, Unknown) and told.id == opened.id and opened.id in str(told)
+    assert isinstance(closed.future.exception(60), Unknown)
+    # And once the broker is back, the environments are closed
+    stack.answers_lost = False
+    stack.broker.purge(INGRESS_QUEUE)
+    flush(session)
+    assert {"cancel": {"ids": [opened.id]}} in stack.requests()
+    assert {header["environment"] for header in stack.headers() if header["kind"] == "cpu.close"} == {opening.environment, "other"}
 
 
 def test_what_has_ended_meanwhile_is_not_submitted_again(stack: Away, session: Session) -> None:

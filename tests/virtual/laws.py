@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from app.broker.stored_ends import stored_end
 from scheduler.model.lifecycle import MOST_TRIES
 from tangram.ends import fault_of
-from tangram.errors import ActionError
+from tangram.errors import ActionError, StackUnreachable
 from tangram.results import ExecResult
 from tangram.wire import RESULT_KEY_PREFIX
 from tests.virtual.clock import EPOCH
@@ -169,6 +169,8 @@ def _told(run: Run, trainer: Trainer, told: Told, row: tuple[str, str, str, str,
     if told.times == 0:
         return [f"each action ends: {name} of {trainer.job} has no end; the journal says {row}"]
     lost = isinstance(told.error, ActionError) and told.error.cause == "result_lost" and row is not None
+    if isinstance(told.error, StackUnreachable) and row is not None:
+        return [f"what is told as not done is not done: {name} was told as unreachable, the journal says {row}"]
     if told.status == "unreachable" or lost:  # it was told of an outage, and not of an end
         return []
     if row is None:

@@ -47,6 +47,9 @@ ENDS_S = 900.0
 NODE_LOST_S = 10.0
 """Silence after which a node is lost: some faults last for longer, and some do not."""
 
+OUTAGE_S = 10.0
+"""Outage that clients bridge: some faults last for longer, and some do not."""
+
 QUIET_S = 240.0
 """Within which nothing is left anywhere after that: leases of clients that are gone, blobs, claims."""
 
@@ -253,6 +256,7 @@ def _settings() -> Settings:
         keep_days="forever",
         takeover_s=5.0,
         node_lost_s=NODE_LOST_S,
+        outage_s=OUTAGE_S,
         open_timeout_s=60.0,
     )
 
