@@ -14,19 +14,27 @@ ARG EXTRAS=server,gateway,web,metrics,otel,report,postgres,containers
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ARG PIP_FIND_LINKS
-WORKDIR /srv/tangram
+WORKDIR /src
 RUN python3 -m venv /opt/tangram
-# Only what decides on the libraries, so that a change of the source does not install them again. `tangram` is installed as
-# a link to /srv/tangram, where the last stages put the source: the wheel has the client only.
-COPY pyproject.toml constraints.txt README.md ./
-RUN mkdir tangram && touch tangram/__init__.py \
- && PIP_CONSTRAINT=constraints.txt /opt/tangram/bin/pip install --no-cache-dir --disable-pip-version-check -e ".[${EXTRAS}]"
+# Only what decides on the libraries, so that a change of the source does not install them again: empty packages stand for it.
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY tangram/pyproject.toml tangram/README.md tangram/LICENSE tangram/
+RUN mkdir -p app scheduler workers migrations examples/repo \
+ && touch tangram/__init__.py app/__init__.py examples/rollouts.jsonl \
+ && PIP_CONSTRAINT=constraints.txt /opt/tangram/bin/pip install --no-cache-dir --disable-pip-version-check ./tangram ".[${EXTRAS}]"
+
+# The wheels of client and server.
+FROM build AS wheels
+COPY . .
+RUN PIP_CONSTRAINT=constraints.txt /opt/tangram/bin/pip wheel --no-cache-dir --disable-pip-version-check --no-deps --wheel-dir /wheels ./tangram .
 
 FROM build AS build-slim
-RUN /opt/tangram/bin/pip uninstall --yes --quiet pip setuptools
+COPY --from=wheels /wheels /wheels
+RUN /opt/tangram/bin/pip install --no-cache-dir --disable-pip-version-check --no-index --no-deps --force-reinstall /wheels/*.whl \
+ && /opt/tangram/bin/pip uninstall --yes --quiet pip setuptools
 
-# What both images share: the source, and a user that is not root. compose makes the CPU worker root, and says why.
-FROM ${BASE} AS source
+# What both images share: settings, and a user that is not root. compose makes the CPU worker root, and says why.
+FROM ${BASE} AS shared
 ENV PATH=/opt/tangram/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
@@ -34,20 +42,19 @@ ENV PATH=/opt/tangram/bin:$PATH \
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /var/lib/tangram --shell /usr/sbin/nologin tangram \
  && install -d -o tangram -g tangram -m 0700 /var/lib/tangram
 WORKDIR /srv/tangram
-COPY . .
-# A checkout may keep other users out; its copy here is for all to read and for none but root to write.
-RUN chmod -R go+rX-w .
 USER tangram
 CMD ["tangram", "--help"]
 
-FROM source AS tangram
+FROM shared AS tangram
 COPY --from=build-slim /opt/tangram /opt/tangram
 
 FROM build AS build-gpu
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ARG PIP_FIND_LINKS
-RUN PIP_CONSTRAINT=constraints.txt /opt/tangram/bin/pip install --no-cache-dir --disable-pip-version-check -e ".[gpu]" \
+COPY --from=wheels /wheels /wheels
+RUN PIP_CONSTRAINT=constraints.txt /opt/tangram/bin/pip install --no-cache-dir --disable-pip-version-check ".[gpu]" \
+ && /opt/tangram/bin/pip install --no-cache-dir --disable-pip-version-check --no-index --no-deps --force-reinstall /wheels/*.whl \
  && /opt/tangram/bin/pip uninstall --yes --quiet pip
 
 FROM ${BASE} AS build-vllm
@@ -59,7 +66,7 @@ COPY constraints-vllm-gpu.txt ./
 RUN PIP_CONSTRAINT=constraints-vllm-gpu.txt /opt/vllm/bin/pip install --no-cache-dir --disable-pip-version-check vllm \
  && /opt/vllm/bin/pip uninstall --yes --quiet pip
 
-FROM source AS gpu
+FROM shared AS gpu
 USER root
 # torch and Triton compile kernels when a server of vLLM starts.
 RUN apt-get update \

@@ -15,7 +15,7 @@ CLIENTS ?= agents verifiers nemo-gym training javascript
 PYTHON312 ?= $(shell for p in python3.12 "$$(pyenv root 2>/dev/null)"/versions/3.12.*/bin/python3.12; do "$$p" -c '' 2>/dev/null && echo "$$p" && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo clients compatibility docs figures pages lint smoke pictures release clean
+.PHONY: help install demo clients compatibility docs figures pages lint smoke pictures dist release clean
 .PHONY: chaos isolation test test-real test-clients mutants gpu-check gpu-wheels
 .PHONY: bench bench-background bench-containers bench-flood bench-gateway bench-live bench-metrics bench-paper
 .PHONY: bench-quotas bench-scaling bench-shortage bench-web bench-week
@@ -49,18 +49,19 @@ help:
 	@echo "make figures  speed, lag, CPU, memory, live against simulated, each beside its last ten values; ONLY names some, JSON=1 prints a document"
 	@echo "make docs    the pages as a site, into site/"
 	@echo "make pages   write the pages that come from code: settings, commands"
-	@echo "make release  build the tagged version into dist/"
 	@echo "make bench-week  what actions leave in memory, Redis and journal, and what a week of them weighs; ACTIONS=100000"
+	@echo "make dist    build the wheels and source archives of client and server into dist/"
+	@echo "make release  the same of the tagged version, once all that names it agrees"
 	@echo "make bench-web  the live page with 10,000 running actions in a real browser: frame time, memory, cost of a look"
 	@echo "make pictures  the pictures of the live page in docs/pictures, from a stack with made-up load"
 	@echo "make clean   remove .venv and what demos left"
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml tangram/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed; this is %d.%d: make PYTHON=python3.12 …" % sys.version_info[:2])'
 	@echo "building $(VENV) (once) …"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) install -c constraints.txt torch
-	@$(PIP) install -c constraints.txt -e '.[server,gateway,web,metrics,otel,report,gpu,postgres,containers,bench,clients,docs,dev]'
+	@$(PIP) install -c constraints.txt -e './tangram[verl]' -e '.[gateway,web,metrics,otel,report,gpu,postgres,containers,bench,clients,docs,dev]'
 	@touch $@
 
 install: $(STAMP)
@@ -97,7 +98,7 @@ test-real: $(STAMP) $(if $(filter vllm,$(or $(ONLY),$(if $(CI),$(REAL_PARTS)))),
 	@$(CLIENT_PYTHON) -m venv $(@D)
 	@! grep -q '^torch=' $< || $(CLIENT_PIP) install -c $< torch
 	@$(CLIENT_PIP) install --no-deps -r $<
-	@$(CLIENT_PIP) install --no-deps -e .
+	@$(CLIENT_PIP) install --no-deps -e ./tangram -e .
 	@touch $@
 .venv-clients/%/.installed: CLIENT_PYTHON = $(PYTHON312)
 .venv-clients/%/.installed: CLIENT_PIP = $(@D)/bin/python -m pip --disable-pip-version-check --quiet
@@ -147,7 +148,7 @@ $(GPU_VENV)/.installed: wheels/requirements.txt
 
 ifneq ($(wildcard wheels/requirements.txt),)
 gpu-check: $(GPU_VENV)/.installed
-	@$(GPU_VENV)/bin/python -m bench.gpu_check $(if $(STAND_INS),--stand-ins)
+	@PYTHONPATH='$(CURDIR)' $(GPU_VENV)/bin/python -m bench.gpu_check $(if $(STAND_INS),--stand-ins)
 else
 gpu-check: $(STAMP)
 	@$(BIN)/python -m bench.gpu_check $(if $(STAND_INS),--stand-ins)
@@ -201,7 +202,7 @@ bench-gateway: $(STAMP)
 	@$(BIN)/python -m bench.gateway --calls $(CALLS)
 
 bench-live: $(STAMP)
-	@$(BIN)/python -c 'import ray' 2>/dev/null || $(PIP) install -c constraints.txt -e '.[compare]'
+	@$(BIN)/python -c 'import ray' 2>/dev/null || $(PIP) install -c constraints.txt -e ./tangram -e '.[compare]'
 	@$(BIN)/python -m bench.live
 
 bench-week: $(STAMP)
@@ -222,7 +223,10 @@ bench-scaling: $(STAMP)
 bench-shortage: $(STAMP)
 	@$(BIN)/python -m bench.shortage $(if $(TRACE),--trace '$(TRACE)')
 
-# Version, changelog, tags of images and the git tag must agree, and the tree must be clean.
+dist: $(STAMP)
+	@$(BIN)/python .ci/release --as-it-is
+
+# Versions, changelog, tags of images and the git tag must agree, and the tree must be clean.
 release: $(STAMP)
 	@$(BIN)/python .ci/release
 

@@ -18,8 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
-from app.cli.demo import BUNDLED
-from app.replay.traces import read_trace
+from app.replay.traces import BUNDLED, read_trace
 from scheduler.sim.trace import DEFAULT_PRIORITY, Step, Trace, TraceAction, Trajectory, tile
 from tangram.errors import InvalidAction
 

@@ -12,10 +12,9 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import median
 
-from app.cli.demo import BUNDLED
 from app.replay.recorder import record
 from app.replay.scripts import Script
-from app.replay.traces import read_trace
+from app.replay.traces import BUNDLED, read_trace
 from examples.subprocess_executor import SubprocessExecutor
 from scheduler.sim.trace import Trajectory
 

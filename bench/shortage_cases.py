@@ -19,9 +19,8 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Literal, get_args
 
-from app.cli.demo import BUNDLED
 from app.replay.replay_command import ReplayOptions
-from app.replay.traces import read_trace
+from app.replay.traces import BUNDLED, read_trace
 from bench import flood
 from bench.live_trace import on_cores
 from bench.workloads import ai_coding, mopd

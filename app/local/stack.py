@@ -163,4 +163,5 @@ def _answers(address: tuple[str, int]) -> bool:
 
 
 def _tangram(*words: str) -> tuple[str, ...]:
-    return (sys.executable, "-m", "tangram", *words)
+    # Not from the working folder (-P), which may have an `app` of its own.
+    return (sys.executable, "-P", "-m", "tangram", *words)

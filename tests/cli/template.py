@@ -1,6 +1,6 @@
 """Commands of the system as forks of a process that has imported its modules: half of the CPU time of a fresh process.
 
-`Forked` is a `subprocess.Popen` for `python -m tangram …`. The template is a process of its own, as a process of tests has threads and
+`Forked` is a `subprocess.Popen` for `python -P -m tangram …`. The template is a process of its own, as a process of tests has threads and
 applications of Celery, which a fork must not begin with. What it forks is a child of the process of the tests all the same: its first
 parent ends at once, and the process of the tests takes over orphans meanwhile. Such a child ends as every Python process does.
 
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAM = [sys.executable, "-m", "tangram"]
+PROGRAM = [sys.executable, "-P", "-m", "tangram"]
 MODULES = (
     "celery.app.amqp",
     "celery.app.control",
@@ -130,7 +130,7 @@ class Forked(subprocess.Popen[Any]):
     def _execute_child(self, *given: Any) -> None:
         named = dict(zip(PARAMETERS, given, strict=True))
         args, env = list(named["args"]), named["env"]
-        if args[:3] != PROGRAM:
+        if args[:4] != PROGRAM:
             super()._execute_child(*given)  # type: ignore[misc]
             return
         unknown = [name for name, default in REFUSED.items() if named.get(name, default) != default]
@@ -138,7 +138,7 @@ class Forked(subprocess.Popen[Any]):
         files = [named[end] for end in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")]
         standard = [file if file != -1 else number for number, file in enumerate((files[0], files[3], files[5]))]
         order = {
-            "words": args[3:],
+            "words": args[4:],
             "cwd": str(named["cwd"] or os.getcwd()),
             "env": dict(os.environ if env is None else env),
             "session": named["start_new_session"],

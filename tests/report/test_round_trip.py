@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.demo import BUNDLED
-from app.replay.traces import read_trace, write_trace
+from app.replay.traces import BUNDLED, read_trace, write_trace
 from bench.figures.simulation import waiting
 from scheduler.sim.trace import Step, Trace
 from tests.cli.forked import forked
