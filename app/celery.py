@@ -11,12 +11,11 @@ Workers of the system and Celery's own tools (`inspect`, Flower) use this object
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import urlsplit
 
 from celery import Celery
 
 from app.routing import install_routing
-from tangram.connection import REDIS_SCHEMES, find_addresses
+from tangram.connection import find_addresses, transport_options
 from tangram.errors import StackUnreachable
 from tangram.settings import Settings
 from tangram.wire import RESULT_TTL_S
@@ -37,9 +36,7 @@ def make_app(settings: Settings | None = None) -> Celery:
     celery = Celery("tangram", broker=broker_url, backend=result_url)
     celery.conf.update(configuration(settings))
     celery.loader.override_backends = dict.fromkeys(("redis", "rediss"), "app.broker.results:RedisResults")
-    if urlsplit(broker_url).scheme in REDIS_SCHEMES:
-        # Without it a server that accepts connections and never answers would be waited for without end.
-        celery.conf.broker_transport_options = {"socket_timeout": settings.connect_timeout_s}
+    celery.conf.broker_transport_options = transport_options(broker_url, settings.connect_timeout_s)
     install_routing(celery)
     return celery
 
@@ -61,6 +58,8 @@ def configuration(settings: Settings) -> dict[str, Any]:
         "broker_connection_retry_on_startup": True,
         "broker_channel_error_retry": True,
         "broker_connection_timeout": settings.connect_timeout_s,
+        "redis_socket_timeout": settings.connect_timeout_s,
+        "redis_socket_connect_timeout": settings.connect_timeout_s,
         "timezone": "UTC",
     }
 

@@ -200,11 +200,7 @@ def _pruning(settings: Settings, engine: Engine, lease: Lease) -> AbstractContex
 def _app_of(settings: Settings) -> Celery:
     """Return an application that fails fast: this process has other things to do than to wait for one result to be stored."""
     app = make_app(settings)
-    app.conf.update(
-        result_backend_transport_options={"retry_policy": {"max_retries": 0}},
-        redis_socket_timeout=settings.connect_timeout_s,
-        redis_socket_connect_timeout=settings.connect_timeout_s,
-    )
+    app.conf.result_backend_transport_options = {"retry_policy": {"max_retries": 0}}
     return app
 
 

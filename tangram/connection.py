@@ -7,8 +7,10 @@ no message, no thread, no retry beyond the first contact.
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from celery import Celery
@@ -23,7 +25,16 @@ STORE_CONNECTIONS = 5
 """Redis connections of one client: one listens, one reads the output of commands and one interrupts it, two fetch and put blobs."""
 
 _POOL_WAIT_S = 60.0
-_HEALTH_CHECK_S = 15
+_HEALTH_CHECK_S = 2
+_KEEPALIVE = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 4000}
+"""Options of TCP by which the kernel finds a host that is gone without a word: within 5 s, whether anything is sent or not."""
+
+KEEPALIVE: dict[str, Any] = {
+    "socket_keepalive": True,
+    "socket_keepalive_options": {getattr(socket, name): value for name, value in _KEEPALIVE.items() if hasattr(socket, name)},
+}
+"""The same, as redis-py and kombu take it for connections over TCP."""
+
 REDIS_SCHEMES = ("redis", "rediss", "redis+socket")
 
 
@@ -83,7 +94,7 @@ def open_store(result_url: str, connect_timeout_s: float, connections: int = STO
     A caller waits its turn when all are in use; no command waits longer than `connect_timeout_s` for an answer.
     """
     url = redis_url(result_url)
-    keepalive = {} if url.startswith("unix:") else {"socket_keepalive": True, "socket_connect_timeout": connect_timeout_s}
+    keepalive = {} if url.startswith("unix:") else {**KEEPALIVE, "socket_connect_timeout": connect_timeout_s}
     pool = BlockingConnectionPool.from_url(
         url,
         max_connections=connections,
@@ -107,7 +118,7 @@ def make_app(addresses: Addresses, connect_timeout_s: float) -> Celery:
         task_serializer="json",
         result_serializer="json",
         broker_connection_timeout=connect_timeout_s,
-        broker_transport_options=_transport_options(addresses.broker_url, connect_timeout_s),
+        broker_transport_options=_client_options(addresses.broker_url, connect_timeout_s),
     )
     return app
 
@@ -148,13 +159,20 @@ def _read_stack_file(path: Path) -> Addresses:
     return Addresses(found.broker_url, found.result_url)
 
 
-def _transport_options(broker_url: str, connect_timeout_s: float) -> dict[str, object]:
-    """Return what makes a dead broker show itself: time limits on Redis, publisher confirms on AMQP."""
+def transport_options(broker_url: str, connect_timeout_s: float) -> dict[str, Any]:
+    """Return what makes a dead broker show itself: time limits for answers, and options of TCP."""
     scheme = urlsplit(broker_url).scheme
     if scheme in ("redis", "rediss"):
-        return {"socket_timeout": connect_timeout_s, "socket_connect_timeout": connect_timeout_s, "socket_keepalive": True}
+        limits = {"socket_timeout": connect_timeout_s, "socket_connect_timeout": connect_timeout_s}
+        return {**limits, **KEEPALIVE, "health_check_interval": _HEALTH_CHECK_S}
     if scheme == "redis+socket":
         return {"socket_timeout": connect_timeout_s}
     if scheme in ("amqp", "amqps", "pyamqp"):
-        return {"confirm_publish": True}
+        return {"socket_settings": dict(KEEPALIVE["socket_keepalive_options"])}
     return {}
+
+
+def _client_options(broker_url: str, connect_timeout_s: float) -> dict[str, Any]:
+    """Return the same for a client, whose publishes AMQP confirms."""
+    options = transport_options(broker_url, connect_timeout_s)
+    return {**options, "confirm_publish": True} if "socket_settings" in options else options

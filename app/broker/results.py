@@ -28,6 +28,7 @@ from redis import RedisError
 
 from app.action_task import NodeRuntime
 from app.runtime import runtime
+from tangram.connection import KEEPALIVE
 from tangram.decode import read_meta
 from tangram.errors import ActionError
 from tangram.wire import DISOWNED, GRANT_HEADER, claim_key
@@ -92,6 +93,11 @@ class FirstEndStays(KeyValueStoreBackend):  # type: ignore[misc]
 
 class RedisResults(FirstEndStays, RedisBackend):  # type: ignore[misc]
     """Celery's result backend on Redis."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if "path" not in self.connparams:  # not over a Unix socket
+            self.connparams.update(KEEPALIVE)
 
     @cached_property
     def _script(self) -> Any:

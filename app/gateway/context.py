@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends
 from redis.asyncio import Redis as AsyncRedis
@@ -30,7 +30,7 @@ from app.gateway.metrics import Metrics
 from app.gateway.records import Records
 from app.gateway.sessions import Caller, Sessions
 from app.gateway.tokens import Tokens, token_of
-from tangram.connection import find_addresses, open_store, redis_url
+from tangram.connection import KEEPALIVE, find_addresses, open_store, redis_url
 from tangram.errors import StackUnreachable
 from tangram.settings import Settings
 
@@ -48,9 +48,10 @@ class Gateway:
         Raises `StackUnreachable` when there is no stack to connect to; `LanguagesFileError` when the file of languages cannot be used.
         """
         url = find_addresses(settings).result_url
-        pool = BlockingConnectionPool.from_url(
-            redis_url(url), max_connections=STORE_CONNECTIONS, timeout=settings.connect_timeout_s, socket_timeout=settings.connect_timeout_s
-        )
+        limits: dict[str, Any] = {"timeout": settings.connect_timeout_s, "socket_timeout": settings.connect_timeout_s}
+        if not redis_url(url).startswith("unix:"):
+            limits |= KEEPALIVE
+        pool = BlockingConnectionPool.from_url(redis_url(url), max_connections=STORE_CONNECTIONS, **limits)
         self.settings = settings
         self.store = AsyncRedis(connection_pool=pool)
         self.blob_store = open_store(url, settings.connect_timeout_s)

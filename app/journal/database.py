@@ -60,8 +60,9 @@ def open_engine(url: str, *, connect_timeout_s: float = 5.0) -> Engine:
             event.listen(engine, "connect", _prepare_sqlite)
             event.listen(engine, "begin", _begin_sqlite)
             return engine
-        # Without tcp_user_timeout a host that vanished would block a commit for minutes.
-        limits = {"connect_timeout": max(1, round(connect_timeout_s)), "tcp_user_timeout": 10_000}
+        # A host that vanished would block a commit for minutes.
+        limits = {"connect_timeout": max(1, round(connect_timeout_s)), "tcp_user_timeout": 4000}
+        limits |= {"keepalives_idle": 2, "keepalives_interval": 1, "keepalives_count": 3}
         return create_engine(parsed, json_serializer=dumps, connect_args=limits, pool_pre_ping=True)
 
 
