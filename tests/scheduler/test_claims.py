@@ -10,12 +10,6 @@ def build(w: Any, name: str, units: list[int], job: str, parallel: float = 0.99)
     w.run(name, units, parallel=parallel, work_s=1000.0, job=job)
 
 
-def fill(w: Any, job: str, since: int, until: int) -> None:
-    """Submit actions of one core each."""
-    for number in range(since, until):
-        w.run(f"{job}{number}", job=job)
-
-
 def test_a_job_within_its_share_has_a_claim_on_the_extra_units_of_one_beyond_its(world: Any) -> None:
     # Given a job that has grown over the whole node, with actions to which units are worth more than to anybody
     w = world().node(cores=12)
@@ -56,19 +50,3 @@ def test_a_job_that_has_its_share_takes_nothing_from_one_that_has_not(world: Any
     w.run("fixed", 4, job="many")
     build(w, "fast", [1, 2, 3, 4], "many", parallel=0.999)
     assert w.units["fast"] > 1
-
-
-def test_many_actions_that_may_not_grow_hide_nobody_who_may(world: Any) -> None:
-    # Given a full node with a dozen actions of a job beyond its share that could use more, and one to which it is worth less
-    w = world().node(cores=24)
-    fill(w, "many", 0, 11)
-    for number in range(12):
-        build(w, f"wide{number}", [1, 2], "many", parallel=0.999)
-    build(w, "build", [1, 2], "few", parallel=0.6)
-    assert w.units["build"] == 1
-
-    # When a core falls free
-    w.finish("many0")
-
-    # Then that one has it
-    assert w.units["build"] == 2

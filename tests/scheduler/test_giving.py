@@ -94,12 +94,6 @@ def test_what_is_kept_is_bounded_and_has_no_gap(live: Given, monkeypatch: pytest
     assert live.sent == [("action", "waits", 0), *live.gives("waits", 1)]
 
 
-def test_what_is_kept_goes_with_a_command_that_is_cancelled(live: Given) -> None:
-    live.give("waits", 1)
-    live.asked({"cancel": {"ids": ["waits"]}})
-    assert not live.service._executor.giving._kept and live.service._executor.giving._size == 0
-
-
 WRONG: list[dict[str, object]] = [{"what": []}, {"what": ["data", "x" * 200_000]}, {"number": 0}, {"id": ""}, {"sender": "s" * 65}]
 
 

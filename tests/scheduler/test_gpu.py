@@ -91,17 +91,3 @@ def test_under_static_each_service_owns_its_share_for_good(world: Any) -> None:
     assert w.grants["s2"].restore is False
     w.score("j", "judge")
     assert w.grants["j"].cell_ids == (2,)
-
-
-def test_under_static_a_service_owns_more_as_soon_as_a_node_has_joined(world: Any) -> None:
-    # Given an action that waits, on a node with a free cell, as its service owns only the other one
-    w = world("static:1", services=[RM, JUDGE]).node(cells=2, labels=frozenset({"fast"}))
-    w.score("a", "rm", requires=("fast",))
-    w.score("b", "rm", requires=("fast",))
-    assert w.waiting == ["b"]
-
-    # When the cells become more
-    w.node("n1", cells=2)
-
-    # Then it runs on that cell
-    assert (w.grants["b"].node, w.grants["b"].cell_ids) == ("n0", (1,))

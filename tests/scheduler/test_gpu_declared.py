@@ -183,12 +183,3 @@ def test_nodes_that_declare_a_service_differently_are_spoken_of(caplog: pytest.L
     gpu.beat(node="m", kinds=["gpu"], services={"rm": {"memory_mb": 900}})
 
     assert "node m declares service rm otherwise than node n does" in caplog.text
-
-
-def test_a_worker_that_says_nothing_of_instances_is_taken_in() -> None:
-    deployment = Deployment()
-    deployment.start()
-    for _ in range(2):
-        deployment.beat(kinds=["gpu"], services={"rm": {}})
-
-    assert "n" in deployment.core.state.nodes

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,8 +9,7 @@ from scheduler.core.core import Core
 from scheduler.gpu.ageing import bound_s
 from scheduler.gpu.cells import CellGroup, Instance
 from scheduler.gpu.tuning import TUNING
-from scheduler.model import UNLIMITED, ServiceSpec, Waiting, events
-from tangram.action import Action
+from scheduler.model import UNLIMITED, ServiceSpec, Waiting
 
 from .cells_run import Ask, CellsRun
 
@@ -86,17 +82,3 @@ def test_no_action_waits_longer_than_the_bound_for_an_instance_that_it_can_use(
     assert watch.longest_s <= bound_s(len(services), LONGEST_S)
     assert sorted(run.ended, key=int) == [str(number) for number in range(len(drawn))]
     assert run.running == {}
-
-
-def test_an_action_for_a_model_asks_for_no_rounds_where_no_node_has_cells(world: Any) -> None:
-    # Given an action for a model, and a node without cells
-    w = world("elastic", services=(ServiceSpec(name="judge"),)).node(cells=0)
-    w.handle(events.Submitted(id="a", action=Action(kind="gpu.score", service="judge"), submitted_at=w.now))
-    # Then the core asks for no more wakes than it can answer
-    for _ in range(5):
-        at = w.core.next_wake(w.now)
-        if at is None:
-            return
-        w.now = max(w.now, at)
-        w.handle(events.Tick())
-    pytest.fail("the core asks to be woken for ever")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.learning.life_table import BINS, EDGES, FIRST_S, PRIOR, PRIOR_END, LifeTable, bin_ends_at, bin_of
+from scheduler.learning.life_table import BINS, EDGES, FIRST_S, PRIOR, PRIOR_END, LifeTable, bin_of
 
 WORK = st.floats(0.0, 1e4)
 LIVES = st.lists(st.tuples(WORK, st.booleans()), max_size=60)
@@ -37,22 +35,6 @@ def naive_left_s(lives: list[tuple[float, bool]], index: int) -> float:
 
 def clear_of_edges(lives: list[tuple[float, bool]]) -> bool:
     return all(abs(work_s - edge) > 1e-6 * edge for work_s, _ in lives for edge in EDGES[1:])
-
-
-# Bins
-
-
-@given(WORK)
-def test_work_lies_between_the_edges_of_its_bin(work_s: float) -> None:
-    index = bin_of(work_s)
-
-    assert EDGES[index] * (1 - 1e-6) <= work_s < bin_ends_at(index)
-
-
-def test_each_edge_begins_its_bin_and_the_last_bin_has_no_end() -> None:
-    assert [bin_of(edge) for edge in EDGES] == list(range(BINS))
-    assert bin_of(1e9) == BINS - 1
-    assert bin_ends_at(BINS - 1) == math.inf
 
 
 # What is left

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.cpu.marginal import FREE_GAIN, Step, steps_of
+from scheduler.cpu.marginal import Step, steps_of
 from scheduler.cpu.tuning import TUNING
 from scheduler.model import events
 from scheduler.model.commands import Resize
@@ -89,16 +89,6 @@ def all_at_once(world: Any, wishes: list[Wish], cores: int) -> Any:
 
 def least(wishes: list[Wish]) -> int:
     return sum(wish.units[0] for wish in wishes)
-
-
-@given(ANY, st.floats(1e-3, 0.99 * FREE_GAIN))
-def test_the_rungs_that_are_worth_a_price_lead_to_the_amount_that_costs_least_at_it(wish: Wish, price: float) -> None:
-    def cost(units: int) -> float:
-        return (1.0 + price * units**TUNING.width_charge) / wish.curve.speedup(units)
-
-    climbed = [step.units for step in wish.steps if step.gain >= price]
-
-    assert cost(max(climbed, default=wish.units[0])) <= min(map(cost, wish.units)) * (1 + 1e-9)
 
 
 @given(ANY)

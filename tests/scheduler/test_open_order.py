@@ -72,16 +72,6 @@ def test_memory_that_falls_free_goes_to_the_job_that_holds_least_of_its_entitlem
     assert Counter(name[:5] for name in opened(w)[8:]) == {"heavy": 6, "light": 2}
 
 
-def test_without_shares_memory_goes_to_the_open_that_came_first(world: Any) -> None:
-    w = world("fcfs").node(memory_mb=100)
-    for name in ("many0", "many1", "few0"):
-        w.open(name, job=name[:-1], memory_mb=100)
-
-    w.close("many0", finish=True)
-
-    assert opened(w) == ["many0", "many1"]
-
-
 # The bound
 
 

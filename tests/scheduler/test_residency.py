@@ -53,16 +53,6 @@ def test_what_is_being_restored_takes_actions_once_it_is_there(world: Any) -> No
     assert w.grants["a"].restore is False
 
 
-def test_a_restore_that_failed_is_tried_again_by_who_waits_for_it(world: Any) -> None:
-    w = world(services=[RM]).node(cells=1)
-    w.report("rm", (0,), "starting")
-    w.score("a", "rm")
-
-    w.report("rm", (0,), "failed")
-
-    assert w.grants["a"].restore is True
-
-
 def test_a_warm_service_is_brought_before_it_is_asked_for(world: Any) -> None:
     # Given a node with one warm service among others
     w = world(services=[RM, ServiceSpec(name="hot", cells=(2, 4), restore_s=0.5, warm=True)]).node(cells=4)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -225,13 +224,6 @@ def test_commands_that_mostly_wait_use_in_the_background_what_others_leave_idle(
     check_capacity(run, Cluster(cores=4))
     assert {record.status for record in run.actions} == {"succeeded"}
     assert max(record.ended_at for record in run.actions) < 0.5 * max(record.ended_at for record in without.actions)
-
-
-def test_the_cores_granted_are_the_unit_seconds_of_the_actions() -> None:
-    run = simulate(coding_trace(20, 10, seed=5), cluster=Cluster(cores=16))
-
-    held = sum(cores * (later - at) for (at, cores), (later, _) in pairwise(run.cores_granted))
-    assert held == pytest.approx(sum(record.unit_seconds for record in run.actions))
 
 
 @pytest.mark.parametrize(("policy", "known"), [("elastic", False), ("paper", True), ("fcfs", True), ("fixed:2", True), ("static:2", True)])

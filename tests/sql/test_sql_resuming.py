@@ -114,19 +114,6 @@ def test_pods_hold_the_cores_that_they_held(begin: Callable[..., Deployed]) -> N
     assert one.cores.free_ids == sorted([*free, *pods["taken"]])
 
 
-def test_a_scheduler_without_pods_has_their_cores_for_all(begin: Callable[..., Deployed]) -> None:
-    one = begin("static:4")
-    one.open("e0")
-    one.exec("runs", "e0")
-    one.open("e1", finish=False)
-
-    one.start("fcfs")
-
-    # What runs keeps the cores that it has; that is one here
-    assert one.pods == {"e0": (), "e1": ()}
-    assert (one.cores.capacity, one.cores.free) == (8, 7)
-
-
 # What was closing
 
 
@@ -152,27 +139,6 @@ def test_an_environment_that_the_system_closes_goes_on_closing_and_its_memory_is
         one.beat()
         assert one.node.memory_free == 1000
     assert states(engine) == {"e0": "closed"}
-
-
-def test_a_command_in_an_environment_that_is_being_closed_is_stopped(begin: Callable[..., Deployed]) -> None:
-    # Given an environment that its trainer closes while a command runs in it
-    one = begin("elastic")
-    one.open("e0", memory_mb=600)
-    one.exec("runs", "e0")
-    one.close("e0")
-
-    # When another scheduler goes on, it stops that; closing is the business of the action that does so
-    one.start("elastic")
-    assert ("tangram.stop", "runs") in one.broker.orders()
-    assert ("tangram.close_environment", "e0") not in one.broker.orders()
-
-    # Then the memory comes back when both have ended
-    one.finish("close-e0")
-    assert one.node.memory_free == 400
-    one.finish("runs", status="cancelled")
-    one.beat()
-    one.beat()
-    assert one.node.memory_free == 1000
 
 
 def test_an_environment_that_was_cancelled_while_it_opened_is_closed_when_it_stands(begin: Callable[..., Deployed]) -> None:
