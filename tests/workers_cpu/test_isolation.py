@@ -42,9 +42,9 @@ needs_two_cores = pytest.mark.skipif(len(HERE) < 2, reason="moving a process bet
 # -- which kind ---------------------------------------------------------------------------------------------------------
 
 
-def test_auto_is_bubblewrap_where_that_works(tmp_path: Path) -> None:
+def test_auto_is_bubblewrap_where_that_works(tmp_path: Path, shared: Shared) -> None:
     # Given a machine where bubblewrap works; when a sandbox may choose; then it is that
-    make(tmp_path / "box", "bubblewrap").close()
+    shared("bubblewrap")
     chosen = ProcessSandbox(tmp_path / "box")
     assert chosen.isolation == "bubblewrap"
     chosen.close()
@@ -360,8 +360,7 @@ def test_the_worker_removes_the_groups_that_it_made(tmp_path: Path, isolation: I
 @pytest.mark.skipif(sys.prefix.startswith(OWN), reason="this interpreter is below a folder of the environment's own")
 def test_a_virtual_environment_on_the_path_runs(tmp_path: Path) -> None:
     # Given a PATH with the folder of this interpreter
-    make(tmp_path / "box", "bubblewrap").close()
-    box = ProcessSandbox(tmp_path / "box", isolation="bubblewrap", search_path=f"{Path(sys.executable).parent}:/usr/bin:/bin")
+    box = make(tmp_path / "box", "bubblewrap", search_path=f"{Path(sys.executable).parent}:/usr/bin:/bin")
     # When that is asked for its packages; then they are there
     assert printed(open_one(box), "python -c 'import pytest, sys; print(sys.prefix)'") == f"{sys.prefix}\n"
     box.close()
