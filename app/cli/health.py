@@ -16,6 +16,7 @@ from app.cli.state import database_of
 from app.journal.database import database_errors, open_engine
 from app.journal.leader import SCHEDULER_LEASE
 from app.journal.models import LeaseRow
+from app.local.embedded import StackFile
 from tangram.errors import TangramError
 from tangram.settings import Settings
 
@@ -28,7 +29,7 @@ class Unhealthy(TangramError):
 
 
 def check_health(process: ProcessKind, settings: Settings) -> str:
-    """Return how the process of this host does that is meant by `process`.
+    """Return how the processes of this host do that are meant by `process`.
 
     Raises `TangramError` when it does not do its work, or what it works with cannot be reached.
     """
@@ -52,11 +53,23 @@ def _worker(process: ProcessKind, settings: Settings) -> str:
     from app.celery import make_app
     from app.reach import require_broker
 
+    host = socket.gethostname()
+    workers = [f"{node}@{host}" for node in _nodes(process, settings, host)]  # as Celery calls them
     app = make_app(settings)
     require_broker(app, settings.connect_timeout_s)
-    host = socket.gethostname()
-    # As workers/start.py names the node, and Celery the worker of it.
-    worker = f"{settings.node_name or f'{host}-{process}'}@{host}"
-    if not app.control.ping(destination=[worker], timeout=settings.connect_timeout_s):
-        raise Unhealthy(f"worker {worker} does not answer")
-    return f"worker {worker} answers"
+    answers = app.control.ping(destination=workers, timeout=settings.connect_timeout_s)
+    if silent := set(workers).difference(*answers):
+        raise Unhealthy(f"worker {', '.join(sorted(silent))} does not answer")
+    return f"worker {', '.join(workers)} answers"
+
+
+def _nodes(process: ProcessKind, settings: Settings, host: str) -> list[str]:
+    """Return the names of the nodes that are meant: that of the settings, else those of `tangram up`, else the one that a worker makes."""
+    if settings.node_name:
+        return [settings.node_name]
+    if settings.broker_url is None and settings.stack_file.exists():
+        names = StackFile.model_validate_json(settings.stack_file.read_bytes()).pids
+        if nodes := [name for name in names if name.startswith(f"{process}-")]:
+            return nodes
+        raise Unhealthy(f"the stack in {settings.state_dir} has no {process} node")
+    return [f"{host}-{process}"]  # as workers/start.py

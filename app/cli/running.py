@@ -50,7 +50,9 @@ def up(
     )
     stop = stop_on_signals()
     with stack.start(plan, settings.state_dir) as started:
-        bare = stack.wait_until_up(started, plan)
+        bare = stack.wait_until_up(started, plan, wait=lambda ready, timeout_s: started.supervise(stop, output.note, ready, timeout_s))
+        if stop.is_set():
+            return
         output.note(f"the stack is up in {started.state_dir}: {', '.join(plan.node_names())}; Ctrl-C ends it")
         if plan.gateway_port is not None:
             output.note(f"the gateway is at {plan.gateway_url}; `tangram token new --job J` makes a token")

@@ -19,10 +19,11 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
+import math
 import os
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -45,6 +46,8 @@ LOOK_S = 0.1
 FIRST_PAUSE_S = 0.2
 MOST_RESTARTS, RESTARTS_S = 5, 60.0
 """A process that has been restarted this often within this time, and ends again, is given up."""
+REFUSED = "exit code 2"
+"""How a process of the system ends that was given something wrong, or cannot reach what it needs."""
 
 
 class StackRunning(StackError):
@@ -73,12 +76,12 @@ class Restarts:
         self._made: deque[float] = deque()
         self._due: float | None = None
 
-    def decide(self, now: float) -> Literal["wait", "restart", "give up"]:
-        """Say what to do with a process that is found ended at `now`; "restart" is taken for done."""
+    def decide(self, now: float, most: int = MOST_RESTARTS) -> Literal["wait", "restart", "give up"]:
+        """Say what to do with a process that is found ended at `now`; "restart" is taken for done, at most `most` times."""
         while self._made and self._made[0] <= now - RESTARTS_S:
             self._made.popleft()
         if self._due is None:
-            if len(self._made) >= MOST_RESTARTS:
+            if len(self._made) >= most:
                 return "give up"
             self._due = now + FIRST_PAUSE_S * 2 ** len(self._made)
         if now < self._due:
@@ -110,6 +113,7 @@ class EmbeddedStack:
         self.metrics: dict[str, str] = {}
         """Where processes serve their metrics, by name."""
         self._redis: RedisServer | None = None
+        self._restarts = defaultdict[str, Restarts](Restarts)
         self._exit = ExitStack()
 
     def __enter__(self) -> Self:
@@ -192,26 +196,37 @@ class EmbeddedStack:
         self._processes[name].restart()
         self._write_stack_file()
 
-    def supervise(self, stop: threading.Event, say: Callable[[str], None]) -> None:
+    def supervise(
+        self, stop: threading.Event, say: Callable[[str], None], ready: Callable[[], bool] | None = None, timeout_s: float = math.inf
+    ) -> None:
         """Restart every process that ends, Redis among them, until `stop` is set; `say` is given a line for each restart.
 
+        With `ready` return as soon as it holds. What a process is given may be wrong while a stack starts: one that refuses it twice is
+        given up at once.
+
         Raises `StackError` when a process ends once more after `MOST_RESTARTS` within `RESTARTS_S`, or cannot be started; the last lines of
-        its log were said before.
+        its log were said before. Raises it, too, when `ready` does not hold after `timeout_s`.
         """
-        restarts = {name: Restarts() for name in self._processes}
+        deadline = time.monotonic() + timeout_s
         while not stop.wait(LOOK_S):
             for name, process in self._processes.items():
                 if (ended := process.ended()) is None:
                     continue
-                decision = restarts[name].decide(time.monotonic())
+                most = 1 if ready is not None and ended == REFUSED else MOST_RESTARTS
+                decision = self._restarts[name].decide(time.monotonic(), most)
                 if decision == "give up":
                     for line in process.log_tail(LOG_LINES):
                         say(f"{name}: {line}")
-                    times = f"after {MOST_RESTARTS} restarts within {RESTARTS_S:g} s"
+                    times = f"after {most} restart{'s' if most > 1 else ''} within {RESTARTS_S:g} s"
                     raise StackError(f"{name} ended with {ended} {times} and is given up: see {process.log}")
                 if decision == "restart":
                     say(f"{name} ended with {ended} and is started again: see {process.log}")
                     self.restart(name)
+            if ready is not None:
+                if not self.dead() and ready():
+                    return
+                if time.monotonic() >= deadline:
+                    raise self._not_ready(timeout_s)
 
     def dead(self) -> list[str]:
         """Return the names of the processes, Redis among them, that ended though nobody asked them to."""
@@ -223,7 +238,7 @@ class EmbeddedStack:
         Raises `StackError` as soon as a process has ended, with the last lines of its log; or after `timeout_s`.
         """
         if not wait_until(lambda: bool(self.dead()) or predicate(), timeout_s):
-            raise StackError(f"the stack is not ready after {timeout_s:g} s: see {self.state_dir / 'logs'}")
+            raise self._not_ready(timeout_s)
         self.check()
 
     def check(self) -> None:
@@ -232,12 +247,16 @@ class EmbeddedStack:
             if ended := process.ended():
                 raise StackError("\n".join((f"{process.name} ended with {ended}, log {process.log}:", *process.log_tail(LOG_LINES))))
 
+    def _not_ready(self, timeout_s: float) -> StackError:
+        return StackError(f"the stack is not ready after {timeout_s:g} s: see {self.state_dir / 'logs'}")
+
     def _log(self, name: str) -> Path:
         return self.state_dir / "logs" / f"{name}.log"
 
     def _forget(self) -> None:
         self._redis = None
         self._processes.clear()
+        self._restarts.clear()
         self.metrics.clear()
 
     def _write_stack_file(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -112,8 +112,14 @@ def start(plan: StackPlan, state_dir: Path) -> EmbeddedStack:
     return EmbeddedStack(state_dir, commands(plan))
 
 
-def wait_until_up(stack: EmbeddedStack, plan: StackPlan, timeout_s: float = READY_S) -> list[str]:
+Wait = Callable[[Callable[[], bool], float], None]
+"""Waits until what it is given holds, at most so many seconds. Raises `StackError`."""
+
+
+def wait_until_up(stack: EmbeddedStack, plan: StackPlan, timeout_s: float = READY_S, wait: Wait | None = None) -> list[str]:
     """Wait until every node has joined, and the gateway and the live page, where there are any, take connections.
+
+    `wait` is the stack's `wait_ready` by default, which ends when a process has ended.
 
     Returns
     -------
@@ -123,16 +129,17 @@ def wait_until_up(stack: EmbeddedStack, plan: StackPlan, timeout_s: float = READ
     Raises
     ------
     StackError
-        When a process has ended, or after `timeout_s`.
+        As `wait`.
 
     """
+    wait = wait or stack.wait_ready
     engine = open_engine(stack.database_url)
     expected = set(plan.node_names())
-    stack.wait_ready(lambda: expected <= {node.name for node in status(engine, 0.0).nodes if node.state == "up"}, timeout_s)
+    wait(lambda: expected <= {node.name for node in status(engine, 0.0).nodes if node.state == "up"}, timeout_s)
     for port in (plan.gateway_port, plan.web_port):
         if port is not None:
             address = (GATEWAY_HOST, port)
-            stack.wait_ready(lambda address=address: _answers(address), timeout_s)  # type: ignore[misc]
+            wait(lambda address=address: _answers(address), timeout_s)  # type: ignore[misc]
     bare = [node.name for node in status(engine, 0.0).nodes if "isolation:none" in node.description.get("labels", ())]
     engine.dispose()
     return bare

@@ -21,6 +21,7 @@ from app.journal.runs import finish_run, start_run
 from app.journal.status import status
 from app.local import stack
 from app.local.processes import wait_until
+from app.reach import require_store
 from app.replay.live_trainer import Journaled, LiveReplay, LiveRun, with_journal
 from app.replay.outside_api import API_HOST, OutsideApi
 from app.replay.traces import limits_of
@@ -212,12 +213,11 @@ def _running(settings: Settings) -> Settings | None:
         if settings.broker_url or settings.result_url:
             raise
         return None
-    store = open_store(addresses.result_url, settings.connect_timeout_s)
     try:
-        store.ping()
-    except Exception as error:
+        require_store(open_store(addresses.result_url, settings.connect_timeout_s), addresses.result_url)
+    except StackUnreachable:
         if settings.broker_url:
-            raise StackUnreachable(f"the result store cannot be reached: {error}") from None
+            raise
         return None
     database_url = settings.database_url
     if database_url is None and not settings.broker_url:

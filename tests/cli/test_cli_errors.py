@@ -157,8 +157,8 @@ def test_a_stack_that_is_not_there_is_said_soon(trace: Path, tmp_path: Path, wor
     broker = "amqp://guest:secret@127.0.0.1:1//" if kind == "amqp" else result
     variables = {"TANGRAM_BROKER_URL": broker, "TANGRAM_RESULT_URL": result, "TANGRAM_DATABASE_URL": database}
     done = tangram(*words, cwd=tmp_path, TANGRAM_CONNECT_TIMEOUT_S="1", **variables)
-    refused(done, "reached")
-    assert "secret" not in done.stderr
+    refused(done, f"@127.0.0.1:{deaf_port if kind == 'deaf' else 1}/")
+    assert "reached" in done.stderr and "secret" not in done.stderr
 
 
 @pytest.mark.parametrize("words", [["status"], ["report", "last"]])

@@ -6,6 +6,7 @@ import json
 import os
 import select
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -151,6 +152,12 @@ def test_the_status_is_one_json_document(ran: Callable[..., subprocess.Completed
 def listed(ran: Callable[..., subprocess.CompletedProcess[str]]) -> list[dict[str, Any]]:
     """Return the environments of the job `mine` that have not ended."""
     return list(json.loads(ran("envs", "--job", "mine", "--json").stdout)["environments"])
+
+
+def test_the_nodes_of_the_stack_are_healthy(ran: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    host = socket.gethostname()
+    assert ran("health", "cpu").stdout == f"worker cpu-0@{host} answers\n"
+    assert ran("health", "api").stdout == f"worker api-0@{host} answers\n"
 
 
 def test_environments_are_listed_with_their_owner_and_their_node_is_drained_and_put_back(

@@ -100,8 +100,11 @@ def test_a_process_that_dies_while_one_waits_is_reported_with_its_last_lines(sta
 
 
 def test_waiting_has_an_end(state_dir: Path) -> None:
-    with EmbeddedStack(state_dir) as stack, pytest.raises(StackError, match=r"not ready after 0.05 s"):
-        stack.wait_ready(lambda: False, 0.05)
+    with EmbeddedStack(state_dir) as stack:
+        with pytest.raises(StackError, match=r"not ready after 0.05 s"):
+            stack.wait_ready(lambda: False, 0.05)
+        with pytest.raises(StackError, match=r"not ready after 0.05 s"):
+            stack.supervise(threading.Event(), print, ready=lambda: False, timeout_s=0.05)
 
 
 @contextmanager
@@ -174,6 +177,36 @@ def test_a_process_that_always_dies_is_given_up_and_its_last_lines_are_said(
     assert said[-2:] == ["dying: loading", "dying: no such model: x"]
     assert log.read_text().count("loading") == 6
     assert leftovers() == []
+
+
+def test_a_process_that_dies_while_a_stack_starts_is_started_again(state_dir: Path, python: Python) -> None:
+    # Given a process that dies at its first start, as by the machine's lack of memory
+    died = state_dir / "died"
+    lines = (
+        "from pathlib import Path",
+        f"died = Path({str(died)!r})",
+        "import os",
+        "if not died.exists(): died.touch(); os.abort()",
+        *SLEEP,
+    )
+    said: list[str] = []
+    with EmbeddedStack(state_dir, [python("worker", *lines)]) as stack:
+        # When it is waited for
+        stack.supervise(threading.Event(), said.append, ready=died.exists, timeout_s=60)
+        # Then it runs
+        assert stack.dead() == []
+    assert said == [f"worker ended with signal SIGABRT and is started again: see {state_dir / 'logs' / 'worker.log'}"]
+
+
+def test_a_process_that_refuses_what_it_is_given_while_a_stack_starts_is_given_up_at_once(state_dir: Path, python: Python) -> None:
+    said: list[str] = []
+    refusing = python("refusing", "print('no such model: x')", "raise SystemExit(2)")
+    with (
+        pytest.raises(StackError, match="refusing ended with exit code 2 after 1 restart within 60 s and is given up"),
+        EmbeddedStack(state_dir, [refusing]) as stack,
+    ):
+        stack.supervise(threading.Event(), said.append, ready=lambda: False, timeout_s=60)
+    assert said[-1] == "refusing: no such model: x"
 
 
 def test_a_stack_that_is_to_end_in_the_pause_before_a_restart_starts_nothing_again(
