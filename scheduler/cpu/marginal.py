@@ -15,18 +15,17 @@ units are just used up. Durations cancel out, so a step's gain does not change w
 * The product of all speeds (proportional fairness; F. Kelly 1997) gives a badly scaling action nearly as much as a well scaling
   one.
 
-So the order is kept, not computed. A decision costs O(log n) for each step, and one comparison for each job. Entries of the heaps
-stay when an action moves on. Each entry bears the version of the action that it was made for.
+So the order is kept, not computed. A decision costs O(log n) for each step, and one comparison for each job.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from scheduler.cpu.heap import GONE, Heap
 from scheduler.cpu.tuning import TUNING
 from scheduler.learning.durations import speed_on
 from scheduler.model import ROUNDING, Running, Waiting
@@ -96,7 +95,6 @@ class Candidate:
     running: Running | None = None
     taken: int = 0
     version: int = 0
-    gone: bool = False
 
     @classmethod
     def of(cls, waiting: Waiting, most_units: int) -> Candidate:
@@ -127,21 +125,17 @@ class Candidate:
         return self.steps[self.taken - 1]
 
 
-Entry = tuple[float, int, int, Candidate]
-"""An entry of a heap: gain, order of arrival, version, candidate."""
-
-
 @dataclass(slots=True, eq=False)
 class MarginalQueue:
     """The elastic actions of one group. `extra` counts their units above their smallest amounts."""
 
     extra: int = 0
     extra_by_job: dict[str, int] = field(default_factory=dict)
-    _next: dict[str, list[Entry]] = field(default_factory=dict)
+    _next: dict[str, Heap[Candidate]] = field(default_factory=dict)
     """For each job, the actions that can take a step, the highest gain first."""
-    _last: dict[str, list[Entry]] = field(default_factory=dict)
+    _last: dict[str, Heap[Candidate]] = field(default_factory=dict)
     """For each job, the actions that have taken a step, the lowest gain first."""
-    _resting: list[Entry] = field(default_factory=list)
+    _resting: Heap[Candidate] = field(default_factory=Heap)
     _versions: int = 0
 
     def enter(self, candidate: Candidate) -> None:
@@ -151,8 +145,8 @@ class MarginalQueue:
 
     def leave(self, candidate: Candidate) -> None:
         """Forget an action that has ended or is being stopped."""
-        if not candidate.gone:
-            candidate.gone = True
+        if candidate.version != GONE:
+            candidate.version = GONE
             self._count(candidate, candidate.waiting.least - candidate.units)
 
     def grow(self, candidate: Candidate) -> None:
@@ -178,19 +172,18 @@ class MarginalQueue:
     def first_to_shrink(self, job: str) -> Candidate | None:
         """Return the action of a job that misses its last step least."""
         entry = self._first(self._last, job) if job in self._last else None
-        return None if entry is None else entry[3]
+        return None if entry is None else entry[-1]
 
     def rest(self, candidate: Candidate, until: float) -> None:
         """Do not consider an action for growing before `until`; it must be the best to grow of its job."""
-        heapq.heappop(self._next[candidate.waiting.action.job])
-        heapq.heappush(self._resting, (until, candidate.waiting.seq, candidate.version, candidate))
+        self._next[candidate.waiting.action.job].pop()
+        self._resting.push(candidate, until, candidate.waiting.seq)
 
     def wake(self, now: float) -> bool:
         """Consider again the actions that have rested until `now`, and return whether any action may grow."""
-        while self._resting and self._resting[0][0] <= now:
-            _, seq, version, candidate = heapq.heappop(self._resting)
-            if not candidate.gone and version == candidate.version:
-                _push(self._next, (-candidate.next_step.gain, seq, version, candidate))
+        while (entry := self._resting.first()) is not None and entry[0] <= now:
+            candidate = self._resting.pop()
+            _push(self._next, candidate, -candidate.next_step.gain, candidate.waiting.seq)
         return bool(self._next)
 
     def _count(self, candidate: Candidate, units: int) -> None:
@@ -206,30 +199,32 @@ class MarginalQueue:
         self._versions += 1
         candidate.version = self._versions
         if candidate.taken < len(candidate.steps):
-            _push(self._next, (-candidate.next_step.gain, candidate.waiting.seq, candidate.version, candidate))
+            _push(self._next, candidate, -candidate.next_step.gain, candidate.waiting.seq)
         if candidate.taken:
-            _push(self._last, (candidate.last_step.gain, -candidate.waiting.seq, candidate.version, candidate))
+            _push(self._last, candidate, candidate.last_step.gain, -candidate.waiting.seq)
 
-    def _best(self, heaps: dict[str, list[Entry]], but: Collection[str]) -> Candidate | None:
-        best: Entry | None = None
+    def _best(self, heaps: dict[str, Heap[Candidate]], but: Collection[str]) -> Candidate | None:
+        best: tuple[Any, ...] | None = None
         for job in tuple(heaps):
             entry = None if job in but else self._first(heaps, job)
             if entry is not None and (best is None or entry < best):
                 best = entry
-        return None if best is None else best[3]
+        return None if best is None else best[-1]
 
-    def _first(self, heaps: dict[str, list[Entry]], job: str) -> Entry | None:
+    def _first(self, heaps: dict[str, Heap[Candidate]], job: str) -> tuple[Any, ...] | None:
         heap = heaps[job]
-        while heap:
-            _, _, version, candidate = heap[0]
-            if not candidate.gone and version == candidate.version:
-                if candidate.running is None or not candidate.running.stopping:
-                    return heap[0]
-                self.leave(candidate)
-            heapq.heappop(heap)
+        while (entry := heap.first()) is not None:
+            candidate = entry[-1]
+            if candidate.running is None or not candidate.running.stopping:
+                return entry
+            self.leave(candidate)
         del heaps[job]
         return None
 
 
-def _push(heaps: dict[str, list[Entry]], entry: Entry) -> None:
-    heapq.heappush(heaps.setdefault(entry[3].waiting.action.job, []), entry)
+def _push(heaps: dict[str, Heap[Candidate]], candidate: Candidate, *order: float) -> None:
+    job = candidate.waiting.action.job
+    heap = heaps.get(job)
+    if heap is None:
+        heap = heaps[job] = Heap()
+    heap.push(candidate, *order)

@@ -5,16 +5,14 @@ left. The expected work changes when an action or its trajectory reaches another
 which it is *refreshed*. An occupant in its *turn* loses nothing until the turn ends.
 
 Nothing is worked out for occupants while no other action wants their cores. Until then they are `fresh`.
-
-Entries of the heaps stay when an occupant changes. Each entry bears the version of the occupant that it was made for.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from scheduler.cpu.heap import GONE, Heap
 from scheduler.model import Running
 
 
@@ -47,8 +45,8 @@ class Occupants:
     def __init__(self) -> None:
         self._fresh: dict[str, Running] = {}
         self._occupants: dict[str, Occupant] = {}
-        self._order: dict[str, list[tuple[int, float, int, int, Occupant]]] = {}
-        self._due: list[tuple[float, int, int, Occupant]] = []
+        self._order: dict[str, Heap[Occupant]] = {}
+        self._due = Heap[Occupant]()
         self._turns: dict[str, None] = {}
         self._versions = 0
 
@@ -67,22 +65,24 @@ class Occupants:
         self._turns.pop(action_id, None)
         occupant = self._occupants.pop(action_id, None)
         if occupant is not None:
-            occupant.version = -1
+            occupant.version = GONE
 
     def offer(self, running: Running, left_s: float, refresh_at: float) -> None:
         """Note that an occupant may lose its cores, its expected work left, and when to refresh it."""
         occupant = self._renew(running)
         occupant.left_s, occupant.refresh_at = left_s, refresh_at
-        entry = (occupant.priority, -left_s, -running.waiting.seq, occupant.version, occupant)
-        heapq.heappush(self._order.setdefault(occupant.job, []), entry)
-        heapq.heappush(self._due, (refresh_at, running.waiting.seq, occupant.version, occupant))
+        order = self._order.get(occupant.job)
+        if order is None:
+            order = self._order[occupant.job] = Heap()
+        order.push(occupant, occupant.priority, -left_s, -running.waiting.seq)
+        self._due.push(occupant, refresh_at, running.waiting.seq)
 
     def protect(self, running: Running, until: float) -> None:
         """Give an occupant its turn. The turn of an action that is not preemptible ends with the action."""
         self._fresh.pop(running.waiting.id, None)
         occupant = self._renew(running)
         self._turns[running.waiting.id] = None
-        heapq.heappush(self._due, (until, running.waiting.seq, occupant.version, occupant))
+        self._due.push(occupant, until, running.waiting.seq)
 
     def recent(self, now: float, turn_s: float) -> list[Running]:
         """Return the occupants without a turn that have had their cores for less than a turn by now."""
@@ -94,7 +94,7 @@ class Occupants:
         due = [*self._fresh.values()]
         self._fresh.clear()
         while (at := self.next_due()) is not None and at <= now:
-            occupant = heapq.heappop(self._due)[3]
+            occupant = self._due.pop()
             self._turns.pop(occupant.running.waiting.id, None)
             self._renew(occupant.running)
             due.append(occupant.running)
@@ -102,9 +102,8 @@ class Occupants:
 
     def next_due(self) -> float | None:
         """Return when an occupant is to be refreshed."""
-        while self._due and self._due[0][2] != self._due[0][3].version:
-            heapq.heappop(self._due)
-        return self._due[0][0] if self._due else None
+        first = self._due.first()
+        return None if first is None else first[0]
 
     def first(self, deprioritised: Callable[[str], bool], may_lose: Callable[[Occupant], bool]) -> Occupant | None:
         """Return the occupant that loses its cores first, if it `may_lose` them. Deprioritised jobs lose cores before all others.
@@ -114,12 +113,12 @@ class Occupants:
         found: tuple[tuple[bool, int, float, int], Occupant] | None = None
         for job in tuple(self._order):
             heap = self._order[job]
-            while heap and (heap[0][3] != heap[0][4].version or heap[0][4].running.stopping):
-                heapq.heappop(heap)
-            if not heap:
+            while (entry := heap.first()) is not None and entry[-1].running.stopping:
+                heap.pop()
+            if entry is None:
                 del self._order[job]
                 continue
-            priority, left_s, seq, _, occupant = heap[0]
+            priority, left_s, seq, _, occupant = entry
             if may_lose(occupant):
                 order = (not deprioritised(job), priority, left_s, seq)
                 if found is None or order < found[0]:
