@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from tests.workers_cpu.support import RUN, admit, printed, run, until
-from workers.cpu.abstract import Environment, EnvironmentSpec, ExecOutcome, ExecRequest, Sandbox
+from workers.cpu.abstract import Environment, EnvironmentSpec, ExecOutcome, Sandbox
 from workers.cpu.process.isolation import PLACES
 
 from .conftest import params
@@ -31,15 +31,6 @@ def test_sessions_share_temporary_files_servers_and_processes(place: str, env: E
     env.close_session("one")
     assert run(env, ASKS, session="two").exit_code == 1
     assert printed(env, "cat /tmp/file", session="two") == "text\n"
-
-
-def test_a_fence_ends_programs_of_all_sessions_and_leaves_the_files(env: Environment) -> None:
-    printed(env, "echo text >/tmp/file; python3 -m http.server 8123 >/dev/null 2>&1 &", session="one")
-    assert until(lambda: run(env, ASKS, session="two").stdout == b"200\n")
-    # When a command asks for a clean start; then nothing runs beside it, and files are where they were
-    request = ExecRequest(action_id="a", command=f"cat /tmp/file; {ASKS}", timeout_s=60.0, session="two", fence=True)
-    outcome = env.start(request).wait()
-    assert (outcome.stdout, outcome.exit_code) == (b"text\n", 1)
 
 
 def test_a_command_that_ends_all_it_can_reach_ends_itself_and_leaves_the_files(place: str, env: Environment) -> None:

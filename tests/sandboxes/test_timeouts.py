@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.workers_cpu.support import RUN, admit, followed, printed, processes_with, run, sleepers, until
+from tests.workers_cpu.support import RUN, admit, followed, printed, processes_with, sleepers, until
 from workers.cpu.abstract import Environment, Execution, Holding
 
 from .support import Clock
@@ -185,11 +185,3 @@ def test_waiting_for_the_session_does_not_eat_the_timeout(env: Environment, cloc
         clock.forward(500)
         env.write_file("go", b"")
     assert (first.wait().status, second.wait().stdout) == ("succeeded", b"ran\n")
-
-
-def test_a_command_that_ends_its_shell_leaves_its_background_processes(env: Environment) -> None:
-    # Given a command that starts a server and ends the shell; when it is over; then the server lives, and goes with the environment
-    assert run(env, f"sleep 314.4375{RUN} >/dev/null 2>&1 & exit 3").exit_code == 3
-    sleepers(f"314.4375{RUN}")
-    env.close()
-    assert not processes_with(f"314.4375{RUN}")
