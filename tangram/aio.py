@@ -15,6 +15,7 @@ from typing import Any, Self, Unpack
 
 from tangram import calls
 from tangram.action import Action
+from tangram.arguments import takes
 from tangram.calls import CallOptions, Conversation, ExecOptions, Limits, OpenOptions, Place, ServiceOptions
 from tangram.errors import TangramError
 from tangram.handles import AsyncHandle
@@ -34,6 +35,7 @@ class AsyncClient:
         self._session: Session | None = None
         self._starting = asyncio.Lock()
 
+    @takes(OpenOptions)
     async def open(self, **options: Unpack[OpenOptions]) -> AsyncEnvironment:
         """Open an environment of a trajectory; see `Client.open`."""
         action = calls.open_environment(self.job, **options)
@@ -45,11 +47,13 @@ class AsyncClient:
         """Return an environment of this job by its id; see `Client.environment`."""
         return AsyncEnvironment(await self._connected(), Place(self.job, trajectory or environment, environment))
 
+    @takes(ServiceOptions)
     async def score(self, service: str, items: Sequence[Any], **options: Unpack[ServiceOptions]) -> Scores:
         """Return the scores that a reward model gives to `items`, one each."""
         scores: Scores = await self._run(calls.score(self.job, service, items, options))
         return scores
 
+    @takes(ServiceOptions)
     async def logprobs(
         self, service: str, token_ids: Iterable[Iterable[int]], *, top_k: int | None = None, **options: Unpack[ServiceOptions]
     ) -> Logprobs:
@@ -61,6 +65,7 @@ class AsyncClient:
         logprobs: Logprobs = await self._run(calls.logprobs(self.job, service, token_ids, options, top_k=top_k))
         return logprobs
 
+    @takes(ServiceOptions)
     async def generate(
         self,
         service: str,
@@ -78,6 +83,7 @@ class AsyncClient:
         texts: Texts = await self._run(calls.generate(self.job, service, prompts, max_tokens, temperature, seed, options))
         return texts
 
+    @takes(CallOptions)
     async def call(self, quota: str, **options: Unpack[CallOptions]) -> Response:
         """Send one request to an outside API once its quota allows it, and return the answer, whatever its status code."""
         answer: Response = await self._run(calls.call(self.job, quota, **options))
@@ -146,11 +152,13 @@ class AsyncEnvironment:
         """The trajectory that owns it."""
         return self._place.trajectory
 
+    @takes(ExecOptions)
     async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
         """Run a shell command and wait for it; see `Environment.exec`."""
         result: ExecResult = await self._session.submit(calls.execute(self._place, command, **options))
         return result
 
+    @takes(ExecOptions)
     async def submit(self, command: str, **options: Unpack[ExecOptions]) -> AsyncHandle[ExecResult]:
         """Submit a shell command and return a handle on it."""
         return AsyncHandle(self._session.submit(calls.execute(self._place, command, **options)))
@@ -164,6 +172,7 @@ class AsyncEnvironment:
         """Write a file, its parent folders too; text as UTF-8, `mode` are permission bits."""
         await self._session.submit(calls.write_file(self._place, path, data, mode))
 
+    @takes(Limits)
     async def request(
         self,
         port: int,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
+import functools
+import inspect
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 from tangram.errors import InvalidAction
 
@@ -21,6 +24,29 @@ MOST_WORDS_BYTES = 1_920 * 1024
 _WORD_COSTS = 9
 _SHELLS = frozenset(("sh", "bash", "dash", "ash", "ksh", "mksh", "zsh", "busybox"))
 _TEXT_FOLLOWS = re.compile("-[A-Za-z]*c")
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def takes(options: type) -> Callable[[F], F]:
+    """Have a method refuse, as Python does, what is no option of the `TypedDict`, and name itself and the nearest option."""
+
+    def decorate(method: F) -> F:
+        known = {*inspect.signature(method).parameters, *options.__annotations__}
+
+        @functools.wraps(method)
+        def checked(*args: Any, **given: Any) -> Any:
+            for name in given:
+                if name not in known:
+                    nearest = difflib.get_close_matches(name, known, 1)
+                    hint = f": did you mean {nearest[0]}?" if nearest else ""
+                    raise TypeError(f"{method.__qualname__}() has no option {name!r}{hint}")
+            return method(*args, **given)
+
+        return cast(F, checked)
+
+    return decorate
 
 
 def present(**arguments: Any) -> dict[str, Any]:
@@ -47,8 +73,12 @@ def whole_number(name: str, value: object, most: int) -> int:
     return value
 
 
-def process_variables(variables: Mapping[str, str] | None) -> dict[str, str] | None:
-    """Return variables for the environment of a process; none where there are none."""
+def process_variables(variables: Mapping[str, str] | None, env: Mapping[str, str] | None = None) -> dict[str, str] | None:
+    """Return variables for the environment of a process, given by one of two words; none where there are none."""
+    if env is not None:
+        if variables is not None:
+            raise InvalidAction("env", "is another word for variables: give one of them")
+        variables = env
     for name, value in (variables or {}).items():
         if not isinstance(name, str) or not isinstance(value, str) or not name or "=" in name or UNWRITABLE.search(name + value):
             raise InvalidAction("variables", f"must be names and texts, not {name!r:.200}: {value!r:.200}")

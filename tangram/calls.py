@@ -25,6 +25,7 @@ Conversation = Sequence[Mapping[str, str]]
 """Messages, each with `role` and `content`, for the model's chat template."""
 
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+HOPED_PARALLEL_FRACTION = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +52,14 @@ class Limits(TypedDict, total=False):
 class OpenOptions(Limits, total=False):
     """Options of an environment that is opened.
 
-    `memory_mb` is reserved for it as long as it is open; `requires` are labels that its node must have. From a `snapshot` it has the files
-    of that, and is opened on the same node. One that is `detached` is not closed when this process dies: it stands until its lease is over,
-    for another client to use. It is closed `lease_s` seconds after it stands, in use or not; without a lease, once it was unused for
-    `TANGRAM_LEASE_S`. `owner` tells operators whose it is: host and process by default. It must stand within `timeout_s` seconds of its
-    start on the node, which include fetching its image.
+    Without a `trajectory` it is one of its own, whose name is the environment's id. `memory_mb` is reserved for it as long as it is open;
+    `requires` are labels that its node must have. From a `snapshot` it has the files of that, and is opened on the same node. One that is
+    `detached` is not closed when this process dies: it stands until its lease is over, for another client to use. It is closed `lease_s`
+    seconds after it stands, in use or not; without a lease, once it was unused for `TANGRAM_LEASE_S`. `owner` tells operators whose it is:
+    host and process by default. It must stand within `timeout_s` seconds of its start on the node, which include fetching its image.
     """
 
-    trajectory: Required[str]
+    trajectory: str
     image: str | None
     snapshot: Snapshot | None
     memory_mb: int | None
@@ -68,25 +69,22 @@ class OpenOptions(Limits, total=False):
     owner: str
 
 
-HOPED_PARALLEL_FRACTION = 0.9
-
-
 class ExecOptions(Limits, total=False):
     """Options of a command.
 
     `units` are the acceptable numbers of cores, `[1]` by default. `parallel_fraction` (Amdahl) or `efficiency` (E(m) by m) says what units
     do to its duration, `work_s` its seconds on one core. Where several amounts are given and neither is said, nine tenths are hoped to be
     parallel, until core-seconds show what is. `action_class` says which commands are alike, those with the same first word by default. It
-    is killed when it prints nothing for `output_timeout_s`. `session` names the shell session it runs in, `variables` are added to its
-    process environment. It begins in the folder `cwd`, else where the session is; where it cannot, the call fails by the caller's fault
-    (`bad_input`). With an `interpreter`, a program and arguments such as `["bash", "-c"]`, `command` is the last argument of a program of
-    its own, and nothing of it, such as a changed folder, stays in the session. With `merged`, its standard error goes where its standard
-    output goes. With `fence`, as before a scoring run, whatever earlier commands left running in the environment is ended first, and the
-    command starts from a clean shell: without the variables and functions that they left, in the folder where they were. A command whose
-    node is lost never runs again, `idempotent` or not: its environment is lost, too. One that is not `preemptible` keeps its cores once it
-    has them: for timing runs, and for programs with clocks of their own. With `stream`, what it prints can be read while it runs, by
-    `Handle.output`. With `stdin`, it reads what `Handle.send_input` brings, else nothing. With `pty`, rows and columns, its input and
-    output are a terminal of that size: all that it prints is `stdout`, and what it has started ends with it.
+    is killed when it prints nothing for `output_timeout_s`. `session` names the shell session it runs in, `variables`, also called `env`,
+    are added to its process environment. It begins in the folder `cwd`, else where the session is; where it cannot, the call fails by the
+    caller's fault (`bad_input`). With an `interpreter`, a program and arguments such as `["bash", "-c"]`, `command` is the last argument of
+    a program of its own, and nothing of it, such as a changed folder, stays in the session. With `merged`, its standard error goes where
+    its standard output goes. With `fence`, as before a scoring run, whatever earlier commands left running in the environment is ended
+    first, and the command starts from a clean shell: without the variables and functions that they left, in the folder where they were. A
+    command whose node is lost never runs again, `idempotent` or not: its environment is lost, too. One that is not `preemptible` keeps its
+    cores once it has them: for timing runs, and for programs with clocks of their own. With `stream`, what it prints can be read while it
+    runs, by `Handle.output`. With `stdin`, it reads what `Handle.send_input` brings, else nothing. With `pty`, rows and columns, its input
+    and output are a terminal of that size: all that it prints is `stdout`, and what it has started ends with it.
     """
 
     units: Sequence[int]
@@ -103,6 +101,7 @@ class ExecOptions(Limits, total=False):
     preemptible: bool
     action_class: str | None
     variables: Mapping[str, str] | None
+    env: Mapping[str, str] | None
     stream: bool
     stdin: bool
     pty: tuple[int, int] | None
@@ -153,7 +152,7 @@ def place_of(action: Action) -> Place:
 def open_environment(
     job: str,
     *,
-    trajectory: str,
+    trajectory: str = "",
     image: str | None = None,
     snapshot: Snapshot | None = None,
     memory_mb: int | None = None,
@@ -163,7 +162,7 @@ def open_environment(
     owner: str = "",
     **limits: Unpack[Limits],
 ) -> Action:
-    """Open a fresh environment, under an id made up here; from a `snapshot` it has the files of that, on the same node."""
+    """Open a fresh environment, under an id made up here, which is its trajectory's where none is named."""
     if snapshot is not None:
         if image is not None:
             raise InvalidAction("image", "give either an image or a snapshot, not both")
@@ -174,7 +173,7 @@ def open_environment(
         arguments=present(environment=environment, image=image, memory_mb=memory_mb),
         cost=Cost({MEMORY_MB: (memory_mb,)} if memory_mb is not None else {}),
         job=job,
-        trajectory=trajectory,
+        trajectory=trajectory or environment,
         environment=environment,
         requires=requires if isinstance(requires, str) else tuple(requires),  # type: ignore[arg-type]  # refused by Action
         detached=detached,
@@ -207,6 +206,7 @@ def execute(
     preemptible: bool = True,
     action_class: str | None = None,
     variables: Mapping[str, str] | None = None,
+    env: Mapping[str, str] | None = None,
     stream: bool = False,
     stdin: bool = False,
     pty: tuple[int, int] | None = None,
@@ -223,7 +223,7 @@ def execute(
             environment=place.environment,
             session=session,
             command=command,
-            variables=process_variables(variables),
+            variables=process_variables(variables, env),
             cwd=folder_path("cwd", cwd),
             interpreter=None if words is None else words[:-1],
             merged=merged or None,

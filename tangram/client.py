@@ -13,6 +13,7 @@ from typing import Any, Self, Unpack
 
 from tangram import calls
 from tangram.action import Action
+from tangram.arguments import takes
 from tangram.calls import CallOptions, Conversation, ExecOptions, Limits, OpenOptions, Place, ServiceOptions
 from tangram.errors import TangramError
 from tangram.handles import Handle
@@ -44,6 +45,7 @@ class Client:
         """The job that this client's actions belong to."""
         return self._session.job
 
+    @takes(OpenOptions)
     def open(self, **options: Unpack[OpenOptions]) -> Environment:
         """Open an environment of a trajectory and wait until it is there."""
         action = calls.open_environment(self.job, **options)
@@ -57,11 +59,13 @@ class Client:
         """
         return Environment(self._session, Place(self.job, trajectory or environment, environment))
 
+    @takes(ServiceOptions)
     def score(self, service: str, items: Sequence[Any], **options: Unpack[ServiceOptions]) -> Scores:
         """Return the scores that a reward model gives to `items`, one each."""
         scores: Scores = self._run(calls.score(self.job, service, items, options))
         return scores
 
+    @takes(ServiceOptions)
     def logprobs(
         self, service: str, token_ids: Iterable[Iterable[int]], *, top_k: int | None = None, **options: Unpack[ServiceOptions]
     ) -> Logprobs:
@@ -73,6 +77,7 @@ class Client:
         logprobs: Logprobs = self._run(calls.logprobs(self.job, service, token_ids, options, top_k=top_k))
         return logprobs
 
+    @takes(ServiceOptions)
     def generate(
         self,
         service: str,
@@ -90,6 +95,7 @@ class Client:
         texts: Texts = self._run(calls.generate(self.job, service, prompts, max_tokens, temperature, seed, options))
         return texts
 
+    @takes(CallOptions)
     def call(self, quota: str, **options: Unpack[CallOptions]) -> Response:
         """Send one request to an outside API once its quota allows it, and return the answer, whatever its status code."""
         answer: Response = self._run(calls.call(self.job, quota, **options))
@@ -151,6 +157,7 @@ class Environment:
         """The trajectory that owns it."""
         return self._place.trajectory
 
+    @takes(ExecOptions)
     def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
         """Run a shell command and wait for it.
 
@@ -159,6 +166,7 @@ class Environment:
         """
         return self.submit(command, **options).result()
 
+    @takes(ExecOptions)
     def submit(self, command: str, **options: Unpack[ExecOptions]) -> Handle[ExecResult]:
         """Submit a shell command and return a handle on it; does not wait."""
         return self._session.submit(calls.execute(self._place, command, **options))
@@ -172,6 +180,7 @@ class Environment:
         """Write a file, its parent folders too; text as UTF-8, `mode` are permission bits."""
         self._session.submit(calls.write_file(self._place, path, data, mode)).result()
 
+    @takes(Limits)
     def request(
         self,
         port: int,

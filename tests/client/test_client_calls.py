@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from tangram import Action, Client, InvalidAction, Settings, Snapshot, calls
+from tangram import Action, AsyncClient, Client, InvalidAction, Settings, Snapshot, calls
+from tangram.aio import AsyncEnvironment
+from tangram.client import Environment
 from tangram.elasticity import FLAT, Amdahl
 
 PLACE = calls.Place("j", "t", "env-1")
@@ -66,6 +68,7 @@ WRONG_WORDS: list[tuple[dict[str, Any], str]] = [
         (lambda: calls.request(PLACE, 80, headers=5), "headers"),  # type: ignore[arg-type]
         (lambda: calls.request(PLACE, 80, body=5), "body"),  # type: ignore[arg-type]
         (lambda: calls.request(PLACE, 80, body=bytes((64 << 20) + 1)), "body"),
+        (lambda: calls.execute(PLACE, "ls", variables={}, env={}), "env"),
         (lambda: calls.score("j", "", [1], {}), "service"),
         (lambda: calls.score("j", "rm", "text", {}), "items"),
         (lambda: calls.logprobs("j", "rm", [1, 2], {}), "token_ids[0]"),  # type: ignore[list-item]
@@ -86,6 +89,33 @@ def test_wrong_words_are_named(make: Any, field: str) -> None:
     with pytest.raises(InvalidAction) as caught:
         make()
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("client", [Client, AsyncClient])
+def test_a_word_that_is_no_option_names_the_method_and_the_nearest_option(client: Any) -> None:
+    environment = Environment if client is Client else AsyncEnvironment
+    calls_with = {
+        client.open: {"memory": 5},
+        client.call: {"uri": "http://x"},
+        environment.exec: {"timeout": 5},
+        environment.submit: {"timeout": 5},
+    }
+    said = []
+    for method, options in calls_with.items():
+        with pytest.raises(TypeError) as caught:
+            method(None, "x", **options)
+        said.append(str(caught.value))
+    assert said == [
+        f"{client.__name__}.open() has no option 'memory': did you mean memory_mb?",
+        f"{client.__name__}.call() has no option 'uri': did you mean url?",
+        f"{environment.__name__}.exec() has no option 'timeout': did you mean timeout_s?",
+        f"{environment.__name__}.submit() has no option 'timeout': did you mean timeout_s?",
+    ]
+
+
+def test_an_environment_without_a_trajectory_is_one_of_its_own() -> None:
+    opened = calls.open_environment("j")
+    assert opened.trajectory == opened.environment != calls.open_environment("j").trajectory
 
 
 def test_reading_is_idempotent_and_running_is_not() -> None:

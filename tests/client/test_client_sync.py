@@ -97,7 +97,7 @@ def test_a_request_to_a_server_is_one_action_and_gives_its_answer(peer: Any, set
 def test_what_was_asked_arrives_as_a_celery_task_with_its_header(peer: Any, settings: Settings) -> None:
     with Client(job="coding", settings=settings) as client:
         env = client.open(trajectory="t1", image="python:3.12", memory_mb=512, requires=["x86"])
-        env.exec("pytest -q", units=[1, 2], timeout_s=9, session="s2", priority=8, variables={"A": "1"}, action_class="pytest")
+        env.exec("pytest -q", units=[1, 2], timeout_s=9, session="s2", priority=8, env={"A": "1"}, action_class="pytest")
     opened, ran, closed = peer.seen
     assert opened.arguments == {"environment": env.id, "image": "python:3.12", "memory_mb": 512}
     assert (opened.header["cost"], opened.header["requires"]) == ({"memory_mb": [512]}, ["x86"])
