@@ -1,7 +1,7 @@
 """The scheduler as a process: core, broker, journal and lock put together; `tangram scheduler`.
 
 One scheduler is active. It holds a lease in SQL, whose epoch is the fencing token in every grant; further ones stand
-by and take over when it is gone.
+by and take over when it is gone. One that does not reach the broker gives the lease up, and takes it again only once it does.
 """
 
 from __future__ import annotations
@@ -47,6 +47,10 @@ QUOTA_LEAD_S = 0.15
 """How much ahead of its time a request to an outside API is granted: what commit, broker and worker take on a busy machine. Workers wait
 for no longer than `workers.api.requests.LONGEST_LEAD_S`."""
 
+AWAY = 2.0
+"""Lasting times of the lease for which the broker may be away before the active scheduler gives the lease up. Each change costs the
+messages that were not sent yet: nodes are asked for them."""
+
 _LOOKS = 5
 """How often a standby looks at the lease, and the active one prolongs it, while it lasts."""
 
@@ -75,13 +79,17 @@ def run(settings: Settings, stop: threading.Event) -> None:
     def connect(epoch: int) -> KombuTransport:
         return KombuTransport(_app_of(settings), connect_timeout_s=settings.connect_timeout_s, epoch=epoch)
 
-    Scheduler(settings, engine, lease, connect, partial(_watched, settings, metrics), metrics).run(stop)
+    def reach() -> None:
+        require_broker(_app_of(settings), settings.connect_timeout_s)
+
+    Scheduler(settings, engine, lease, connect, reach, partial(_watched, settings, metrics), metrics).run(stop)
 
 
 class Scheduler:
     """One scheduler: it stands by until it holds the lease, then leads until another one does.
 
-    `connect` opens the broker for an epoch. `watch` returns the journal that an epoch writes to, around the one in SQL.
+    `connect` opens the broker for an epoch, and `reach` raises `StackUnreachable` where it cannot be reached. `watch` returns the journal
+    that an epoch writes to, around the one in SQL.
     """
 
     def __init__(
@@ -90,27 +98,33 @@ class Scheduler:
         engine: Engine,
         lease: Lease,
         connect: Callable[[int], KombuTransport],
+        reach: Callable[[], None],
         watch: Callable[[Journal, int], Journal],
         metrics: SchedulerMetrics | None = None,
     ) -> None:
         """Take nothing yet."""
         self._settings, self._engine, self._lease = settings, engine, lease
-        self._connect, self._watch, self._metrics = connect, watch, metrics
+        self._connect, self._reach, self._watch, self._metrics = connect, reach, watch, metrics
 
     def run(self, stop: threading.Event) -> None:
         """Schedule until `stop` is set. Raises what `run` of this module raises once it leads."""
+        reaches = True
         while not stop.is_set():
-            epoch = self._acquire()
-            if epoch is None:
-                stop.wait(self._lease.ttl_s / _LOOKS)
-                continue
-            log.warning("this scheduler leads, epoch %d", epoch)
             try:
-                self._lead(epoch, stop)
+                if not reaches:
+                    self._reach()
+                    reaches = True
+                epoch = self._acquire()
+                if epoch is not None:
+                    log.warning("this scheduler leads, epoch %d", epoch)
+                    self._lead(epoch, stop)
+                    continue
             except StackUnreachable as error:
-                # It was there when this process began; one that takes over in an outage waits for its end, like one that leads.
-                log.warning("cannot lead yet: %s", error)
-                stop.wait(self._lease.ttl_s / _LOOKS)
+                # The broker was there when this process began. Until it is there again, the lease is for those that reach it.
+                if reaches:
+                    log.warning("cannot lead: %s", error)
+                reaches = False
+            stop.wait(self._lease.ttl_s / _LOOKS)
 
     def _acquire(self) -> int | None:
         """Try to lead; a database that is away for a while is waited for like a lease that another one holds."""
@@ -148,6 +162,9 @@ class Scheduler:
                         if not service.step():
                             log.warning("another scheduler leads; standing by")
                             return
+                        if transport.away_s > AWAY * self._lease.ttl_s:
+                            service.finish()
+                            raise StackUnreachable(f"the broker has been away for {transport.away_s:.0f} s")
                     service.finish()
         except LeaseLost:
             log.warning("another scheduler leads; standing by")

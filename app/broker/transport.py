@@ -96,6 +96,7 @@ class KombuTransport:
         self._intakes = 0
         self._pause_s, self._next_try, self._store_pause_until = _FIRST_PAUSE_S, 0.0, 0.0
         self.lost_connections = 0
+        self._lost_at = 0.0
         try:
             self._open()
         except self._errors as error:
@@ -107,6 +108,11 @@ class KombuTransport:
     def ends_to_store(self) -> int:
         """How many results are still to be stored; those are the latest, as they are stored in the order in which they came."""
         return len(self._ends)
+
+    @property
+    def away_s(self) -> float:
+        """For how many seconds the broker has been away; 0 while it is there."""
+        return 0.0 if self._intake is not None else clock.monotonic() - self._lost_at
 
     @property
     def caught_up(self) -> bool:
@@ -265,6 +271,7 @@ class KombuTransport:
         log.warning("lost the broker at %s: %s; connecting again", self._sending.as_uri(), error)
         self._shut()
         self.lost_connections += 1
+        self._lost_at = clock.monotonic()
         self._pause_s = _FIRST_PAUSE_S
         self._next_try = clock.monotonic() + self._pause_s
 

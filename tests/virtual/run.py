@@ -23,6 +23,7 @@ from app.celery import configuration
 from app.journal import unfinished
 from app.journal.database import DatabaseError
 from app.journal.leader import SCHEDULER_LEASE
+from app.reach import require_broker
 from app.scheduler_process import Scheduler
 from scheduler.live.entries import Journal
 from tangram import clock
@@ -46,9 +47,6 @@ ENDS_S = 900.0
 
 NODE_LOST_S = 10.0
 """Silence after which a node is lost: some faults last for longer, and some do not."""
-
-OUTAGE_S = 10.0
-"""Outage that clients bridge: some faults last for longer, and some do not."""
 
 QUIET_S = 240.0
 """Within which nothing is left anywhere after that: leases of clients that are gone, blobs, claims."""
@@ -147,7 +145,8 @@ class Run:
             return VirtualJournal(journal, self.network)
 
         try:
-            Scheduler(self.settings, self.engine, lease, connect, watch).run(clock.event())
+            reach = partial(require_broker, app, self.settings.connect_timeout_s)
+            Scheduler(self.settings, self.engine, lease, connect, reach, watch).run(clock.event())
         except (DatabaseError, StackUnreachable) as error:
             self.note(f"{process.name} ends: {error}")
         except Exception as error:
@@ -256,7 +255,6 @@ def _settings() -> Settings:
         keep_days="forever",
         takeover_s=5.0,
         node_lost_s=NODE_LOST_S,
-        outage_s=OUTAGE_S,
         open_timeout_s=60.0,
     )
 
@@ -270,7 +268,8 @@ def running(scenario: Scenario, event_log: Path | None = None) -> Iterator[Run]:
     use(APP, network.broker)
     random.seed(scenario.seed)
     hexes = random.Random(f"hex {scenario.seed}")
-    run = Run(scenario, world, network, database, engine, Ledger(), _settings().model_copy(update={"event_log": event_log}))
+    settings = _settings().model_copy(update={"event_log": event_log, "outage_s": scenario.outage_s})
+    run = Run(scenario, world, network, database, engine, Ledger(), settings)
     logging.disable()  # laws say what is wrong, and to format thousands of outages takes a seventh of the time
     with (
         clock.installed(world),

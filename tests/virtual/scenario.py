@@ -70,6 +70,8 @@ class Scenario:
     faults: tuple[Fault, ...]
     cells: tuple[int, ...] = ()
     """The GPU cells of each GPU node."""
+    outage_s: float = 60.0
+    """Outage that clients bridge: no fault lasts for longer than this, but some do than the other one that is drawn."""
 
     @property
     def calm_from_s(self) -> float:
@@ -91,7 +93,8 @@ def scenario(seed: int) -> Scenario:
             begin_s = round(begin_s + draw.choice((0.5, 3.0, 6.0)), 3)
             faults.append(replace(_fault(draw, kind), at_s=begin_s, lasts_s=8.0))
     faults += _of_the_broker(random.Random(f"broker {seed}"))
-    drawn = Scenario(seed, cores, rollouts, tuple(sorted(faults, key=lambda fault: fault.at_s)))
+    outage_s = random.Random(f"outage {seed}").choice((60.0, 60.0, 10.0))
+    drawn = Scenario(seed, cores, rollouts, tuple(sorted(faults, key=lambda fault: fault.at_s)), outage_s=outage_s)
     return _with_services(drawn, random.Random(f"services {seed}"))
 
 

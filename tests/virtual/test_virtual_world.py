@@ -96,6 +96,15 @@ def test_a_scheduler_may_die_at_each_of_its_calls() -> None:
         assert [status for _, status, _ in told] == ["succeeded"] * 3
 
 
+@pytest.mark.parametrize("amount", [-1.0, 1.0], ids=["refused", "silent"])
+def test_a_leader_that_does_not_reach_the_broker_leaves_the_lease_to_one_that_does(amount: float) -> None:
+    broken, log, _, told = story(Scenario(1, (2,), (ROLLOUT,), (Fault(2.0, "cut scheduler", lasts_s=300.0, amount=amount),)))
+
+    assert broken == [] and [status for _, status, _ in told] == ["succeeded"] * 3
+    assert max(told_at for _, _, told_at in told) < 1040.0, "a second after which the other one leads, and not the end of the fault"
+    assert [line.split()[1:3] for line in log if "leads" in line] == [["scheduler", "1"], ["scheduler", "0"]], log
+
+
 def test_an_outage_of_the_broker_for_longer_than_three_beats_loses_no_node() -> None:
     broken, _, _, told = story(Scenario(1, (2,), (ROLLOUT,), (Fault(2.0, "broker away", lasts_s=20.0),)))
 
