@@ -198,6 +198,7 @@ def run_cells(cells: list[str], out: Printed, err: Printed, told: int, cell_time
 
     signal.signal(signal.SIGALRM, out_of_time)
     process, run = os.getpid(), make_runner()
+    sys.path[0] = os.getcwd()  # as in Jupyter, from here on: modules of the cells' folder must not take the place of those above
     for cell in cells:
         sys.stdout, sys.stderr = streams = out.begin(), err.begin()
         signal.setitimer(signal.ITIMER_REAL, cell_timeout_s)

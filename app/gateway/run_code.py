@@ -49,7 +49,8 @@ MARGIN_S = 30.0
 """Seconds by which the lease of a call's environment is longer than anybody may wait for the call, from when the environment stands."""
 
 STDIN = ".stdin"
-NOTEBOOK, CELLS, CELL_RESULTS = ".notebook.py", ".cells.json", ".results.jsonl"
+# The notebook has a folder of its own: Python looks for modules there first, and files of callers may be named as modules, "code" for one.
+NOTEBOOK, CELLS, CELL_RESULTS = ".notebook/run.py", ".cells.json", ".results.jsonl"
 _NOTEBOOK_SOURCE = Path(__file__).with_name("notebook.py")
 _NO_SUCH_COMMAND = 127
 _SHAPE = "run_code"

@@ -223,6 +223,11 @@ def test_cells_share_one_interpreter(endpoint: str) -> None:
     assert [cell.stdout for cell in done.cells] == ["", "", "123\n", "", "", ""]
     assert done.cells[3].stderr == "oops"
     assert [cell.display for cell in done.cells if cell.display] == [[{"text/plain": "123"}], [{"text/plain": "124"}]]
+    # And files named as modules are those of the cells, and take the place of no module that runs these
+    files = {name: encoded("import os; mine = 'mine'") for name in ("code.py", "queue.py", "token.py", "own.py")}
+    request = fusion.RunJupyterRequest(cells=["import code, own\nprint(own.mine)"], files=files)
+    named = fusion.run_jupyter(request, endpoint=endpoint, max_attempts=1)
+    assert (named.status, named.cells[0].stdout) == ("Success", "mine\n"), named
     (error,) = done.cells[4].error
     assert (error["ename"], error["evalue"]) == ("RuntimeError", "wrong") and any("wrong" in line for line in error["traceback"])
 
