@@ -11,6 +11,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import typer
@@ -25,7 +27,6 @@ import app.replay.replay_command  # noqa: F401
 import scheduler.policies  # noqa: F401
 from app.cli import main as command_line
 from app.cli.common import app as commands
-from tests.exit_codes import exit_code_of
 
 ROOT = Path(__file__).resolve().parents[2]
 READ = typer.main.get_command(commands)
@@ -68,3 +69,20 @@ def forked(*words: str, cwd: Path, **variables: str) -> subprocess.CompletedProc
             file.seek(0)
             texts.append(file.read())
     return subprocess.CompletedProcess(words, os.waitstatus_to_exitcode(status), *texts)
+
+
+def exit_code_of(main: Callable[[], None]) -> int:
+    """Run a program; return the code with which Python would end, after it has printed what Python would."""
+    code = 0
+    try:
+        main()
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code

@@ -1,8 +1,9 @@
 """Commands of the system as forks of a process that has imported its modules: half of the CPU time of a fresh process.
 
-`Forked` is a `subprocess.Popen` for `python -P -m tangram …`. The template is a process of its own, as a process of tests has threads and
-applications of Celery, which a fork must not begin with. What it forks is a child of the process of the tests all the same: its first
-parent ends at once, and the process of the tests takes over orphans meanwhile. Such a child ends as every Python process does.
+`Forked` is a `subprocess.Popen` for `python -P -m tangram …`, and for `tangram-docker` as a module. The template is a process of its own,
+as a process of tests has threads and applications of Celery, which a fork must not begin with. What it forks is a child of the process of
+the tests all the same: its first parent ends at once, and the process of the tests takes over orphans meanwhile. Such a child ends as every
+Python process does.
 
 The template has nothing of `app.celery`, whose application has the addresses of the environment in which it was imported.
 """
@@ -30,6 +31,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = [sys.executable, "-P", "-m", "tangram"]
+DOCKER = [*PROGRAM[:3], "tangram.integrations.docker_cli"]
+MAINS = {"tangram": "tangram.__main__", "tangram.integrations.docker_cli": "tangram.integrations.docker_cli"}
+"""The modules that have the `main` of each program."""
 MODULES = (
     "celery.app.amqp",
     "celery.app.control",
@@ -45,6 +49,7 @@ MODULES = (
     "celery.worker.strategy",
     "kombu.transport.redis",
     "sqlalchemy.dialects.sqlite",
+    "tangram.integrations.docker_cli",
     "app.action_task",
     "app.broker.transport",
     "app.cli.demo",
@@ -130,7 +135,7 @@ class Forked(subprocess.Popen[Any]):
     def _execute_child(self, *given: Any) -> None:
         named = dict(zip(PARAMETERS, given, strict=True))
         args, env = list(named["args"]), named["env"]
-        if args[:4] != PROGRAM:
+        if args[:4] not in (PROGRAM, DOCKER):
             super()._execute_child(*given)  # type: ignore[misc]
             return
         unknown = [name for name, default in REFUSED.items() if named.get(name, default) != default]
@@ -138,6 +143,7 @@ class Forked(subprocess.Popen[Any]):
         files = [named[end] for end in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")]
         standard = [file if file != -1 else number for number, file in enumerate((files[0], files[3], files[5]))]
         order = {
+            "main": MAINS[args[3]],
             "words": args[4:],
             "cwd": str(named["cwd"] or os.getcwd()),
             "env": dict(os.environ if env is None else env),
@@ -182,10 +188,9 @@ def serve() -> None:
                 orders.send(b"adopted")
             for file in files:
                 os.close(file)
-    _become(json.loads(text), files)
-    from tangram.__main__ import main
-
-    main()
+    order = json.loads(text)
+    _become(order, files)
+    importlib.import_module(order["main"]).main()
 
 
 def _become(order: dict[str, Any], files: list[int]) -> None:

@@ -65,39 +65,25 @@ def refused(done: subprocess.CompletedProcess[str], *expected: str) -> None:
         (["replay", "missing.jsonl", "--simulate"], "missing.jsonl"),
         (["replay", ".", "--simulate"], ""),
         (["replay", "trace.jsonl"], "--simulate or --live"),
-        (["replay", "trace.jsonl", "--simulate", "--live"], "--simulate or --live"),
         (["replay", "trace.jsonl", "--simulate", "--policy", "best"], "best"),
-        (["replay", "trace.jsonl", "--simulate", "--policy", "fixed:0"], "fixed:0"),
-        (["replay", "trace.jsonl", "--simulate", "--policy", "static:x"], "static:x"),
         (["replay", "trace.jsonl", "--simulate", "--without", "magic"], "magic"),
         (["replay", "trace.jsonl", "--simulate", "--policy", "fcfs", "--without", "resizing"], "resizing"),
         (["replay", "trace.jsonl", "--simulate", "--compare", "paper,static:1", "--without", "resizing"], "--without"),
-        (["replay", "trace.jsonl", "--simulate", "--speed", "0"], "--speed"),
-        (["replay", "trace.jsonl", "--simulate", "--speed", "nan"], "--speed"),
         (["replay", "trace.jsonl", "--simulate", "--spread", "-1"], "--spread"),
         (["replay", "trace.jsonl", "--simulate", "--nodes", "0"], "--nodes"),
-        (["replay", "trace.jsonl", "--simulate", "--tile", "0"], "--tile"),
         (["replay", "trace.jsonl", "--simulate", "--cores", "999999999"], "--cores 999999999"),
         (["replay", "trace.jsonl", "--simulate", "--cores", "2000", "--nodes", "1000"], "1000 nodes: at most 1000000"),
-        (["replay", "trace.jsonl", "--simulate", "--gpus", "999999999"], "--gpus 999999999"),
-        (["replay", "trace.jsonl", "--simulate", "--nodes", "999999999"], "--nodes 999999999"),
-        (["replay", "trace.jsonl", "--simulate", "--tile", "2000000"], "--tile 2000000"),
         (["plan", "trace.jsonl", "--target-act", "1", "--cores-per-node", "999999999"], "--cores-per-node 999999999"),
-        (["plan", "trace.jsonl", "--target-act", "1", "--gpus", "999999999"], "--gpus 999999999"),
-        (["plan", "trace.jsonl", "--target-act", "1", "--nodes", "999999999"], "--nodes 999999999"),
         (["plan", "trace.jsonl", "--no-worse-than", "fcfs", "--than-cores", "999999999"], "--than-cores 999999999"),
         (["demo", "--speed", "nan"], "--speed"),
         (["up", "--policy", "best"], "best"),
         (["import", "swe-agent", "missing.traj"], "missing.traj"),
-        (["import", "swe-agent"], "files"),
         (["record", "missing.toml"], "missing.toml"),
         (["worker", "tpu"], "tpu"),
         (["report"], "no journal"),
-        (["report", "nope.sqlite:last"], "there is no file nope.sqlite"),
         (["report", "j", "-o", "-", "--json"], "standard output"),
         (["top"], "no journal"),
         (["top", "--interval", "nan"], "--interval"),
-        (["top", "--interval", "inf"], "--interval"),
         (["worker", "cpu"], "no stack is running"),
         (["scheduler"], "TANGRAM_DATABASE_URL"),
         (["metrics"], "set TANGRAM_METRICS_PORT to the port to listen at"),
@@ -114,10 +100,7 @@ def test_without_words_the_help_is_shown(tmp_path: Path) -> None:
     assert forked("--help", cwd=tmp_path).returncode == 0
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "nonsense", '{"trajectory": 1}', "[]", LINE.replace('"work_s": 0.05', '"work_s": -1'), LINE.replace("[1]", "[0]"), "\x00\xff"],
-)
+@pytest.mark.parametrize("text", ["", "\x00\xff"])
 def test_a_malformed_trace_is_refused_with_its_name(tmp_path: Path, text: str) -> None:
     (tmp_path / "bad.jsonl").write_text(f"{HEAD}\n{text}\n", encoding="latin-1")
     refused(forked("replay", "bad.jsonl", "--simulate", cwd=tmp_path), "bad.jsonl")
@@ -161,15 +144,13 @@ def test_a_stack_that_is_not_there_is_said_soon(trace: Path, tmp_path: Path, wor
     assert "reached" in done.stderr and "secret" not in done.stderr
 
 
-@pytest.mark.parametrize("words", [["status"], ["report", "last"]])
 @pytest.mark.parametrize(
-    ("url", "expected"),
+    ("words", "url", "expected"),
     [
-        ("postgresql+psycopg://someone:secret@127.0.0.1:1/x", ""),
-        ("mysql://x", "use sqlite"),
-        ("nonsense", "not a database URL"),
-        ("sqlite:///missing", "there is no such file"),
-        ("sqlite:////no/such/folder/x.sqlite", ""),
+        (["status"], "postgresql+psycopg://someone:secret@127.0.0.1:1/x", ""),
+        (["status"], "mysql://x", "use sqlite"),
+        (["status"], "nonsense", "not a database URL"),
+        (["report", "last"], "sqlite:///missing", "there is no such file"),
     ],
 )
 def test_a_database_that_cannot_be_used_is_said(tmp_path: Path, words: list[str], url: str, expected: str) -> None:

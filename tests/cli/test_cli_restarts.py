@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import sqlite3
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -16,21 +14,13 @@ from pathlib import Path
 import pytest
 
 from app.local.processes import wait_until
-from tangram import Action, ActionLost, Client, EnvironmentLost, Handle, Settings
+from tangram import Action, Client, Handle, Settings
 from tests.cli.support import leftovers, started
 from tests.freezing import freeze
-from tests.live.support import SLOW_BEATS
+from tests.live.support import SERVICES, SLOW_BEATS
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
-SERVICES = """
-[services.judge]
-engine = "stub"
-task = "score"
-cells = [1]
-memory_mb = 500
-restore_s = 0.05
-"""
 RESULT_S = 60.0
 LARGE = 300_000
 """Bytes that travel beside the messages, in the result store."""
@@ -138,45 +128,6 @@ def test_what_ends_or_is_asked_for_while_redis_is_away_for_seconds_has_its_resul
 def writing(environment_id: str, data: bytes) -> Action:
     action = Action(kind="cpu.write_file", environment=environment_id, job="restarts", trajectory="t")
     return action.with_arguments(environment=environment_id, path="written", data=data)
-
-
-def test_a_client_that_connects_while_redis_is_away_waits_for_it(up: Up) -> None:
-    freeze(up.process.pid)
-    before = up.kill("redis")
-    assert wait_until(lambda: not listens(up.state / "redis.sock"), 60)
-    go_on = threading.Timer(1.0, up.process.send_signal, (signal.SIGCONT,))
-    go_on.start()
-    with up.client(connect_timeout_s=40.0) as client, client.open(trajectory="t", queue_timeout_s=RESULT_S) as env:
-        assert env.exec("echo fine").stdout == "fine\n"
-    go_on.join()
-    up.until_restarted("redis", before)
-    assert "redis ended with signal SIGKILL" in up.said()
-
-
-def listens(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as client:
-        return client.connect_ex(str(path)) == 0
-
-
-def test_a_killed_worker_loses_what_it_ran_and_works_again(up: Up) -> None:
-    with up.client() as client:
-        env = client.open(trajectory="t", queue_timeout_s=RESULT_S)
-        runs = env.submit("sleep 300")
-        queued = env.submit("echo queued")
-        up.until_running(runs)
-        # When the worker is killed, then what it ran is lost and its environment is gone
-        before = up.kill("cpu-0")
-        with pytest.raises(ActionLost, match="node cpu-0 was lost"):
-            runs.result(RESULT_S)
-        with pytest.raises(EnvironmentLost, match="node cpu-0 was lost"):
-            queued.result(RESULT_S)
-        with pytest.raises(EnvironmentLost, match="node cpu-0 was lost"):
-            env.exec("echo later")
-        up.until_restarted("cpu-0", before)
-        assert "cpu-0 ended with signal SIGKILL" in up.said()
-        # And it takes new environments
-        with client.open(trajectory="next", queue_timeout_s=RESULT_S) as other:
-            assert other.exec("echo fine").stdout == "fine\n"
 
 
 def test_a_process_that_always_ends_is_given_up_with_a_clear_line_and_nothing_is_left(up: Up) -> None:

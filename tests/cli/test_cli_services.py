@@ -54,12 +54,6 @@ def test_without_reasons_both_tables_fit_into_80_columns(capsys: pytest.CaptureF
         assert f" {word} " in shown, shown
 
 
-def test_without_services_there_is_no_table_of_them(capsys: pytest.CaptureFixture[str]) -> None:
-    show_state(STATE, as_json=False)
-
-    assert "services" not in capsys.readouterr().out
-
-
 def test_each_node_says_how_commands_are_set_apart_and_whether_memory_is_bounded(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -23,7 +23,7 @@ from app.local.processes import wait_until
 from tests.cli.forked import forked
 from tests.cli.support import environment, leftovers, started, tangram
 from tests.cli.template import PROGRAM, Forked
-from tests.ports import free_port, free_ports
+from tests.ports import free_ports
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -115,24 +115,6 @@ def test_a_live_replay_uses_the_stack_and_is_reported(ran: Callable[..., subproc
     assert json.loads(ran("report", "cli", "--json").stdout)["job"] == "cli"
 
 
-def test_a_replay_asks_the_servers_of_its_environments(ran: Callable[..., subprocess.CompletedProcess[str]], folder: Path) -> None:
-    # Given a recorded server, a request to it, and one of which nobody knows the port
-    port = free_port()
-    server = f"python3 -u -m http.server {port} --bind 127.0.0.1 >log 2>&1 & until grep -q Serving log; do sleep 0.02; done"
-    actions = [
-        {"kind": "cpu.exec", "work_s": 0.05, "command": server},
-        {"kind": "cpu.request", "work_s": 0.05, "port": port, "path": "/log"},
-        {"kind": "cpu.request", "work_s": 0.05},
-    ]
-    line = {"schema": "tangram.trace/1", "job": "cli", "trajectory": "t1", "steps": [{"action": action} for action in actions]}
-    (folder / "requests.jsonl").write_text(json.dumps(line) + "\n")
-    # When it is replayed, live and simulated; then all of it goes well
-    live = json.loads(ran("replay", "requests.jsonl", "--live", "--json").stdout)
-    simulated = json.loads(ran("replay", "requests.jsonl", "--simulate", "--cores", "1", "--json").stdout)
-    assert (live["actions"], live["failed"], simulated["actions"], simulated["failed"]) == (3, 0, 3, 0)
-    assert simulated["by_kind"]["cpu.request"]["mean_execution"] == pytest.approx(0.05)
-
-
 def test_a_run_is_a_page_and_a_trace_that_replays(ran: Callable[..., subprocess.CompletedProcess[str]], folder: Path) -> None:
     run = json.loads(ran("replay", "trace.jsonl", "--live", "--json").stdout)["run"]
     assert ran("report", run, "--against", "cli", "-o", "report.html").stderr.startswith("wrote report.html")
@@ -214,20 +196,6 @@ def test_a_drain_that_makes_no_sense_is_refused_in_one_line(
 ) -> None:
     done = forked(*words, cwd=folder)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
-
-
-def test_an_unknown_run_is_said(up: subprocess.Popen[str], folder: Path) -> None:
-    done = forked("report", "nobody", cwd=folder)
-    assert (done.returncode, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("tangram: the journal knows no run and no job 'nobody'; it")
-
-
-def test_a_second_stack_in_the_folder_is_refused(up: subprocess.Popen[str], folder: Path) -> None:
-    done = forked("up", cwd=folder, TANGRAM_SERVICES_FILE=str(folder / "services.toml"))
-    assert done.returncode == 2
-    assert "runs in" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
 
 
 def test_top_shows_the_state_until_it_is_interrupted(up: subprocess.Popen[str], folder: Path) -> None:

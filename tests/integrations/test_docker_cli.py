@@ -10,23 +10,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.support import finished
+from tests.cli.template import DOCKER, Forked
 from tests.integrations.conftest import standing
-from tests.integrations.docker_forks import Forks, forks
 from tests.live.support import Live
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("live")]
 Docker = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-@pytest.fixture(scope="module")
-def forked() -> Iterator[Forks]:
-    with forks() as started:
-        yield started
-
-
 @pytest.fixture
-def docker(live: Live, forked: Forks) -> Docker:
-    return lambda *arguments: forked.run(*arguments, variables=os.environ)
+def docker(live: Live) -> Docker:
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return lambda *arguments: finished(Forked([*DOCKER, *arguments], text=True, **pipes))
 
 
 @pytest.fixture

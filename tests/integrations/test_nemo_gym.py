@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("nemo_gym.sandbox", reason="NeMo Gym is not installed")
 
-import tomllib
 
 from nemo_gym.sandbox import Sandbox, SandboxSpec
 from nemo_gym.sandbox.providers import SandboxCreateError, SandboxStatus
@@ -31,12 +29,6 @@ found = get_provider_class("tangram")
 print(found.__module__, found.__name__)
 """
 register_provider("tangram", TangramProvider, override=True)
-
-
-def test_the_entry_point_names_the_provider() -> None:
-    project = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())["project"]
-    named = project["entry-points"]["nemo_gym.sandbox_providers"]["tangram"]
-    assert EntryPoint("tangram", named, "nemo_gym.sandbox_providers").load() is TangramProvider
 
 
 def test_its_registry_finds_the_provider_by_the_installed_entry_point() -> None:

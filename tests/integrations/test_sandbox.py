@@ -42,15 +42,6 @@ async def test_a_folder_goes_in_and_comes_out_as_it_was(sandbox: Sandbox, tmp_pa
     assert (await sandbox.exec("ls -A | grep -c tangram-transfer")).stdout == "0\n"
 
 
-async def test_one_file_and_one_that_is_not_there(sandbox: Sandbox, tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"")
-    await sandbox.upload(tmp_path / "a", "new/b")
-    await sandbox.download("new/b", tmp_path / "deep" / "c")
-    assert (tmp_path / "deep" / "c").read_bytes() == b""
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        await sandbox.download("nowhere", tmp_path / "d")
-
-
 async def test_a_pipe_in_a_folder_does_not_spoil_it(sandbox: Sandbox, tmp_path: Path) -> None:
     await sandbox.exec("mkdir f && mkfifo f/pipe && echo x > f/file")
     await sandbox.download("f", tmp_path / "f")
