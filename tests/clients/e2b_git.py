@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import e2b
 
 from tests.clients.e2b_checks import CHECKS, Here, check, refused
 
-# -- git: each in a repository of its own, with a clone beside it ----------------------------------------------------
+# -- git: repositories with a clone beside them ----------------------------------------------------------------------
 
 
 def repository(here: Here, name: str) -> str:
@@ -22,70 +21,47 @@ def repository(here: Here, name: str) -> str:
     return name
 
 
-GIT: dict[str, tuple[str, Callable[[Any, str], object], str, str]] = {
-    "init": (":", lambda git, path: git.init(f"{path}/new", initial_branch="trunk"), "git -C new symbolic-ref HEAD", "refs/heads/trunk"),
-    "add": ("echo 2 > other", lambda git, path: git.add(path), "git diff --cached --name-only", "other"),
-    "commit": (":", lambda git, path: git.commit(path, "it's second", allow_empty=True), "git log -1 --format=%s", "it's second"),
-    "create_branch": (":", lambda git, path: git.create_branch(path, "made"), "git branch --format='%(refname:short)' --list made", "made"),
-    "checkout_branch": ("git branch other", lambda git, path: git.checkout_branch(path, "other"), "git branch --show-current", "other"),
-    "delete_branch": (
-        "git branch other",
-        lambda git, path: git.delete_branch(path, "other"),
-        "git branch --format='%(refname:short)'",
-        "main",
-    ),
-    "push": (
-        "git commit -q --allow-empty -m pushed",
-        lambda git, path: git.push(path, "origin", "main"),
-        "git -C ../$(basename $PWD).git log -1 --format=%s main",
-        "pushed",
-    ),
-    "pull": (
-        "git commit -q --allow-empty -m pulled && git push -q origin main && git reset -q --hard HEAD~1",
-        lambda git, path: git.pull(path, "origin", "main"),
-        "git log -1 --format=%s",
-        "pulled",
-    ),
-    "remote_add": (
-        ":",
-        lambda git, path: git.remote_add(path, "second", "https://example.org/it.git"),
-        "git remote get-url second",
-        "https://example.org/it.git",
-    ),
-    "reset": ("echo 2 > file", lambda git, path: git.reset(path, mode="hard"), "cat file", "1"),
-    "restore": ("echo 2 > file", lambda git, path: git.restore(path, ["file"]), "cat file", "1"),
-    "set_config": (
-        ":",
-        lambda git, path: git.set_config("user.name", "somebody", scope="local", path=path),
-        "git config user.name",
-        "somebody",
-    ),
-    "configure_user": (
-        ":",
-        lambda git, path: git.configure_user("who", "who@example.org", scope="local", path=path),
-        "git config user.email",
-        "who@example.org",
-    ),
-    "dangerously_authenticate": (
-        ":",
-        lambda git, _: git.dangerously_authenticate("who", "secret", host="example.org"),
-        "printf 'protocol=https\\nhost=example.org\\n\\n' | git credential fill | grep password",
-        "password=secret",
-    ),
-}
-"""What is done in the repository first, the call, and a command that prints in the repository what the call has done."""
+CHANGES = "init add commit create_branch checkout_branch delete_branch push pull remote_add reset restore"
+CONFIGURES = "set_config configure_user dangerously_authenticate"
 
 
-def _carried_out(here: Here, name: str) -> None:
-    before, call, look, seen = GIT[name]
-    path = repository(here, f"git-{name.replace('_', '-')}")
-    here.says(f"cd {path} && {before}")
-    call(here.sandbox.git, path)
-    assert here.says(f"cd {path} && {look}") == f"{seen}\n"
+@check(*(f"Git.{name}" for name in f"{CHANGES} {CONFIGURES}".split()))
+def _(here: Here) -> None:
+    git, path = here.sandbox.git, repository(here, "git-changed")
 
+    def says(command: str) -> str:
+        return here.says(f"cd {path} && {command}").removesuffix("\n")
 
-for _name in GIT:
-    CHECKS[f"Git.{_name}"] = lambda here, name=_name: _carried_out(here, name)
+    says("echo 2 > other")
+    git.add(path)
+    assert says("git diff --cached --name-only") == "other"
+    git.commit(path, "it's second", allow_empty=True)
+    assert says("git log -1 --format=%s") == "it's second"
+    git.create_branch(path, "made")
+    assert says("git branch --format='%(refname:short)' --list made") == "made"
+    git.checkout_branch(path, "main")
+    git.delete_branch(path, "made")
+    assert says("git branch --format='%(refname:short)'") == "main"
+    git.push(path, "origin", "main")
+    assert says(f"git -C ../{path}.git log -1 --format=%s main") == "it's second"
+    says("git reset -q --hard HEAD~1")
+    git.pull(path, "origin", "main")
+    assert says("git log -1 --format=%s") == "it's second"
+    git.remote_add(path, "second", "https://example.org/it.git")
+    assert says("git remote get-url second") == "https://example.org/it.git"
+    for undo in (lambda: git.restore(path, ["file"]), lambda: git.reset(path, mode="hard")):
+        says("echo 2 > file")
+        undo()
+        assert says("cat file") == "1"
+    git.set_config("user.name", "somebody", scope="local", path=path)
+    assert says("git config user.name") == "somebody"
+    git.configure_user("who", "who@example.org", scope="local", path=path)
+    assert says("git config user.email") == "who@example.org"
+    git.dangerously_authenticate("who", "secret", host="example.org")
+    asked = "printf 'protocol=https\\nhost=example.org\\n\\n' | git credential fill | grep password"
+    assert says(asked) == "password=secret"
+    git.init(f"{path}/new", initial_branch="trunk")
+    assert says("git -C new symbolic-ref HEAD") == "refs/heads/trunk"
 
 
 @check("Git.clone")

@@ -14,7 +14,7 @@ pytest.importorskip("swerex", reason="the extra `clients` is not installed")
 from tests.clients import running
 from tests.clients.environments import ENVIRONMENTS, ROOT, Environment
 from tests.clients.page import page, summary
-from tests.clients.rows import Row, rows, said
+from tests.clients.rows import Row, rows
 from tests.clients.running import Shown
 
 ROW = Row(client="c", version="1", method="m", outcome="works", tests=("tests/a.py::test_one", "tests/a.py::test_two[x]"))
@@ -86,11 +86,3 @@ def test_an_environment_that_was_not_built_skips_its_rows_and_fails_them_in_ci(
     (shown,) = running.run([ROW], ["project"])
     assert shown == Shown(ROW, state, ".venv-clients/nowhere was not built: make clients CLIENTS=agents")
     assert summary([shown]).endswith(f"rows: 0 passed, {int(state == 'failed')} failed, {int(state == 'skipped')} skipped")
-
-
-def test_a_row_needs_tests_and_a_reason() -> None:
-    for fields in ({"outcome": "fine"}, {"outcome": "differs"}, {"outcome": "works", "tests": ()}):
-        with pytest.raises(ValueError, match="is no row"):
-            Row(**{"client": "c", "version": "1", "method": "m", "tests": ("t",), **fields})  # type: ignore[arg-type]
-    assert said("works; a note") == {"outcome": "works", "how": "a note"}
-    assert said("refused: 501") == {"outcome": "missing", "how": "refused: 501"}

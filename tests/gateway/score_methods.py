@@ -16,9 +16,15 @@ from tangram import Client
 
 IDS = [5, 17, 33, 200, 7]
 MORE = [9, 4]
+HI = [{"role": "user", "content": "hi"}]
+TEXT = "<|user|>hi<|assistant|>ho"
 
 
-@dataclass(frozen=True, kw_only=True)
+By = tuple[str, str]
+"""A client and its version."""
+
+
+@dataclass(frozen=True)
 class Method:
     """One method of a client, and how it goes here.
 
@@ -26,14 +32,23 @@ class Method:
     `expected` is the same as our own client gives it. Without `read` the request is refused.
     """
 
-    client: str
-    version: str
+    by: By
     method: str
-    how: str = "works"
     path: str = ""
     body: Any = None
     read: Callable[[Any], Any] | None = None
     expected: Callable[[Client], Any] | None = None
+    how: str = "works"
+
+    @property
+    def client(self) -> str:
+        """Return the name of the client."""
+        return self.by[0]
+
+    @property
+    def version(self) -> str:
+        """Return the version of the client."""
+        return self.by[1]
 
     @property
     def name(self) -> str:
@@ -88,14 +103,8 @@ def _teacher(*sequences: list[int]) -> Callable[[Client], list[list[float]]]:
     return lambda client: [list(values) for values in client.logprobs("teacher", sequences)]
 
 
-TRL, PRIME, SLIME, OPENRLHF, VERL = (
-    {"client": "trl", "version": "1.16.0"},
-    {"client": "prime-rl", "version": "2026-08-21"},
-    {"client": "slime", "version": "2026-08-21"},
-    {"client": "openrlhf", "version": "0.11"},
-    {"client": "verl", "version": "0.9.1"},
-)
-VLLM, OPENAI = {"client": "vllm (HTTP)", "version": "0.32"}, {"client": "openai (HTTP)", "version": "2"}
+TRL, PRIME, SLIME = ("trl", "1.16.0"), ("prime-rl", "2026-08-21"), ("slime", "2026-08-21")
+OPENRLHF, VERL, VLLM, OPENAI = ("openrlhf", "0.11"), ("verl", "0.9.1"), ("vllm (HTTP)", "0.32"), ("openai (HTTP)", "2")
 
 SCORED = {"model": "teacher", "prompt": [IDS, MORE], "max_tokens": 1, "temperature": 0.7, "prompt_logprobs": 1}
 _SAMPLED = {"n": 1, "repetition_penalty": 1.0, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "max_tokens": 16}
@@ -110,334 +119,246 @@ SGLANG = {
     "return_logprob": True,
     "logprob_start_len": 0,
 }
-_NO_WEIGHTS = "not served: no weights are sent to a service"
-_TOO_MANY = "refused: at most the 128 most likely tokens of a position are given"
-_NO_IDS = "refused: texts are continued, not token ids"
+# What clients send
 
-_NOT_DONE: tuple[tuple[str, Any], ...] = (
-    ("stream", True),
-    ("tools", [{"type": "function"}]),
-    ("logprobs", True),
-    ("top_p", 0.9),
-    ("logit_bias", {"5": 1}),
+EIGHT, TOO_MANY = {**SCORED, "prompt_logprobs": 8}, {**SCORED, "prompt_logprobs": 129}
+ONE = {**SCORED, "prompt": IDS}
+GENERATED = {"model": "teacher", "prompt": [IDS], "return_token_ids": True, **_SAMPLED, "logprobs": 0}
+CHATTED = {"model": "teacher", "messages": HI, "return_token_ids": True, **_SAMPLED, "logprobs": True, "top_logprobs": 0}
+ROLLOUT = {**PREFILL, "sampling_params": {"max_tokens": 64, "temperature": 1.0}}
+LABELLED = {"prompt": "1 + 1 =", "response": "2", "label": "2"}
+SUMS = {"query": ["1 + 1 = 2", "1 + 1 = 3"], "prompts": ["1 + 1 =", "1 + 1 ="], "labels": ["2", None]}
+NO_SUMS: dict[str, list[str]] = {"query": [], "prompts": [], "labels": []}
+RM = {"model": "/models/rm", "input": TEXT}
+EMBEDDED = {"model": "judge", "input": ["a", "b"], "encoding_format": "base64"}
+POOLED = {"model": "judge", "input": "a"}
+RANKED = {"model": "judge", "query": "q", "documents": ["a", "b", "c"], "top_n": 2}
+COMPLETED = {"model": "teacher", "prompt": ["a", "b"], "n": 2, "max_tokens": 4, "temperature": 0, "seed": 3}
+SYSTEM = {"role": "system", "content": "Be short."}
+ASKED = [SYSTEM, {"role": "user", "content": [{"type": "text", "text": "2 + 3?"}]}]
+SAID = [SYSTEM, {"role": "user", "content": "2 + 3?"}]
+ANSWERED = {"model": "teacher", "messages": ASKED, "temperature": 1.0, "seed": 3, "max_completion_tokens": 5}
+NOT_KNOWN = {"stream": True, "tools": [{"type": "function"}], "logprobs": True, "top_p": 0.9, "logit_bias": {"5": 1}}
+
+# What they read of the answer
+
+
+def _part(*keys: Any) -> Callable[[Any], Any]:
+    """Return what reads a part of an answer; `*` stands for each entry of a list."""
+
+    def read(answer: Any, keys: tuple[Any, ...] = keys) -> Any:
+        for place, key in enumerate(keys):
+            if key == "*":
+                return [read(one, keys[place + 1 :]) for one in answer]
+            answer = answer[key]
+        return answer
+
+    return read
+
+
+def _positions(answer: Any) -> list[Any]:
+    """Return vLLM's `prompt_logprobs` of each choice, without the first position."""
+    return [choice["prompt_logprobs"][1:] for choice in answer["choices"]]
+
+
+def _eight_each(answer: Any) -> Any:
+    return [[by_rank(entry)[:8] for entry in positions] for positions in _positions(answer)]
+
+
+def _one_sorted(answer: Any) -> Any:
+    return [sorted(by_rank(entry)) for entry in _positions(answer)[0]]
+
+
+def _ranks_of_tokens(answer: Any) -> Any:
+    return [[[(int(token), entry["rank"]) for token, entry in one.items()] for one in positions] for positions in _positions(answer)]
+
+
+def _input_logprobs(answer: Any) -> Any:
+    return [[item[0] for item in answer["meta_info"]["input_token_logprobs"][1:]]]
+
+
+def _input_tops(answer: Any) -> Any:
+    return [[[(token, value) for value, token, _ in position] for position in answer["meta_info"]["input_top_logprobs"][1:]]]
+
+
+def _rewards(answer: Any) -> Any:
+    return answer["rewards"] if answer["scores"] == answer["rewards"] else None
+
+
+def _unpacked(answer: Any) -> Any:
+    return [struct.unpack("<f", base64.b64decode(row["embedding"]))[0] for row in answer["data"]]
+
+
+def _best(answer: Any) -> Any:
+    return [(row["document"]["text"], row["relevance_score"]) for row in answer["results"]]
+
+
+# What it is by our own client
+
+
+def _score(client: Client) -> Any:
+    return _whole(TEXT)(client)[0]
+
+
+def _is(expected: Any) -> Callable[[Client], Any]:
+    return lambda _: expected
+
+
+def _eight(*sequences: list[int]) -> Callable[[Client], Any]:
+    return lambda client: most_likely(client, 8, *sequences)
+
+
+def _eight_and_given(client: Client) -> Any:
+    rows = zip(IDS[1:], client.logprobs("teacher", [IDS])[0], *most_likely(client, 8, IDS), strict=True)
+    return [sorted({*top, (token, value)}) for token, value, top in rows]
+
+
+def _zero_and_given(client: Client) -> Any:
+    return [0.0, *client.logprobs("teacher", [IDS])[0]]
+
+
+def _ranks(client: Client) -> Any:
+    found = client.logprobs("teacher", (IDS, MORE), top_k=0).ranks
+    return [[[(token, rank)] for token, rank in zip(ids[1:], ranks, strict=True)] for ids, ranks in zip((IDS, MORE), found, strict=True)]
+
+
+def _best_two(client: Client) -> Any:
+    logits = zip(_of([("q", text) for text in "abc"])(client), "abc", strict=True)
+    return [(text, pytest.approx(sigmoid(logit))) for logit, text in sorted(logits, reverse=True)[:2]]
+
+
+def _of_messages(client: Client) -> Any:
+    return list(client.score("judge", [{"prompt": HI, "response": []}]))
+
+
+def _nearly(client: Client) -> Any:
+    return pytest.approx(_whole("a", "b")(client), rel=1e-6)
+
+
+def _texts(client: Client) -> Any:
+    return list(client.generate("teacher", ["a", "a", "b", "b"], max_tokens=4))
+
+
+def _answer(client: Client) -> Any:
+    return list(client.generate("teacher", [SAID], max_tokens=5, temperature=1.0, seed=3))
+
+
+NO_WEIGHTS = "not served: no weights are sent to a service"
+FEW = "refused: at most the 128 most likely tokens of a position are given"
+NO_IDS = "refused: texts are continued, not token ids"
+ROUTER = "works where the router's address is `tangram:TOKEN@HOST:PORT/services/NAME`"
+NO_USAGE = "differs: no `usage`"
+LOGIT = "differs: of a service that scores, a vector of one number, the logit; no `usage`"
+STOPPED = "differs: no `usage`; `finish_reason` is null where no stop word ended the text"
+AT_MOST = "differs: as completions.create; at most 1024 tokens unless told otherwise"
+
+LOGPROBS, SCORE, REWARD, DISTIL = (
+    "VLLMClient.get_sequence_logprobs",
+    "async_distillation._score_with_teacher",
+    "on_policy_distillation.reward_func",
+    "RewardLoopWorker.compute_score_disrm",
 )
+HEALTH, COMPLETIONS, CHAT, GENERATE = "/services/teacher/health", "/v1/completions", "/v1/chat/completions", "/services/teacher/generate"
 
 METHODS = (
+    Method(TRL, "VLLMClient.check_server", HEALTH, None, _part("status"), _is("ok")),
+    Method(TRL, "VLLMClient.__init__: /v1/models", "/services/teacher/v1/models", None, _part("data", "*", "id"), _is(["teacher"])),
+    Method(TRL, f"{LOGPROBS}(top_logprobs=1)", COMPLETIONS, SCORED, given, _teacher(IDS, MORE)),
+    Method(TRL, f"{LOGPROBS}(top_logprobs=8)", COMPLETIONS, EIGHT, _eight_each, _eight(IDS, MORE)),
+    Method(TRL, f"{LOGPROBS}(top_logprobs=129)", COMPLETIONS, TOO_MANY, how=FEW),
+    Method(TRL, f"{SCORE}(teacher_top_k=1)", "/services/teacher/v1/completions", ONE, lambda answer: given(answer, (IDS,)), _teacher(IDS)),
+    Method(TRL, f"{SCORE}(teacher_top_k=8)", COMPLETIONS, {**ONE, "prompt_logprobs": 8}, _one_sorted, _eight_and_given),
+    Method(TRL, "VLLMClient.generate", COMPLETIONS, GENERATED, how=NO_IDS),
+    Method(TRL, "VLLMClient.chat", CHAT, CHATTED, how="refused: the ids of texts are not known"),
+    Method(TRL, "VLLMClient.image_features", how="not served: services take no images"),
+    Method(TRL, "VLLMClient.init_communicator, update_named_param, update_model_params, reset_prefix_cache", how=NO_WEIGHTS),
+    Method(PRIME, "check_health", HEALTH, None, _part("status"), _is("ok")),
+    Method(PRIME, "maybe_check_has_model", "/v1/models", None, lambda answer: "teacher" in _part("data", "*", "id")(answer), _is(True)),
+    Method(PRIME, "prefill_logprobs", "/inference/v1/generate", PREFILL, _first_of_each, _zero_and_given),
+    Method(PRIME, "rollouts through renderers", "/inference/v1/generate", ROLLOUT, how=NO_IDS),
+    Method(PRIME, "update_weights, load_lora_adapter, init_nccl_broadcast", how=NO_WEIGHTS),
+    Method(SLIME, "rm_hub.remote_rm", "/rm/judge", LABELLED, lambda answer: [answer], _of([("1 + 1 =", "2")])),
+    Method(SLIME, REWARD, GENERATE, SGLANG, _input_logprobs, _teacher(IDS)),
+    Method(SLIME, f"{REWARD} with top_logprobs_num", GENERATE, {**SGLANG, "top_logprobs_num": 8}, _input_tops, _eight(IDS)),
+    Method(SLIME, f"{REWARD} with images", GENERATE, {**SGLANG, "image_data": ["aGk="]}, how="refused: services take no images"),
+    Method(OPENRLHF, "_fetch_rewards_via_http", "/reward/judge", SUMS, _rewards, _whole("1 + 1 = 2", "1 + 1 = 3")),
+    Method(OPENRLHF, "_fetch_rewards_via_http, no texts left for a server", "/reward/judge", NO_SUMS, _rewards, _is([])),
     Method(
-        **TRL,
-        method="VLLMClient.check_server",
-        path="/services/teacher/health",
-        read=lambda answer: answer["status"],
-        expected=lambda _: "ok",
+        VERL,
+        f"{DISTIL} (vllm)",
+        "/services/judge/classify",
+        {**RM, "use_activation": False},
+        _part("data", -1, "probs", -1),
+        _score,
+        ROUTER,
     ),
+    Method(VERL, f"{DISTIL} (sglang)", "/services/judge/v1/embeddings", RM, _part("data", -1, "embedding", -1), _score, ROUTER),
+    Method(OPENAI, "embeddings.create", "/v1/embeddings", EMBEDDED, _unpacked, _nearly, LOGIT),
     Method(
-        **TRL,
-        method="VLLMClient.__init__: /v1/models",
-        path="/services/teacher/v1/models",
-        read=lambda answer: [model["id"] for model in answer["data"]],
-        expected=lambda _: ["teacher"],
-    ),
-    Method(
-        **TRL,
-        method="VLLMClient.get_sequence_logprobs(top_logprobs=1)",
-        path="/v1/completions",
-        body=SCORED,
-        read=given,
-        expected=_teacher(IDS, MORE),
-    ),
-    Method(
-        **TRL,
-        method="VLLMClient.get_sequence_logprobs(top_logprobs=8)",
-        path="/v1/completions",
-        body={**SCORED, "prompt_logprobs": 8},
-        read=lambda answer: [[by_rank(entry)[:8] for entry in choice["prompt_logprobs"][1:]] for choice in answer["choices"]],
-        expected=lambda client: most_likely(client, 8, IDS, MORE),
-    ),
-    Method(
-        **TRL,
-        method="VLLMClient.get_sequence_logprobs(top_logprobs=129)",
-        how=_TOO_MANY,
-        path="/v1/completions",
-        body={**SCORED, "prompt_logprobs": 129},
-    ),
-    Method(
-        **TRL,
-        method="async_distillation._score_with_teacher(teacher_top_k=1)",
-        path="/services/teacher/v1/completions",
-        body={**SCORED, "model": "teacher", "prompt": IDS},
-        read=lambda answer: [
-            [entry[str(token)]["logprob"] for entry, token in zip(answer["choices"][0]["prompt_logprobs"][1:], IDS[1:], strict=True)]
-        ],
-        expected=_teacher(IDS),
-    ),
-    Method(
-        **TRL,
-        method="async_distillation._score_with_teacher(teacher_top_k=8)",
-        path="/v1/completions",
-        body={**SCORED, "prompt": IDS, "prompt_logprobs": 8},
-        read=lambda answer: [sorted(by_rank(entry)) for entry in answer["choices"][0]["prompt_logprobs"][1:]],
-        expected=lambda client: [
-            sorted({*top, (token, value)})
-            for token, value, top in zip(IDS[1:], client.logprobs("teacher", [IDS])[0], *most_likely(client, 8, IDS), strict=True)
-        ],
-    ),
-    Method(
-        **TRL,
-        method="VLLMClient.generate",
-        how=_NO_IDS,
-        path="/v1/completions",
-        body={"model": "teacher", "prompt": [IDS], "return_token_ids": True, "return_tokens_as_token_ids": True, **_SAMPLED, "logprobs": 0},
-    ),
-    Method(
-        **TRL,
-        method="VLLMClient.chat",
-        how="refused: the ids of texts are not known",
-        path="/v1/chat/completions",
-        body={
-            **{"model": "teacher", "messages": [{"role": "user", "content": "hi"}], "logprobs": True, "top_logprobs": 0},
-            **{**_SAMPLED, "return_token_ids": True, "return_tokens_as_token_ids": True},
-        },
-    ),
-    Method(**TRL, method="VLLMClient.image_features", how="not served: services take no images"),
-    Method(**TRL, method="VLLMClient.init_communicator, update_named_param, update_model_params, reset_prefix_cache", how=_NO_WEIGHTS),
-    Method(
-        **PRIME,
-        method="check_health",
-        path="/services/teacher/health",
-        read=lambda answer: answer["status"],
-        expected=lambda _: "ok",
-    ),
-    Method(
-        **PRIME,
-        method="maybe_check_has_model",
-        path="/v1/models",
-        read=lambda answer: "teacher" in [model["id"] for model in answer["data"]],
-        expected=lambda _: True,
-    ),
-    Method(
-        **PRIME,
-        method="prefill_logprobs",
-        path="/inference/v1/generate",
-        body=PREFILL,
-        read=_first_of_each,
-        expected=lambda client: [0.0, *client.logprobs("teacher", [IDS])[0]],
-    ),
-    Method(
-        **PRIME,
-        method="rollouts through renderers",
-        how=_NO_IDS,
-        path="/inference/v1/generate",
-        body={**PREFILL, "sampling_params": {"max_tokens": 64, "temperature": 1.0}},
-    ),
-    Method(**PRIME, method="update_weights, load_lora_adapter, init_nccl_broadcast", how=_NO_WEIGHTS),
-    Method(
-        **SLIME,
-        method="rm_hub.remote_rm",
-        path="/rm/judge",
-        body={"prompt": "1 + 1 =", "response": "2", "label": "2"},
-        read=lambda answer: [answer],
-        expected=_of([("1 + 1 =", "2")]),
-    ),
-    Method(
-        **SLIME,
-        method="on_policy_distillation.reward_func",
-        path="/services/teacher/generate",
-        body=SGLANG,
-        read=lambda answer: [[item[0] for item in answer["meta_info"]["input_token_logprobs"][1:]]],
-        expected=_teacher(IDS),
-    ),
-    Method(
-        **SLIME,
-        method="on_policy_distillation.reward_func with top_logprobs_num",
-        path="/services/teacher/generate",
-        body={**SGLANG, "top_logprobs_num": 8},
-        read=lambda answer: [
-            [[(token, value) for value, token, _ in position] for position in answer["meta_info"]["input_top_logprobs"][1:]],
-        ],
-        expected=lambda client: most_likely(client, 8, IDS),
-    ),
-    Method(
-        **SLIME,
-        method="on_policy_distillation.reward_func with images",
-        how="refused: services take no images",
-        path="/services/teacher/generate",
-        body={**SGLANG, "image_data": ["aGk="]},
-    ),
-    Method(
-        **OPENRLHF,
-        method="_fetch_rewards_via_http",
-        path="/reward/judge",
-        body={"query": ["1 + 1 = 2", "1 + 1 = 3"], "prompts": ["1 + 1 =", "1 + 1 ="], "labels": ["2", None]},
-        read=lambda answer: answer["rewards"] if answer["scores"] == answer["rewards"] else None,
-        expected=_whole("1 + 1 = 2", "1 + 1 = 3"),
-    ),
-    Method(
-        **OPENRLHF,
-        method="_fetch_rewards_via_http, no texts left for a server",
-        path="/reward/judge",
-        body={"query": [], "prompts": [], "labels": []},
-        read=lambda answer: answer,
-        expected=lambda _: {"rewards": [], "scores": [], "extra_logs": {}},
-    ),
-    Method(
-        **VERL,
-        method="RewardLoopWorker.compute_score_disrm (vllm)",
-        how="works where the router's address is `tangram:TOKEN@HOST:PORT/services/NAME`",
-        path="/services/judge/classify",
-        body={"model": "/models/rm", "input": "<|user|>hi<|assistant|>ho", "use_activation": False},
-        read=lambda answer: [answer["data"][-1]["probs"][-1]],
-        expected=_whole("<|user|>hi<|assistant|>ho"),
-    ),
-    Method(
-        **VERL,
-        method="RewardLoopWorker.compute_score_disrm (sglang)",
-        how="works where the router's address is `tangram:TOKEN@HOST:PORT/services/NAME`",
-        path="/services/judge/v1/embeddings",
-        body={"model": "/models/rm", "input": "<|user|>hi<|assistant|>ho"},
-        read=lambda answer: [answer["data"][-1]["embedding"][-1]],
-        expected=_whole("<|user|>hi<|assistant|>ho"),
-    ),
-    Method(
-        **OPENAI,
-        method="embeddings.create",
-        how="differs: of a service that scores, a vector of one number, the logit; no `usage`",
-        path="/v1/embeddings",
-        body={"model": "judge", "input": ["a", "b"], "encoding_format": "base64"},
-        read=lambda answer: [struct.unpack("<f", base64.b64decode(row["embedding"]))[0] for row in answer["data"]],
-        expected=lambda client: pytest.approx(_whole("a", "b")(client), rel=1e-6),
-    ),
-    Method(
-        **OPENAI,
-        method="embeddings.create(dimensions)",
+        OPENAI,
+        "embeddings.create(dimensions)",
+        "/v1/embeddings",
+        {**POOLED, "dimensions": 256},
         how="refused: services give one number for a text",
-        path="/v1/embeddings",
-        body={"model": "judge", "input": "a", "dimensions": 256},
+    ),
+    Method(VLLM, "/v1/completions prompt_logprobs=0", COMPLETIONS, {**SCORED, "prompt_logprobs": 0}, _ranks_of_tokens, _ranks),
+    Method(
+        VLLM,
+        "/classify",
+        "/classify",
+        {"model": "judge", "input": ["a", "b"]},
+        _part("data", "*", "probs", 0),
+        _activated(_whole("a", "b")),
+        "differs: `label` is null, no `usage`",
     ),
     Method(
-        **VLLM,
-        method="/v1/completions prompt_logprobs=0",
-        path="/v1/completions",
-        body={**SCORED, "prompt_logprobs": 0},
-        read=lambda answer: [
-            [[(int(token), entry["rank"]) for token, entry in position.items()] for position in choice["prompt_logprobs"][1:]]
-            for choice in answer["choices"]
-        ],
-        expected=lambda client: [
-            [[(token, rank)] for token, rank in zip(ids[1:], ranks, strict=True)]
-            for ids, ranks in zip((IDS, MORE), client.logprobs("teacher", (IDS, MORE), top_k=0).ranks, strict=True)
-        ],
+        VLLM,
+        "/classify with messages",
+        "/classify",
+        {"model": "judge", "messages": HI, "use_activation": False},
+        _part("data", "*", "probs", 0),
+        _of_messages,
     ),
+    Method(VLLM, "/classify with token ids", "/classify", {"model": "judge", "input": [IDS]}, how="refused: texts are scored"),
     Method(
-        **VLLM,
-        method="/classify",
-        how="differs: `label` is null, no `usage`",
-        path="/classify",
-        body={"model": "judge", "input": ["a", "b"]},
-        read=lambda answer: [row["probs"][0] for row in answer["data"]],
-        expected=_activated(_whole("a", "b")),
+        VLLM,
+        "/pooling",
+        "/pooling",
+        {**POOLED, "use_activation": False},
+        _part("data", 0, "data"),
+        _whole("a"),
+        "differs: task classify only, no `usage`",
     ),
-    Method(
-        **VLLM,
-        method="/classify with messages",
-        path="/classify",
-        body={"model": "judge", "messages": [{"role": "user", "content": "hi"}], "use_activation": False},
-        read=lambda answer: [row["probs"][0] for row in answer["data"]],
-        expected=lambda client: list(client.score("judge", [{"prompt": [{"role": "user", "content": "hi"}], "response": []}])),
-    ),
-    Method(
-        **VLLM,
-        method="/classify with token ids",
-        how="refused: texts are scored",
-        path="/classify",
-        body={"model": "judge", "input": [IDS]},
-    ),
-    Method(
-        **VLLM,
-        method="/pooling",
-        how="differs: task classify only, no `usage`",
-        path="/pooling",
-        body={"model": "judge", "input": "a", "use_activation": False},
-        read=lambda answer: answer["data"][0]["data"],
-        expected=_whole("a"),
-    ),
-    Method(
-        **VLLM,
-        method="/pooling of embeddings",
-        how="refused: services score",
-        path="/pooling",
-        body={"model": "judge", "input": "a", "task": "embed"},
-    ),
+    Method(VLLM, "/pooling of embeddings", "/pooling", {**POOLED, "task": "embed"}, how="refused: services score"),
     *(
         Method(
-            **VLLM,
-            method=f"{path} {'/'.join(names)}",
-            how="differs: no `usage`",
-            path=path,
-            body={"model": "judge", **dict(zip(names, ("q", ["a", "b"]), strict=True))},
-            read=lambda answer: [row["score"] for row in answer["data"]],
-            expected=_activated(_of([("q", "a"), ("q", "b")])),
+            VLLM,
+            f"{path} {first}/{second}",
+            path,
+            {"model": "judge", first: "q", second: ["a", "b"]},
+            _part("data", "*", "score"),
+            _activated(_of([("q", "a"), ("q", "b")])),
+            NO_USAGE,
         )
-        for path, names in (
-            ("/score", ("text_1", "text_2")),
-            ("/v1/score", ("queries", "documents")),
-            ("/score", ("queries", "items")),
-            ("/score", ("data_1", "data_2")),
+        for path, first, second in (
+            ("/score", "text_1", "text_2"),
+            ("/v1/score", "queries", "documents"),
+            ("/score", "queries", "items"),
+            ("/score", "data_1", "data_2"),
         )
     ),
+    *(Method(VLLM, path, path, RANKED, _best, _best_two, NO_USAGE) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
+    Method(OPENAI, "completions.create", COMPLETIONS, COMPLETED, _part("choices", "*", "text"), _texts, STOPPED),
+    Method(OPENAI, "chat.completions.create", CHAT, ANSWERED, _part("choices", "*", "message", "content"), _answer, AT_MOST),
     *(
         Method(
-            **VLLM,
-            method=path,
-            how="differs: no `usage`",
-            path=path,
-            body={"model": "judge", "query": "q", "documents": ["a", "b", "c"], "top_n": 2},
-            read=lambda answer: [(row["document"]["text"], row["relevance_score"]) for row in answer["results"]],
-            expected=lambda client: [
-                (text, pytest.approx(sigmoid(logit)))
-                for logit, text in sorted(zip(_of([("q", one) for one in "abc"])(client), "abc", strict=True), reverse=True)[:2]
-            ],
-        )
-        for path in ("/rerank", "/v1/rerank", "/v2/rerank")
-    ),
-    Method(
-        **OPENAI,
-        method="completions.create",
-        how="differs: no `usage`; `finish_reason` is null where no stop word ended the text",
-        path="/v1/completions",
-        body={"model": "teacher", "prompt": ["a", "b"], "n": 2, "max_tokens": 4, "temperature": 0, "seed": 3},
-        read=lambda answer: [choice["text"] for choice in answer["choices"]],
-        expected=lambda client: list(client.generate("teacher", ["a", "a", "b", "b"], max_tokens=4)),
-    ),
-    Method(
-        **OPENAI,
-        method="chat.completions.create",
-        how="differs: as completions.create; at most 1024 tokens unless told otherwise",
-        path="/v1/chat/completions",
-        body={
-            "model": "teacher",
-            "messages": [{"role": "system", "content": "Be short."}, {"role": "user", "content": [{"type": "text", "text": "2 + 3?"}]}],
-            **{"temperature": 1.0, "seed": 3, "max_completion_tokens": 5},
-        },
-        read=lambda answer: [choice["message"]["content"] for choice in answer["choices"]],
-        expected=lambda client: list(
-            client.generate(
-                "teacher",
-                [[{"role": "system", "content": "Be short."}, {"role": "user", "content": "2 + 3?"}]],
-                max_tokens=5,
-                temperature=1.0,
-                seed=3,
-            )
-        ),
-    ),
-    *(
-        Method(
-            **OPENAI,
-            method=f"chat.completions.create({name})",
+            OPENAI,
+            f"chat.completions.create({name})",
+            CHAT,
+            {"model": "teacher", "messages": HI, name: value},
             how="refused: not known, or not done",
-            path="/v1/chat/completions",
-            body={"model": "teacher", "messages": [{"role": "user", "content": "hi"}], name: value},
         )
-        for name, value in _NOT_DONE
+        for name, value in NOT_KNOWN.items()
     ),
 )
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from concurrent.futures import ThreadPoolExecutor
-
 import httpx
 import pytest
 
@@ -56,17 +53,6 @@ def test_a_sandbox_ends_with_its_timeout_and_a_longer_one_lasts(served: Served, 
         lasting.kill()
 
 
-def test_a_create_that_is_sent_again_gives_the_same_sandbox(e2b_options: Options) -> None:
-    with ThreadPoolExecutor(4) as threads:
-        same = list(threads.map(lambda _: e2b.Sandbox.create(idempotency_key="a-key", **e2b_options), range(4)))
-    other = e2b.Sandbox.create(idempotency_key="another-key", **e2b_options)
-    assert len({one.sandbox_id for one in same}) == 1 and other.sandbox_id != same[0].sandbox_id
-    # Each of the answers can be used
-    assert {one.commands.run("echo there").stdout for one in same} == {"there\n"}
-    same[0].kill()
-    other.kill()
-
-
 def test_sandboxes_are_listed_in_pages_and_by_metadata(served: Served) -> None:
     options = options_of(served, "e2b-lists")
     made = [e2b.Sandbox.create(metadata={"number": str(n), "of": "a & b=c"}, **options) for n in range(3)]
@@ -82,13 +68,9 @@ def test_sandboxes_are_listed_in_pages_and_by_metadata(served: Served) -> None:
         one.kill()
 
 
-def test_owners_see_their_own_job_only(served: Served, e2b_sandbox: e2b.Sandbox) -> None:
+def test_the_token_of_one_sandbox_does_not_open_another(served: Served, e2b_sandbox: e2b.Sandbox) -> None:
     others = options_of(served, "e2b-others")
-    assert e2b.Sandbox.list(**others).next_items() == []
     assert not e2b.Sandbox.kill(e2b_sandbox.sandbox_id, **others)
-    with pytest.raises(e2b.NotFoundException):
-        e2b.Sandbox.connect(e2b_sandbox.sandbox_id, **others)
-    # And the token of one sandbox does not open another
     other = e2b.Sandbox.create(**others)
     headers = {"E2b-Sandbox-Id": e2b_sandbox.sandbox_id, "X-Access-Token": other._envd_access_token}
     answer = httpx.get(f"{served.url}/files", params={"path": "x"}, headers=headers)
@@ -119,25 +101,8 @@ def test_an_image_can_be_named_in_metadata(served: Served, e2b_options: Options)
     sandbox.kill()
 
 
-def test_the_async_client_does_the_same(served: Served, e2b_options: Options) -> None:
-    async def run() -> None:
-        sandbox = await e2b.AsyncSandbox.create(timeout=300, **e2b_options)
-        try:
-            done = await asyncio.gather(*(sandbox.commands.run(f"echo {n}") for n in range(8)))
-            assert [one.stdout for one in done] == [f"{n}\n" for n in range(8)]
-            running = await sandbox.commands.run("sleep 60", background=True)
-            assert [one.pid for one in await sandbox.commands.list()] == [running.pid]
-            assert await running.kill()
-            with pytest.raises(e2b.CommandExitException):
-                await running.wait()
-            await sandbox.files.write("deep/file", "text")
-            assert await sandbox.files.read("deep/file") == "text"
-            assert [entry.name for entry in await sandbox.files.list("deep")] == ["file"]
-            assert await sandbox.is_running()
-            await sandbox.set_timeout(600)
-        finally:
-            assert await sandbox.kill()
-        with pytest.raises(e2b.exceptions.SandboxNotRunningException):
-            await sandbox.commands.run("true")
-
-    asyncio.run(run())
+def test_what_can_never_run_is_refused(e2b_options: Options) -> None:
+    keys = {name: e2b_options[name] for name in ("api_key", "api_url")}
+    e2b.Template.build(e2b.Template().from_image("large"), "large", memory_mb=10**6, **keys)
+    with pytest.raises(e2b.SandboxException, match="400"):
+        e2b.Sandbox.create("large", **e2b_options)

@@ -41,42 +41,6 @@ def test_what_cannot_begin_is_an_invalid_argument(e2b_sandbox: e2b.Sandbox, how:
         e2b_sandbox.commands.run("exit 1", **how)
 
 
-def test_a_command_of_any_length_runs(e2b_sandbox: e2b.Sandbox) -> None:
-    assert e2b_sandbox.commands.run(f": {'x' * 300_000}; echo ran").stdout == "ran\n"
-
-
-def test_output_comes_while_a_command_runs(e2b_sandbox: e2b.Sandbox) -> None:
-    # Given a command that waits for an answer to what it has printed
-    seen: list[str] = []
-
-    def answer(text: str) -> None:
-        seen.append(text)
-        e2b_sandbox.files.write(f"answer-{len(seen)}", "")
-
-    command = "for n in 1 2 3; do echo $n; until [ -e answer-$n ]; do sleep 0.02; done; done; echo done >&2"
-    done = e2b_sandbox.commands.run(command, on_stdout=answer, timeout=30)
-    assert seen == ["1\n", "2\n", "3\n"] and (done.stdout, done.stderr) == ("1\n2\n3\n", "done\n")
-
-
-def test_output_of_many_bytes_comes_whole(e2b_sandbox: e2b.Sandbox) -> None:
-    done = e2b_sandbox.commands.run("head -c 700000 /dev/zero | tr '\\0' x; printf 'ä€𝄞'")
-    assert done.stdout == "x" * 700000 + "ä€𝄞"
-
-
-def test_a_command_ends_at_its_timeout(served: Served, e2b_sandbox: e2b.Sandbox) -> None:
-    with pytest.raises(e2b.TimeoutException):
-        e2b_sandbox.commands.run("echo begun; sleep 60", timeout=2)
-    query = f"SELECT status FROM actions WHERE kind = 'cpu.exec' AND environment = '{e2b_sandbox.sandbox_id}' AND status = 'running'"
-    served.live.until(lambda: served.live.rows(query) == [])
-    served.live.until(lambda: e2b_sandbox.commands.list() == [])
-
-
-def test_commands_of_one_sandbox_run_at_the_same_time(e2b_sandbox: e2b.Sandbox) -> None:
-    waiting = e2b_sandbox.commands.run("until [ -e go ]; do sleep 0.05; done; echo gone", background=True)
-    e2b_sandbox.commands.run("touch go")
-    assert waiting.wait().stdout == "gone\n"
-
-
 def test_a_command_whose_number_was_given_before_runs_and_has_its_own_result(served: Served, e2b_options: dict[str, str]) -> None:
     sandbox = e2b.Sandbox.create(**e2b_options)
     first = sandbox.commands.run("echo first", background=True)

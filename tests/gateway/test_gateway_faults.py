@@ -74,6 +74,10 @@ def test_a_node_that_dies_is_told_from_a_wrong_program_in_every_shape_that_runs_
         http.headers["XRL-Authorization"] = f"Bearer {http.headers['X-API-Key']}"
         rock = Sandbox(http)
         live.until(lambda: rock.status()["result"]["is_alive"])
+        start = {"image": "any", "memory": "64m", "sandbox_id": "named-rock"}
+        assert http.post(f"{VERBS}/start_async", json=start).json()["status"] == "Success"
+        assert http.post("/envs/named/create_session", json={"startup_timeout": 60}).status_code == 200
+        (named,) = (one["id"] for one in http.get("/api/v1/environments").json() if one["name"] == "named")
         code = {"language": "bash", "code": WRONG}
         assert http.post("/run_code", json=code).json()["run_result"]["return_code"] == 3
         kept = [verl.open(trajectory=f"v{number}", detached=True).id for number in range(2)]
@@ -134,8 +138,25 @@ def test_a_node_that_dies_is_told_from_a_wrong_program_in_every_shape_that_runs_
         assert http.post(f"{native}/exec", json={"command": "true"}).status_code == 502
         assert http.post(f"{native}/lease", json={"lease_s": 600}).status_code == 404
         assert http.post(f"/sandboxes/{lost}/timeout", json={"timeout": 600}).status_code == 404
-        # And a score that can be had from another environment is had, once there is a node again
+        # And who looks at one, or opens it by its name, learns the same each time: there is never a blank one in its place
+        for _ in range(2):
+            for one in (native, f"/api/v1/environments/{named}"):
+                looked = http.get(one)
+                assert (looked.status_code, looked.json()["error"]["cause"]) == (404, "environment_lost")
+                assert looked.json()["error"]["fault"] == "infrastructure"
+            again = http.post("/api/v1/environments", json={"name": "named"})
+            assert (again.status_code, again.json()["error"]["cause"]) == (502, "environment_lost")
+            for verb, body in (
+                ("run_in_session", {"action_type": "bash", "command": "true"}),
+                ("create_session", {"session": "second"}),
+            ):
+                remote = http.post(f"/envs/named/{verb}", json=body)
+                assert (remote.status_code, remote.json()["swerexception"]["extra_info"].get("kind")) == (511, "infra"), (verb, remote.text)
+            assert http.post(f"{VERBS}/start_async", json=start).json()["result"]["code"] == 5000
+        # Once there is a node again, whoever closes the name begins afresh, and a score that can be had from another environment is had
         live.repair()
+        assert http.post("/envs/named/close", json=None).status_code == 200
+        assert http.post("/envs/named/create_session", json={"startup_timeout": 60}).status_code == 200
         standing = "SELECT trajectory, id FROM environments WHERE job = 'fresh' AND state = 'open'"
         live.until(lambda: live.rows(standing))
         place = Place("fresh", *live.rows(standing)[0])

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -22,11 +18,6 @@ pytestmark = pytest.mark.real
 MEMORY_MB = 10**6
 BLOCKING_MB = MEMORY_MB - 96
 """What leaves too little memory for anything else."""
-
-KEYS, SENT = 80, 5
-"""Each key is sent five times, so that hundreds of creates come at once."""
-
-OPENED_BEFORE_KILL = 20
 
 
 @pytest.fixture(scope="module")
@@ -88,38 +79,6 @@ def test_what_one_process_began_another_one_ends_when_it_dies(pair: tuple[Served
         first.live.until(lambda: first.live.rows(state) == [("closed",)])
 
 
-def test_a_program_beside_all_shells_does_not_wait_for_one_of_another_gateway(pair: tuple[Served, Served]) -> None:
-    first, second = pair
-    with httpx.Client(headers={"X-API-Key": first.token("tests")}, timeout=60) as http, ThreadPoolExecutor(1) as threads:
-        # Given a program that runs through the first gateway until another one lets it go
-        assert http.post(f"{first.url}/envs/rex/create_session", json={"startup_timeout": 60}).status_code == 200
-        slow = {"command": "until [ -e go ]; do sleep 0.05; done", "shell": True}
-        waiting = threads.submit(http.post, f"{first.url}/envs/rex/execute", json=slow)
-        first.live.until(lambda: running_commands(first) == 1)
-        # When that comes through the second one, then both end
-        assert http.post(f"{second.url}/envs/rex/execute", json={"command": ["touch", "go"]}).json()["exit_code"] == 0
-        assert waiting.result().json()["exit_code"] == 0
-
-
-def test_code_whose_gateway_dies_is_run_again_by_another_one(pair: tuple[Served, Served]) -> None:
-    first, second = pair
-    body = {"language": "bash", "code": "echo ran", "run_timeout": 10, "memory_limit_MB": 512}
-    with httpx.Client(headers={"X-API-Key": first.token("tests")}, timeout=60) as http, ThreadPoolExecutor(1) as threads:
-        # Given code that waits for memory, and whose caller has left it behind
-        blocking = http.post(f"{first.url}/api/v1/environments", json={"memory_mb": BLOCKING_MB}).json()["id"]
-        with pytest.raises(httpx.ReadTimeout):
-            http.post(f"{first.url}/run_code", json=body, timeout=0.5)
-        with first.store() as store:
-            first.live.until(lambda: store.keys("tangram-gw-abandoned-*"))
-        # When its gateway is killed, and the caller comes to another one
-        first.live.process("gateway").kill()
-        again = threads.submit(http.post, f"{second.url}/run_code", json=body)
-        http.delete(f"{second.url}/api/v1/environments/{blocking}")
-        # Then it has the answer of a new run
-        assert again.result().status_code == 200, again.result().text
-        assert again.result().json()["run_result"]["stdout"] == "ran\n"
-
-
 def test_an_environment_whose_gateway_dies_while_it_opens_is_open_once_a_shell_is_made(pair: tuple[Served, Served]) -> None:
     first, second = pair
     with httpx.Client(headers={"X-API-Key": first.token("tests")}, timeout=60) as http, ThreadPoolExecutor(1) as threads:
@@ -158,54 +117,6 @@ def test_a_process_of_e2b_is_joined_through_another_gateway_when_its_own_dies(pa
     again.files.write("go", "")
     assert joined.wait().stdout == "ran\n"
     assert again.commands.list() == []
-
-
-def standing(served: Served) -> int:
-    return int(served.live.rows("SELECT count(*) FROM environments WHERE state = 'open'")[0][0])
-
-
-def test_hundreds_of_creates_outlive_the_death_of_a_gateway_and_open_once_per_key(pair: tuple[Served, Served]) -> None:
-    aiohttp = pytest.importorskip("aiohttp", reason="the extra `clients` is not installed")
-    first, second = pair
-    token = {"X-API-Key": first.token("tests")}
-
-    async def create(http: Any, key: str) -> str:
-        """Create as clients do: what was not answered, or may be tried again, is sent again under the same key."""
-        url = first.url
-        while True:
-            try:
-                body = {"templateID": "base", "timeout": 3600}
-                async with http.post(f"{url}/v2/sandboxes", json=body, headers={"Idempotency-Key": key}) as answer:
-                    said = await answer.text()
-            except aiohttp.ClientError:
-                url = second.url
-                continue
-            if answer.status == 201:
-                return str(json.loads(said)["sandboxID"])
-            assert answer.status in (502, 503, 504), said
-            await asyncio.sleep(float(answer.headers.get("Retry-After", "0.5")))
-
-    async def kill_first() -> None:
-        while await asyncio.to_thread(standing, first) < OPENED_BEFORE_KILL:
-            await asyncio.sleep(0.05)
-        first.live.process("gateway").kill()
-
-    async def all_of_them() -> list[tuple[str, str]]:
-        keys = [f"key-{number}" for number in range(KEYS)] * SENT
-        # httpx takes several times as long for a call, which the gateways would lack
-        async with aiohttp.ClientSession(headers=token, connector=aiohttp.TCPConnector(limit=0)) as http:
-            killing = asyncio.create_task(kill_first())
-            sandboxes = await asyncio.gather(*(create(http, key) for key in keys))
-            await killing
-            return list(zip(keys, sandboxes, strict=True))
-
-    got = asyncio.run(all_of_them())
-    # All creates of a key have the same sandbox, each key its own, and there are no others
-    assert set(Counter(set(got)).values()) == {1} and len(set(got)) == KEYS
-    assert len({sandbox for _, sandbox in got}) == KEYS
-    first.live.until(lambda: standing(first) == KEYS)
-    with second.http("tests") as http:
-        assert len(http.get("/v2/sandboxes", params={"limit": 1000}).json()) == KEYS
 
 
 @pytest.mark.real

@@ -40,19 +40,6 @@ def test_files_go_in_and_come_out(http: httpx.Client, environment: str, run: Run
     assert answer.status_code == 400 and "nowhere" in answer.json()["error"]["message"]
 
 
-def test_a_command_that_is_sent_again_with_its_key_runs_once(http: httpx.Client, environment: str, run: Run) -> None:
-    # Given a command with an effect, sent several times at once and once more afterwards
-    def send(_: int = 0) -> dict[str, object]:
-        headers = {"Idempotency-Key": "once"}
-        return dict(http.post(f"{environment}/exec", json={"command": "echo ran >> ledger; cat ledger"}, headers=headers).json())
-
-    with ThreadPoolExecutor(4) as threads:
-        answers = [*threads.map(send, range(4)), send()]
-    # Then all have the one result, and the effect is there once
-    assert {str(answer["stdout"]) for answer in answers} == {"ran\n"}
-    assert run("cat ledger")["stdout"] == "ran\n"
-
-
 def test_a_key_whose_result_is_not_kept_any_more_is_answered_and_runs_nothing(
     served: Served, http: httpx.Client, environment: str, run: Run
 ) -> None:
@@ -92,13 +79,28 @@ def test_an_environment_is_opened_once_per_key_and_per_name(http: httpx.Client) 
     assert http.delete(f"/api/v1/environments/{again}").status_code == 204
 
 
-def test_owners_see_their_own_job_only(served: Served, http: httpx.Client, environment: str) -> None:
+def test_owners_see_their_own_job_only_in_every_shape(served: Served, http: httpx.Client) -> None:
+    opened = http.post("/api/v1/environments", json={"name": "mine"}).json()["id"]
+    native, rock = f"/api/v1/environments/{opened}", "/apis/envs/sandbox/v1"
     with served.http("others") as other:
-        assert other.get(environment).status_code == 404
-        assert other.post(f"{environment}/exec", json={"command": "true"}).status_code == 404
-        assert other.delete(environment).status_code == 404
-        assert environment.rpartition("/")[2] not in [one["id"] for one in other.get("/api/v1/environments").json()]
-    assert environment.rpartition("/")[2] in [one["id"] for one in http.get("/api/v1/environments").json()]
+        # Given the token of another job; then that has no such environment, by its id or by its name
+        assert other.get(native).status_code == other.delete(native).status_code == 404
+        assert other.post(f"{native}/exec", json={"command": "true"}).status_code == 404
+        assert opened not in other.get("/api/v1/environments").text and opened not in other.get("/v2/sandboxes").text
+        for call in (other.get(f"/sandboxes/{opened}"), other.post(f"/sandboxes/{opened}/connect", json={"timeout": 60})):
+            assert call.status_code == 404
+        for name in (opened, "mine"):
+            assert not other.get(f"/envs/{name}/is_alive").json()["is_alive"]
+            said = other.post(f"/envs/{name}/execute", json={"command": ["true"]}).json()
+            assert said["swerexception"]["class_path"].endswith("DeploymentNotStartedError")
+            assert other.post(f"/envs/{name}/close").status_code == 200
+            body = {"sandbox_id": name, "command": ["true"]}
+            assert other.get(f"{rock}/get_status", params={"sandbox_id": name}).json()["status"] == "Failed"
+            assert other.post(f"{rock}/execute", json=body).json()["status"] == "Failed"
+            assert other.post(f"{rock}/stop", json=body).json()["status"] == "Success"
+    # And it stands as before
+    assert http.get(native).status_code == 200
+    http.delete(native)
 
 
 def test_an_environment_is_reached_by_its_id_whoever_has_opened_it(served: Served, http: httpx.Client, environment: str) -> None:
@@ -135,18 +137,6 @@ def test_an_environment_ends_with_its_lease(served: Served, http: httpx.Client) 
     assert (done.status_code, done.json()["error"]["kind"]) == (409, "cancelled")
     served.live.until(lambda: http.get(f"/api/v1/environments/{opened['id']}").status_code == 404)
     assert served.live.rows(f"SELECT state FROM environments WHERE id = '{opened['id']}'") == [("closed",)]
-
-
-def test_a_renewed_lease_lasts(served: Served, http: httpx.Client) -> None:
-    # Given two environments with the same lease, of which the one that was opened first has a longer one now
-    first = http.post("/api/v1/environments", json={"lease_s": 8}).json()["id"]
-    assert http.post(f"/api/v1/environments/{first}/lease", json={"lease_s": 300}).status_code == 200
-    second = http.post("/api/v1/environments", json={"lease_s": 8}).json()["id"]
-    # Then that one stands when the other one has ended
-    served.live.until(lambda: served.live.rows(f"SELECT state FROM environments WHERE id = '{second}'") == [("closed",)])
-    served.live.until(lambda: http.get(f"/api/v1/environments/{second}").status_code == 404)
-    assert http.post(f"/api/v1/environments/{first}/exec", json={"command": "true"}).json()["exit_code"] == 0
-    http.delete(f"/api/v1/environments/{first}")
 
 
 def test_a_name_whose_environment_has_ended_by_itself_is_free(served: Served, http: httpx.Client) -> None:

@@ -13,9 +13,9 @@ e2b = pytest.importorskip("e2b", reason="the extra `clients` is not installed")
 
 pytestmark = pytest.mark.real
 
-LINE = "0123456789" * 10
-LINES = 80_000
-"""Some 8 MB, many times what waits for a reader."""
+LINE = "0123456ä€𝄞" * 10
+LINES = 60_000
+"""Some 10 MB, many times what waits for a reader."""
 
 PRINT = f"yes {LINE} | head -n {LINES}"
 

@@ -8,7 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.gateway.conftest import Served
+from tests.gateway.conftest import Served, options_of
+
+e2b = pytest.importorskip("e2b", reason="the extra `clients` is not installed")
 
 pytestmark = pytest.mark.real
 
@@ -46,12 +48,14 @@ def test_a_full_queue_is_said_to_those_who_come_again_and_held_for_those_who_do_
     def count(status: str) -> int:
         return len(live.rows(f"SELECT id FROM actions WHERE kind = 'cpu.exec' AND status = '{status}'"))
 
-    with one_core.http("full") as http, ThreadPoolExecutor(4) as threads:
+    with one_core.http("full") as http, ThreadPoolExecutor(5) as threads:
 
         def begin(path: str, **body: object) -> Future[httpx.Response]:
             return threads.submit(http.post, path, json=body, timeout=120)
 
-        # Given shells of SWE-ReX and a sandbox of ROCK
+        # Given a sandbox of E2B, shells of SWE-ReX and a sandbox of ROCK
+        options = options_of(one_core, "full")
+        sandbox = e2b.Sandbox.create(**options)
         assert http.post("/envs/full/create_session", json={"startup_timeout": 60}).status_code == 200
         begun = http.post(f"{ROCK}/start_async", json={"image": "python:3.12", "memory": "64m"}).json()["result"]["sandbox_id"]
         alive = f"{ROCK}/get_status?sandbox_id={begun}"
@@ -62,11 +66,18 @@ def test_a_full_queue_is_said_to_those_who_come_again_and_held_for_those_who_do_
         folder = Path(http.post(exec_path, json={"command": "pwd"}).json()["stdout"].strip())
         holds = begin(exec_path, command="touch begun; until [ -e go ]; do sleep 0.05; done")
         live.until((folder / "begun").exists)
+        with pytest.raises(e2b.TimeoutException):  # the time limit of a command of E2B includes its wait
+            sandbox.commands.run("touch ran", timeout=1)
+        live.until(lambda: count("waiting") == 0)
         waits = begin(exec_path, command="echo waited", session="other")
         live.until(lambda: count("waiting") == 1)
         # Then callers of the native shape are told when to come again
         refused = http.post(exec_path, json={"command": "true", "session": "third"})
         assert (refused.status_code, refused.json()["error"]["kind"]) == (503, "overload") and int(refused.headers["Retry-After"]) > 0
+        with pytest.raises(e2b.RateLimitException):
+            sandbox.commands.run("true")
+        refused = http.post("/v2/sandboxes", json={"templateID": "base"})
+        assert (refused.status_code, refused.json()["code"]) == (503, 503) and int(refused.headers["Retry-After"]) > 0
         # And those of /run_code get what they try again
         assert http.post("/run_code", json={"language": "bash", "code": "true"}).status_code == 504
         # And those who never call twice are held
@@ -76,12 +87,17 @@ def test_a_full_queue_is_said_to_those_who_come_again_and_held_for_those_who_do_
             begin(f"{ROCK}/execute", sandbox_id=begun, command=["echo", "held"]),
         ]
         live.until(lambda: count("rejected") >= rejected + 2)
-        assert not any(one.done() for one in held)
+        # And a create that E2B's client sends again
+        creating = threads.submit(e2b.Sandbox.create, **options)
+        live.until(lambda: live.log("gateway").count("POST /v2/sandboxes 503") >= 2)
+        assert not any(one.done() for one in (*held, creating))
         # Until there is room
         (folder / "go").touch()
         assert (holds.result().json()["exit_code"], waits.result().json()["stdout"]) == (0, "waited\n")
         assert held[0].result().json()["output"].strip() == "held"
         assert held[1].result().json()["result"]["stdout"] == "held\n"
+        creating.result().kill()
+        assert not sandbox.files.exists("ran") and sandbox.kill()
 
 
 def test_a_call_that_waits_in_the_queue_does_not_end_by_its_lease(one_core: Served, tmp_path: Path) -> None:

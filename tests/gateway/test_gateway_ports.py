@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import http.client
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -246,21 +245,6 @@ def test_what_keeps_an_answer_from_coming_is_told(http: httpx.Client, port: Port
     assert http.get(port.path).status_code == 200
 
 
-def test_a_client_that_goes_away_has_its_request_cancelled(served: Served, port: Port) -> None:
-    asked = f"SELECT id FROM actions WHERE kind = 'cpu.request' AND environment = '{port.environment}'"
-    # The journal may be a moment behind: requests of other tests may still run there.
-    earlier = set(served.live.rows(asked))
-
-    def ours(status: str) -> set[object]:
-        return set(served.live.rows(f"{asked} AND status = '{status}'")) - earlier
-
-    with socket.create_connection((urlsplit(port.url).hostname, urlsplit(port.url).port)) as connection:
-        words = f"GET {port.path}/never HTTP/1.1\r\nHost: x\r\nX-API-Key: {port.token}\r\n\r\n"
-        connection.sendall(words.encode())
-        served.live.until(lambda: ours("running"))
-    served.live.until(lambda: ours("cancelled"))
-
-
 @pytest.mark.parametrize("protocol", ["websocket", "something/2"])
 def test_an_upgrade_is_refused(port: Port, protocol: str) -> None:
     address = urlsplit(port.url)
@@ -283,15 +267,6 @@ def test_a_request_with_a_key_is_sent_to_the_server_once(http: httpx.Client, por
     first, again, other = (http.post(f"{port.path}/thing", headers={"Idempotency-Key": "one"}, content=text) for text in texts)
     assert first.json()["body"] == "first" and again.json() == first.json()
     assert (other.status_code, other.headers["Tangram-Cause"]) == (422, "bad_input")
-
-
-def test_the_log_has_the_path_the_job_and_the_action_of_a_request(served: Served, port: Port) -> None:
-    assert httpx.get(f"{port.url}/logged", headers={"Host": port.host, "X-API-Key": port.token}).status_code == 200
-    served.live.until(lambda: "GET /logged 200" in served.live.log("gateway"))
-    (line,) = [line for line in served.live.log("gateway").splitlines() if "GET /logged 200" in line]
-    job, action = line.split()[-2:]
-    assert job == "tests"
-    served.live.until(lambda: served.live.rows(f"SELECT id FROM actions WHERE id = '{action}' AND kind = 'cpu.request'"))
 
 
 def test_nobody_writes_lines_of_his_own_into_the_log(served: Served, port: Port) -> None:

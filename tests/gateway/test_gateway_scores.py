@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
@@ -322,27 +321,6 @@ def httpx_until_200(http: httpx.Client, path: str, body: dict[str, Any]) -> Any:
             return answer.json()
         assert answer.status_code == 503, answer.text
     raise AssertionError("no answer in sixty calls")
-
-
-def test_a_call_with_a_key_is_computed_once(served: Served) -> None:
-    with served.http("keyed") as http, ThreadPoolExecutor(4) as threads:
-        body = {"model": "teacher", "prompt": "a"}
-        texts = set(
-            threads.map(
-                lambda _: http.post("/v1/completions", json=body, headers={"Idempotency-Key": "k"}).json()["choices"][0]["text"], range(4)
-            )
-        )
-    assert len(texts) == 1
-    assert served.live.rows("SELECT count(*) FROM actions WHERE job = 'keyed'") == [(1,)]
-
-
-def test_a_caller_that_hangs_up_takes_its_action_along(served: Served, client: Client) -> None:
-    holder = client.submit(_held("tests"))
-    served.live.until(lambda: _status(served, holder) == "running")
-    with served.http("gone") as http, pytest.raises(httpx.ReadTimeout):
-        http.post("/classify", json={"model": "slow", "input": "a"}, timeout=5)
-    served.live.until(lambda: served.live.rows("SELECT status FROM actions WHERE job = 'gone'") == [("cancelled",)])
-    holder.cancel()
 
 
 _TRL = """

@@ -121,10 +121,6 @@ def test_a_command_that_does_nothing_succeeds(rex: Rex, command: str) -> None:
     assert rex.run(command).strip() == ""
 
 
-def test_a_command_of_several_lines_runs_as_it_stands(rex: Rex) -> None:
-    assert rex.run("for i in 1 2; do\n  echo $i\ndone\ncat <<'EOF'\n$HOME }\nEOF\necho 'a\nb' # end") == "1\n2\n$HOME }\na\nb\n"
-
-
 def test_check_says_what_an_exit_code_is_for(rex: Rex) -> None:
     with pytest.raises(NonZeroExitCodeError, match="it broke: Command '\\(exit 3\\)' failed with exit code 3"):
         rex.run("(exit 3)", error_msg="it broke")
@@ -201,25 +197,6 @@ def test_sessions_are_created_and_closed_by_name(rex: Rex) -> None:
     do(runtime.create_session(request))
     assert rex.run("echo -$WORD-; pwd", session="second").split() == ["--", home]
     do(runtime.close_session(CloseBashSessionRequest(session="second")))
-
-
-def test_a_shell_is_known_for_as_long_as_its_environment(rex: Rex) -> None:
-    with rex.served.store() as store, rex.served.http("rex") as http:
-        (environment,) = [one["id"] for one in http.get("/api/v1/environments").json() if one["name"] == rex.name]
-        keys = [f"tangram-gw-rex-{environment}", f"tangram-gw-env-{environment}"]
-        for use in (lambda: rex.run("true"), lambda: http.get(f"/api/v1/environments/{environment}")):
-            # Given an environment that is about to be forgotten since nobody has used it
-            for key in keys:
-                store.expire(key, 100)
-            # When somebody uses it, it is kept for another day, and so are its shells
-            use()
-            shells_s, record_s = (store.ttl(key) for key in keys)
-            assert abs(shells_s - record_s) < 1000 and shells_s > 80_000
-        # And a lease holds for both
-        assert http.post(f"/api/v1/environments/{environment}/lease", json={"lease_s": 500_000}).status_code == 200
-        rex.run("true")
-        assert min(store.ttl(key) for key in keys) > 500_000
-    assert rex.run("echo on") == "on\n"
 
 
 def test_a_session_reads_its_startup_files(rex: Rex) -> None:
@@ -379,19 +356,6 @@ def test_cpus_of_an_environment_must_be_a_number(http: httpx.Client) -> None:
     refused = http.post(f"/envs/{opened}/execute", json={"command": ["true"]})
     assert refused.status_code == 400 and "from 1 to 1024" in refused.json()["detail"]
     http.delete(f"/api/v1/environments/{opened}")
-
-
-def test_owners_see_their_own_environments_only(served: Served, rex: Rex, runtime_of: Callable[[str, str], RemoteRuntime]) -> None:
-    with httpx.Client(base_url=served.url, headers={"X-API-Key": rex.token}) as own:
-        known = [one["id"] for one in own.get("/api/v1/environments").json() if one["name"] == rex.name]
-    assert len(known) == 1
-    for name in (rex.name, known[0]):
-        other = runtime_of(served.token("others"), name)
-        assert not do(other.is_alive())
-        with pytest.raises(DeploymentNotStartedError):
-            do(other.run_in_session(BashAction(command="true")))
-        do(other.close())
-    assert do(rex.runtime.is_alive())
 
 
 def test_a_wrong_token_or_body_is_said_with_detail(rex: Rex) -> None:

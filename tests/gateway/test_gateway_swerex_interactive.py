@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -59,14 +58,6 @@ def test_an_interpreter_is_led_line_by_line(shell: Rex) -> None:
     left = do(shell.runtime.run_in_session(BashAction(command="quit()", is_interactive_quit=True, timeout=60)))
     assert (left.expect_string, left.exit_code) == (PROMPT, 0)
     assert shell.run("echo in the shell") == "in the shell\n"
-
-
-@pytest.mark.skipif(shutil.which("gdb") is None, reason="there is no gdb")
-def test_a_debugger_is_led_line_by_line(shell: Rex) -> None:
-    assert line(shell, "gdb -q -nx", r"\(gdb\) ").expect_string == r"\(gdb\) "
-    assert line(shell, "print 6 * 7", r"\(gdb\) ").output == "$1 = 42"
-    do(shell.runtime.run_in_session(BashAction(command="quit", is_interactive_quit=True, timeout=60)))
-    assert shell.run("echo free") == "free\n"
 
 
 # The end of a program is in none of those with an interpreter: SWE-ReX's own server gives it one second, which is little on a busy machine.

@@ -10,7 +10,6 @@ import httpx
 import pytest
 
 from tangram.results import FINISHED, LEFT_OUT
-from tests.gateway.conftest import Served, options_of
 
 SIZE = 1_500_000
 PRINT = f"head -c {SIZE} /dev/zero | tr '\\0' x"
@@ -56,14 +55,6 @@ def rock(http: httpx.Client, command: str) -> Any:
 @pytest.mark.parametrize("shape", [native, run_code, run_jupyter, in_shell, beside_shells, merged, rock])
 def test_a_shape_says_that_output_is_left_out(http: httpx.Client, shape: Callable[[httpx.Client, str], Any]) -> None:
     assert [LEFT_OUT in str(shape(http, command)) for command in (PRINT, "echo x")] == [True, False]
-
-
-def test_e2bs_clients_get_all(served: Served) -> None:
-    e2b = pytest.importorskip("e2b", reason="the extra `clients` is not installed")
-    sandbox = e2b.Sandbox.create(**options_of(served, "whole"))
-    done = sandbox.commands.run(PRINT)
-    assert (done.stdout, done.error) == ("x" * SIZE, None) or (done.stdout, done.error) == ("x" * SIZE, "")
-    sandbox.kill()
 
 
 def test_a_submission_that_is_not_whole_is_an_error(http: httpx.Client) -> None:
