@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -83,26 +82,6 @@ def test_files_that_cannot_be_removed_at_first_are_removed_later(
     assert until(lambda: nothing_is_left(tmp_path / "box"))
 
 
-def test_environments_of_one_id_that_cannot_be_removed_are_all_removed_later(
-    sandbox: ProcessSandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Given two environments of the same id, one after the other, neither of which can be removed for now
-    blocked = [OSError(errno.EBUSY, os.strerror(errno.EBUSY))]
-    removing = environment.remove_tree
-
-    def remove(folder: Path) -> None:
-        if blocked:
-            raise blocked[0]
-        removing(folder)
-
-    monkeypatch.setattr(environment, "remove_tree", remove)
-    for _ in range(2):
-        open_one(sandbox).close()
-    # When they can be, then both are
-    blocked.clear()
-    assert until(lambda: nothing_is_left(tmp_path / "box"))
-
-
 def test_folders_however_deep_and_closed_are_removed(sandbox: ProcessSandbox, tmp_path: Path) -> None:
     # Given folders within folders, deeper than a path or a recursion can be, some of which nobody may enter, and a link out of them
     outside = tmp_path / "outside"
@@ -123,24 +102,6 @@ def test_folders_however_deep_and_closed_are_removed(sandbox: ProcessSandbox, tm
     env.close()
     assert list((tmp_path / "box" / "environments").iterdir()) == []
     assert (outside / "kept").exists()
-
-
-def test_what_cannot_be_removed_is_tried_less_and_less_often() -> None:
-    # Given a removal that always fails
-    tried: list[float] = []
-
-    def remove() -> None:
-        tried.append(time.monotonic())
-        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
-
-    left = leftovers.Leftovers(0.02)
-    left.removed("a file", remove)
-    # When it has been tried some times
-    assert until(lambda: len(tried) >= 6)
-    with pytest.raises(ProcessesLeft, match="a file"):
-        left.close()
-    # Then the pauses have grown: the last one of five that double is sixteen times the first
-    assert tried[5] - tried[4] >= 0.02 * 16
 
 
 def test_what_can_never_be_removed_is_named_when_the_worker_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,12 +23,6 @@ def supervisor_of(env: ProcessEnvironment, name: str = "main") -> int:
     return int(backend._supervisor.pid)  # type: ignore[attr-defined]
 
 
-def test_a_stopped_agent_is_ended_at_the_deadline(sandbox: ProcessSandbox) -> None:
-    # Given a program that stops itself, with its whole group
-    outcome = admit(open_one(sandbox), "echo begun; (kill -STOP 0); echo never", timeout_s=5).wait()
-    assert (outcome.status, outcome.stdout) == ("timed_out", b"begun\n")
-
-
 def test_a_stopped_supervisor_ends_its_command_at_the_deadline(sandbox: ProcessSandbox) -> None:
     # Given two environments, and in one of them a command whose supervisor is stopped
     wedged, other = open_one(sandbox), open_one(sandbox, "e2")
