@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 from array import array
 
@@ -12,7 +11,7 @@ import pytest
 
 from app.replay.outside_api import OutsideApi
 from bench.quotas import outside as counting_server
-from tangram import Action, ActionCancelled, ActionFailed, ActionTimedOut, AsyncClient, Client, InvalidAction, calls
+from tangram import Action, ActionCancelled, ActionFailed, ActionTimedOut, AsyncClient, Client, calls
 from tangram.calls import Place
 from tests.live.support import Live
 from tests.ports import free_port
@@ -54,48 +53,6 @@ def test_commands_of_a_session_share_state_and_say_how_they_ended(client: Client
             env.snapshot()
     with pytest.raises(ActionFailed, match=r"was closed|being closed"):
         env.exec("echo")
-
-
-def test_a_program_is_told_its_cores_and_what_it_may_grow_to(client: Client, live: Live) -> None:
-    cores = live.plan.cores
-    assert cores > 1
-    with client.open(trajectory="t") as env:
-        for units, most in (([1], 1), ([cores], cores), ([1, cores, cores + 1], cores)):
-            done = env.exec("echo $TANGRAM_DOP $OMP_NUM_THREADS $(nproc) $TANGRAM_DOP_MAX", units=units)
-            assert (done.stdout, done.dop <= most) == (f"{done.dop} {done.dop} {done.dop} {most}\n", True)
-            assert len(units) > 1 or done.dop == units[0]
-
-
-def test_large_values_travel_beside_the_messages_and_output_beyond_the_limit_is_cut(client: Client, live: Live) -> None:
-    data = os.urandom(5_000_000)
-    with client.open(trajectory="t") as env:
-        env.write_file("big", data)
-        assert env.read_file("big") == data
-        whole, cut = (env.exec(f"head -c {size} /dev/zero | tr '\\0' x") for size in (1_000_000, 5_000_000))
-    assert (whole.stdout, whole.truncated) == ("x" * 1_000_000, False)
-    assert cut.truncated and cut.stdout.count("x") == live.settings.output_limit_bytes
-
-
-def test_sessions_run_side_by_side_and_each_in_order_until_it_is_closed(client: Client) -> None:
-    with client.open(trajectory="t") as env:
-        # Given two sessions whose commands wait for each other, which one after the other would never end
-        first = [env.submit(word, session="a", timeout_s=60) for word in ("export WORD=kept", "touch one; until [ -e two ]; do :; done")]
-        second = env.submit("touch two; until [ -e one ]; do :; done", session="b", timeout_s=60)
-        last = env.submit("echo $WORD", session="a")
-        env.close_session("a")
-        assert [handle.result(100).exit_code for handle in [*first, second]] == [0, 0, 0]
-        assert last.result(60).stdout == "kept\n"
-        assert env.exec("echo -$WORD-", session="a").stdout == "--\n"
-
-
-@pytest.mark.parametrize("limit", ["timeout_s", "output_timeout_s"])
-def test_a_command_out_of_time_returns_what_it_printed_and_waiting_does_not_count(client: Client, limit: str) -> None:
-    with client.open(trajectory="t") as env:
-        first = env.submit("sleep 2.2")
-        done = env.exec("echo before; sleep 300", **{limit: 2})  # type: ignore[arg-type]
-        assert first.result(60).exit_code == 0
-        assert (done.status, done.exit_code, done.stdout) == ("timed_out", None, "before\n")
-        assert "2 s" in done.reason and done.act.execution_s >= 1.9
 
 
 def test_what_runs_waits_or_opens_can_be_cancelled_by_itself_or_with_its_trajectory(client: Client, live: Live) -> None:
@@ -156,29 +113,6 @@ def test_services_answer(client: Client) -> None:
     assert client.score("judge", []) == client.logprobs("teacher", []) == client.generate("teacher", []) == []
 
 
-def test_a_large_batch_comes_back_whole_with_its_ranks(client: Client) -> None:
-    batch = [list(range(row, row + 512)) for row in range(8)]
-    found = client.logprobs("teacher", batch, top_k=20)
-    assert found == client.logprobs("teacher", batch)
-    assert [len(row) for row in found.ranks] == [511] * 8
-    assert {len(ids) for row in found.top_ids for ids in row} == {20} == {len(values) for row in found.top_logprobs for values in row}
-    for ids, ranks, tops in zip(batch, found.ranks, found.top_ids, strict=True):
-        assert all((token == top[rank - 1]) for token, rank, top in zip(ids[1:], ranks, tops, strict=True) if rank <= 20)
-
-
-def test_what_is_wrong_with_a_batch_is_said_with_its_index(client: Client) -> None:
-    with pytest.raises(InvalidAction, match=r"token_ids\[1\].*-7"):
-        client.logprobs("teacher", [[1, 2], [3, -7]])
-    with pytest.raises(ActionFailed, match=r"sequences\[1\]: List should have at least 1 item"):
-        client.logprobs("teacher", [[1, 2], []])
-    with pytest.raises(ActionFailed, match=r"items\[1\]\.response: Field required"):
-        client.score("judge", [{"prompt": "a", "response": "b"}, {"prompt": "a"}])
-    with pytest.raises(ActionFailed, match=r"prompts\[1\]"):
-        client.generate("teacher", ["a", 5])  # type: ignore[list-item]
-    with pytest.raises(Exception, match="'nobody' is not declared"):
-        client.score("nobody", [{"prompt": "a", "response": "b"}])
-
-
 def test_an_outside_api_is_called_within_its_quota(client: Client, live: Live, outside: OutsideApi) -> None:
     answer = client.call("search", url=f"{outside.base_url}/search?q=owls")
     assert (answer.status_code, answer.json()["query"]) == (200, "owls")
@@ -223,12 +157,6 @@ async def test_coroutines_share_one_client_and_cancel_their_actions(live: Live) 
                 await task
             # The session is free again long before the command would have ended.
             assert (await asyncio.wait_for(env.exec("ls"), 100)).stdout == "running\n"
-
-
-def test_leaving_the_client_closes_its_environments(live: Live) -> None:
-    with live.client("leaver") as client:
-        env = client.open(trajectory="t")
-    live.until(lambda: live.rows(f"select state from environments where id = '{env.id}'")[0][0] == "closed")
 
 
 def test_workers_keep_no_thread_per_action_and_a_usual_run_logs_nothing_that_frightens(client: Client, live: Live) -> None:

@@ -16,7 +16,6 @@ import pytest
 from tangram.action import Action
 from tangram.errors import ActionError
 from tangram.shown import LONGEST, shown, with_grant
-from tests.live.live_tasks import add
 from tests.live.support import Live
 from tests.ports import free_port
 
@@ -89,14 +88,6 @@ def test_flower_shows_no_secrets(live: Live, tasks: Callable[[], dict[str, Any]]
     live.until(lambda: tasks().get(timed_out.id, {}).get("state") == "SUCCESS")
     assert SECRET not in repr(tasks())
     assert ast.literal_eval(tasks()[reading.id]["kwargs"])["command"] == "cat"
-
-
-def test_the_arguments_of_a_users_own_task_are_shown_with_its_grant(live: Live, tasks: Callable[[], dict[str, Any]]) -> None:
-    with live.client("ai-coding") as client:
-        handle = client.submit(Action(kind=add.name, arguments={"x": 1, "y": 2}))
-        assert handle.result(60) == 3
-    live.until(lambda: tasks().get(handle.id, {}).get("state") == "SUCCESS")
-    assert "'node': 'cpu-0'" in tasks()[handle.id]["kwargs"]
 
 
 def test_what_is_shown_is_short_and_in_one_line() -> None:

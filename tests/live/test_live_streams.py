@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import base64
-import signal
 from collections.abc import Iterable
 
 import pytest
 
-from tangram import ActionCancelled, AsyncClient, Chunk, Client
+from tangram import ActionCancelled, Chunk, Client
 from tests.live.support import Live
 
 pytestmark = pytest.mark.real
@@ -76,18 +75,3 @@ def test_input_comes_whole_in_order_and_nobody_keeps_it(client: Client, live: Li
     for path in [*live.stack.state_dir.glob("*sqlite*"), *(live.stack.state_dir / "logs").glob("*.log")]:
         if path.name != "redis.log":
             assert path.stat().st_size and not any(word in path.read_bytes() for word in words), path
-
-
-async def test_a_terminal_takes_input_control_c_and_another_size(live: Live) -> None:
-    async with AsyncClient("tests", live.settings) as client, await client.open(trajectory="t") as env:
-        handle = await env.submit("bash --norc -i", stream=True, pty=(24, 80))
-        await handle.send_input(b"PS1=; stty size; sh -c \"echo wai''ting; exec sleep 300\"\n")
-        seen = ""
-        async for chunk in handle.output():
-            before, seen = seen, seen + chunk.data.decode()
-            if "waiting" in seen and "waiting" not in before:
-                await handle.resize_pty(30, 90)
-                await handle.signal(signal.SIGINT)
-                await handle.send_input(b"stty size; exit 4\n")
-        assert (await handle).exit_code == 4
-    assert "24 80\r\n" in seen and "30 90\r\n" in seen.partition("waiting")[2]
