@@ -131,12 +131,6 @@ def test_the_base_folder_is_at_one_path_inside_and_outside() -> None:
     assert ("/data/tangram", "/data/tangram") in pairs
 
 
-def test_images_have_a_tag_with_a_version(config: dict[str, dict[str, Any]]) -> None:
-    base = re.findall(r"^ARG BASE=(\S+)$", (ROOT / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
-    for image in [*base, *(service["image"] for service in config.values())]:
-        assert re.search(r":v?\d+\.?\d*", image), image
-
-
 def test_the_service_images_run_as_an_ordinary_user() -> None:
     stages = _stages((ROOT / "Dockerfile").read_text(encoding="utf-8"))
     for target in ("tangram", "gpu"):

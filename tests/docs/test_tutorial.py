@@ -31,7 +31,7 @@ def test_every_block_works_in_order(tmp_path: Path) -> None:
     (commands / "tangram").chmod(0o755)
     env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "LANG": "C.UTF-8"}
 
-    typed = script(install=False, port=free_port())
+    typed = script(free_port())
     done = subprocess.run(["bash", "-c", typed], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=840)
 
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"

@@ -1,18 +1,8 @@
-"""The tutorial as a script: every block of it, in order, in one shell, as a reader would type it.
-
-    python -m tests.docs.tutorial          # in a fresh clone, with nothing of this environment
-
-clones the project into an empty folder and begins with an empty environment.
-"""
+"""The tutorial as a script: every block of it, in order, in one shell, as a reader would type it."""
 
 from __future__ import annotations
 
 import shlex
-import socket
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Iterator
 
 from tests.docs.snippets import ROOT, Snippet, snippets
@@ -22,15 +12,15 @@ INSTALL = "make install"
 PORT = "8090"
 
 
-def script(*, install: bool, port: int) -> str:
-    """Return the tutorial as one Bash script, without the line that installs unless that is wanted.
+def script(port: int) -> str:
+    """Return the tutorial as one Bash script, without the line that installs.
 
     The live page gets another port than in the tutorial, since others may work on this machine.
     """
     lines = ["set -euo pipefail", "trap 'kill $(jobs -p) 2>/dev/null; wait' EXIT"]
     for snippet in snippets(PAGE):
         lines += [f"echo '== {snippet} at '$SECONDS' s'", *_typed(snippet)]
-    typed = [line for text in lines for line in text.splitlines() if install or not line.startswith(INSTALL)]
+    typed = [line for text in lines for line in text.splitlines() if not line.startswith(INSTALL)]
     return "\n".join(typed).replace(PORT, str(port)) + "\n"
 
 
@@ -46,20 +36,3 @@ def _typed(snippet: Snippet) -> Iterator[str]:
         yield "done"
     else:
         yield snippet.code
-
-
-def main() -> int:
-    """Follow the tutorial in an empty folder."""
-    began = time.monotonic()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(["git", "clone", "--quiet", str(ROOT), f"{folder}/project"], check=True)
-        env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": folder, "LANG": "C.UTF-8"}
-        done = subprocess.run(["bash", "-c", script(install=True, port=port)], cwd=f"{folder}/project", env=env, check=False)
-    print(f"{'done' if done.returncode == 0 else 'failed'} after {time.monotonic() - began:.0f} s")
-    return done.returncode
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -278,20 +278,6 @@ def test_a_job_that_is_over_gives_its_place_to_another_by_the_schedulers_clock()
     assert told.labels("job_name") == {"second", OTHER}
 
 
-def test_jobs_do_not_grow_with_changes_of_the_leader() -> None:
-    told = Told(jobs=2)
-    # Given a scheduler that leads again and again, each time with two jobs, whose actions end under another one
-    for number in range(5):
-        told(*(received(f"{number}{job}", job=f"{number}{job}", at=float(number)) for job in "ab"))
-        told.metrics.stand_by()
-        told.metrics.lead(told, number + 2)
-    # Then the first ones have their places
-    assert told.labels("job_name") == {"0a", "0b", OTHER}
-    # And they give them up as jobs do that are over, for none of their actions is this scheduler's
-    told(received("later", job="new", at=IDLE_S + 5))
-    assert told.labels("job_name") == {"0b", "new", OTHER}
-
-
 def test_a_job_with_unfinished_actions_keeps_its_place() -> None:
     gone: list[str] = []
     jobs = Jobs(1, gone.append)

@@ -147,26 +147,6 @@ def test_a_person_sees_the_answer_its_curve_and_other_loads(tmp_path: Path) -> N
     assert done.stderr == ""
 
 
-def test_actions_that_take_no_time_are_compared_with_none(tmp_path: Path) -> None:
-    trace = tmp_path / "trace.jsonl"
-    step = {"action": {"kind": "cpu.exec", "work_s": 0}}
-    trace.write_text(json.dumps({"schema": "tangram.trace/1", "trajectory": "a", "steps": [step]}) + "\n")
-    found = document("plan", trace, "--no-worse-than", "static:1", "--than-cores", "1", cwd=tmp_path)
-    assert (found["cores"], found["mean_act"], found["target"]["mean_act"]) == (1, 0.0, 0.0)
-    assert [point["of_target"] for point in found["curve"]] == [1.0] * len(found["curve"])
-
-
-def test_other_loads_are_named_after_what_was_simulated(tmp_path: Path) -> None:
-    trace = write_trace(tmp_path / "trace.jsonl")
-
-    def loads(*words: str) -> dict[str, int | None]:
-        found = document("plan", trace, "--target-act", "9", *words, cwd=tmp_path)["sensitivity"]
-        return {each["change"]: each["tile"] for each in found if "trajectories" in each["change"]}
-
-    assert loads() == {"1.33 × the trajectories (8)": 8, "1.5 × the trajectories (9)": 9}
-    assert loads("--tile", "1") == {"2 × the trajectories (2)": 2}
-
-
 def test_what_cannot_be_met_is_told_in_one_line(tmp_path: Path) -> None:
     trace = str(write_trace(tmp_path / "trace.jsonl"))
     floor = document("replay", Path(trace), "--simulate", "--cores", "100", cwd=tmp_path)["floor_act"]

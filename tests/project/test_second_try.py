@@ -62,18 +62,14 @@ def test_a_real_component_that_fails_once_is_tried_again_when_all_others_have_en
     assert last.startswith("2 tests of real components needed a second try: ") and all(name in last for name in names)
 
 
-def test_one_that_fails_twice_has_failed(files: pytest.Pytester) -> None:
-    files.makepyfile(test_twice=REAL + "\n    def test_that_fails():\n        assert False, 'each try'\n")
-    done = run(files, "test_twice.py")
+def test_one_that_fails_twice_has_failed_and_nothing_else_is_tried_again(files: pytest.Pytester) -> None:
+    # Given a test of a real component that fails each time, one without the mark that fails once, and a file that cannot be read
+    files.makepyfile(
+        test_twice=REAL + "\n    def test_that_fails():\n        assert False, 'each try'\n",
+        test_unmarked=FAILS_ONCE,
+        test_broken="import nothing_of_that_name\n",
+    )
+    done = run(files, "test_twice.py", "test_unmarked.py", "test_broken.py", "--continue-on-collection-errors")
     assert done.ret == 1
     done.stdout.fnmatch_lines(["*AssertionError: each try*", "second try of 1 tests, alone", "*AssertionError: each try*"])
     assert done.outlines[-2] == "test_twice.py::test_that_fails: failed, then failed"
-
-
-def test_nothing_else_is_tried_again(files: pytest.Pytester) -> None:
-    # Given a test without the mark that fails once, a file that cannot be read, and one that is not there
-    files.makepyfile(test_unmarked=FAILS_ONCE, test_broken="import nothing_of_that_name\n")
-    for words in (["test_unmarked.py", "test_broken.py", "--continue-on-collection-errors"], ["test_nowhere.py"]):
-        done = run(files, *words)
-        assert done.ret == 1
-        assert done.outlines[-1] == "0 tests of real components needed a second try"

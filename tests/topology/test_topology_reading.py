@@ -45,12 +45,6 @@ def test_cores_that_are_offline_are_left_out(system: System) -> None:
     assert domains(read_topology(range(4), system(files))) == [(0, 1, 3)]
 
 
-def test_without_numa_files_a_socket_is_a_domain(system: System) -> None:
-    # Given two sockets and a kernel without NUMA; when they are read; then there are two domains
-    files = core_files(0, package=0) | core_files(1, package=1) | core_files(2, package=0) | core_files(3, package=1)
-    assert domains(read_topology(range(4), system(files))) == [(0, 2), (1, 3)]
-
-
 def test_nodes_within_a_socket_are_domains_of_their_own(system: System) -> None:
     # Given one socket that is divided into two nodes, and a node of memory alone
     files: Files = {"node/node0/cpulist": "0-1", "node/node1/cpulist": "2-3", "node/node2/cpulist": ""}
@@ -104,12 +98,6 @@ def test_this_machine_has_the_cores_of_this_process() -> None:
 )
 def test_reserved_cores_are_whole_physical_ones_of_the_first_domains(two_sockets: Path, count: int, left: list[tuple[int, ...]]) -> None:
     assert domains(read_topology(range(16), two_sockets).without(count)) == left
-
-
-def test_a_core_without_siblings_fills_up_an_odd_number() -> None:
-    # Given fast cores of two threads and a slow one of one; when three are reserved; then no physical core is parted
-    machine = Topology((Domain(((0, 1), (2, 3), (4,))),))
-    assert machine.without(3).domains == (Domain(((2, 3),)),)
 
 
 physical_cores = st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=5), min_size=1, max_size=3)
