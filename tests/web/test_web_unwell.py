@@ -357,7 +357,7 @@ HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 def test_what_cannot_be_sent_is_no_success(view: View, journal: str, other_redis: RedisServer) -> None:
     stand(journal, "e")
     paths = ("/nodes/n1/drain", "/actions/a/cancel", "/environments/e/close")
-    with view(broker_url=other_redis.url, web_token=SecretStr(TOKEN), connect_timeout_s=2.0) as client:
+    with view(broker_url=other_redis.url, web_token=SecretStr(TOKEN), connect_timeout_s=5.0) as client:
         # Given a page that has reached the broker once for each of them
         assert [client.post(path, headers=HEADERS).status_code for path in paths] == [200] * 3
         # When the broker is gone
@@ -424,18 +424,6 @@ def test_a_bar_says_since_when_it_lies_on_its_cores(journal: str) -> None:
     # Then
     start, sure = bar[3], bar[9]
     assert sure - start == pytest.approx(40_000, abs=2)
-
-
-@pytest.mark.parametrize("columns", [60, 80])
-def test_the_first_page_fits_a_terminal(journal: str, columns: int) -> None:
-    console = Console(width=columns, record=True, quiet=True)
-    console.quiet = False
-    with console.capture() as capture:
-        console.print(top_page(seen(journal, SHOWN)))
-    lines = capture.get().splitlines()
-    assert max(map(len, lines)) <= columns
-    assert any(line.split() == ["n1", "up", "0", "2/2", "–", "1", "0"] for line in lines), lines
-    assert any(line.split() == ["search", "2", "2", "0", "full"] for line in lines), lines
 
 
 @pytest.mark.parametrize(("state", "shown"), [("up", "draining"), ("lost", "lost, draining")])
