@@ -354,21 +354,19 @@ TOKEN = "a-token-for-tests-0123"
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 
 
-def test_what_cannot_be_sent_is_no_success(view: View, journal: str, other_redis: RedisServer) -> None:
+@pytest.mark.parametrize("path", ["/nodes/n1/drain", "/actions/a/cancel", "/environments/e/close"])
+def test_what_cannot_be_sent_is_no_success(view: View, journal: str, other_redis: RedisServer, path: str) -> None:
     stand(journal, "e")
-    paths = ("/nodes/n1/drain", "/actions/a/cancel", "/environments/e/close")
-    with view(broker_url=other_redis.url, web_token=SecretStr(TOKEN), connect_timeout_s=5.0) as client:
-        # Given a page that has reached the broker once for each of them
-        assert [client.post(path, headers=HEADERS).status_code for path in paths] == [200] * 3
+    with view(broker_url=other_redis.url, web_token=SecretStr(TOKEN), connect_timeout_s=2.0) as client:
+        # Given a page that has reached the broker once
+        assert client.post(path, headers=HEADERS).status_code == 200
         # When the broker is gone
         other_redis.stop()
-        # Then the answer says so in one line. A close waits for what is sent before it only so long, so it comes alone
-        with ThreadPoolExecutor(2) as threads:
-            answers = list(threads.map(lambda path: client.post(path, headers=HEADERS), paths[:2]))
-            for answer in (*answers, client.post(paths[2], headers=HEADERS)):
-                assert answer.status_code == 503, answer.text
-                error = answer.json()["error"]
-                assert "the broker at" in error and "is unreachable" in error and "\n" not in error
+        answer = client.post(path, headers=HEADERS)
+    # Then the answer says so in one line
+    assert answer.status_code == 503, answer.text
+    error = answer.json()["error"]
+    assert "the broker at" in error and "is unreachable" in error and "\n" not in error
 
 
 class Slow(socketserver.BaseRequestHandler):
