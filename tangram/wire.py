@@ -121,6 +121,9 @@ BLOB_THRESHOLD_BYTES = 32 * 1024
 CLAIM_TTL_S = 24 * 3600
 """How much longer than its action may run a claim is kept: for the wait for a thread, for ends, and for messages that come late."""
 
+ENDED_CLAIM_TTL_S = 2 * 3600
+"""How long a claim is kept once its result is stored: twice as long as Celery waits until it hands out again what nobody acknowledged."""
+
 BLOB_TTL_S = 3600
 """A blob is kept for so long after it was made, and those of an action's arguments for as long as the action has not ended: the scheduler
 renews them, and removes them then."""

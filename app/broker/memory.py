@@ -28,6 +28,7 @@ from app.broker import redis_intake
 from app.broker.memory_store import BrokenConnection, MemoryBroker, MemoryStore
 from app.broker.results import FirstEndStays, may_stand
 from tangram import clock
+from tangram.wire import ENDED_CLAIM_TTL_S
 
 SCHEME = "tangram-memory"
 TRANSPORT_ALIASES[SCHEME] = f"{__name__}:Transport"
@@ -54,7 +55,7 @@ class MemoryBackend(FirstEndStays):
         """Return what is stored under keys."""
         return self.client.mget(map(_text, keys))
 
-    def _offer(self, key: str, result: bytes, claim: str) -> bool:
+    def _offer(self, key: str, result: bytes, claim: str, final: bool) -> bool:
         broker = self.client.broker
         broker.called("set", key)
         with broker.lock:
@@ -62,6 +63,8 @@ class MemoryBackend(FirstEndStays):
             if stands:
                 broker.keep(key, result, self.expires)
                 broker.publish(key, result)
+                if final and (claimed := broker.value(claim)) is not None:
+                    broker.keep(claim, claimed, ENDED_CLAIM_TTL_S)
         broker.called("set done", key)
         return stands
 

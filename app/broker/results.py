@@ -31,14 +31,15 @@ from app.runtime import runtime
 from tangram.connection import KEEPALIVE
 from tangram.decode import read_meta
 from tangram.errors import ActionError
-from tangram.wire import DISOWNED, GRANT_HEADER, claim_key
+from tangram.wire import DISOWNED, ENDED_CLAIM_TTL_S, GRANT_HEADER, claim_key
 
 log = logging.getLogger(__name__)
 
 RETRIES = {"interval_start": 0.1, "interval_step": 0.2, "interval_max": 0.5}
 """How a worker goes on trying to store a result: for as long as it takes."""
 
-# KEYS: the result's key, and the claim of its try. ARGV: the result, the seconds that it lasts, and what a disowned claim says.
+# KEYS: the result's key, and the claim of its try. ARGV: the result, the seconds that it lasts, what a disowned claim says, and the seconds
+# that the claim lasts from now on, 0 for as long as before.
 # `may_stand` is the same rule for the memory of a process.
 _OFFER = """
 local stored = redis.call('GET', KEYS[1])
@@ -51,6 +52,7 @@ end
 if redis.call('GET', KEYS[2]) == ARGV[3] then return 0 end
 redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[2])
 redis.call('PUBLISH', KEYS[1], ARGV[1])
+if ARGV[4] ~= '0' then redis.call('EXPIRE', KEYS[2], ARGV[4]) end
 return 1
 """
 
@@ -70,15 +72,16 @@ def may_stand(stored: bytes | None, offered: bytes, claim: bytes | None) -> bool
 class FirstEndStays(KeyValueStoreBackend):  # type: ignore[misc]
     """What the backends share. They say in `_offer` how a result is stored."""
 
-    def _offer(self, key: str, result: bytes, claim: str) -> bool:
-        """Store and publish a result if it may stand; return whether it stands."""
+    def _offer(self, key: str, result: bytes, claim: str, final: bool) -> bool:
+        """Store and publish a result if it may stand; return whether it stands. The claim of a final one lasts `ENDED_CLAIM_TTL_S`."""
         raise NotImplementedError
 
     def _store_result(self, task_id: str, result: Any, state: str, traceback: str | None = None, request: Any = None, **_: Any) -> Any:
         meta = self._get_result_meta(result=result, state=state, traceback=traceback, request=request)
         encoded = self.encode({**meta, "task_id": task_id})
         grant = getattr(request, GRANT_HEADER, None) or {}
-        offered = (self.get_key_for_task(task_id).decode(), encoded.encode(), claim_key(task_id, grant.get("attempt", 0)))
+        claim = claim_key(task_id, grant.get("attempt", 0))
+        offered = (self.get_key_for_task(task_id).decode(), encoded.encode(), claim, state in self.READY_STATES)
         policy = self.app.conf.result_backend_transport_options.get("retry_policy", RETRIES)
         call = getattr(request, "tangram_call", None)
         if call is not None:
@@ -103,8 +106,8 @@ class RedisResults(FirstEndStays, RedisBackend):  # type: ignore[misc]
     def _script(self) -> Any:
         return self.client.register_script(_OFFER)
 
-    def _offer(self, key: str, result: bytes, claim: str) -> bool:
-        return bool(self._script(keys=[key, claim], args=[result, self.expires, DISOWNED]))
+    def _offer(self, key: str, result: bytes, claim: str, final: bool) -> bool:
+        return bool(self._script(keys=[key, claim], args=[result, self.expires, DISOWNED, ENDED_CLAIM_TTL_S if final else 0]))
 
 
 def _complain(error: Exception, pauses: Iterator[float], retries: int) -> float:

@@ -19,7 +19,7 @@ from tangram import Action, ActionCancelled, ActionFailed, ActionLost
 from tangram.blobs import Blobs
 from tangram.errors import EnvironmentLost
 from tangram.life_signs import give_sign
-from tangram.wire import CLAIM_KEY_PREFIX, CLAIM_TTL_S, CLIENT_KEY_PREFIX, RESULT_KEY_PREFIX
+from tangram.wire import CLAIM_KEY_PREFIX, CLAIM_TTL_S, CLIENT_KEY_PREFIX, ENDED_CLAIM_TTL_S, RESULT_KEY_PREFIX
 from tests.broker.conftest import CALLBACKS, Stack, take
 from tests.live.test_live_claims import DESCRIPTION, claim
 from workers.node import Node
@@ -108,13 +108,17 @@ def test_a_try_that_is_given_up_stores_nothing_any_more(stack: Stack) -> None:
         backend.store_result(action_id, attempt, "SUCCESS", request=Context(grant={"attempt": attempt}, tangram_call=call))
         return not call.refused
 
-    # Given two actions, of which the worker of one has stored its result
+    # Given two actions, of which the worker of one has stored its result: its claim is kept as long as its message may come again
+    for action_id in ("early", "late"):
+        stack.store.set(f"{CLAIM_KEY_PREFIX}{action_id}:1", "a worker", ex=CLAIM_TTL_S)
     assert store("early", 1)
+    assert 3600 < stack.store.pttl(f"{CLAIM_KEY_PREFIX}early:1") / 1000 <= ENDED_CLAIM_TTL_S
     # When the scheduler gives both up, and asks how they have ended
     ends = transport.stored_ends({"early": "my.task", "late": "my.task"}, {"early": 1, "late": 1})
     # Then it knows all that its worker ever stores
     assert ends == [StoredEnd(id="early", status="succeeded")]
     assert (store("late", 1), transport.stored_ends({"late": "my.task"})) == (False, [])
+    assert stack.store.pttl(f"{CLAIM_KEY_PREFIX}late:1") / 1000 > ENDED_CLAIM_TTL_S
     # And the next try stores its own
     assert (store("late", 2), backend.get_result("late")) == (True, 2)
 
