@@ -138,8 +138,8 @@ def show_demo(result: DemoResult, *, as_json: bool) -> None:
         table.add_column(policy, justify="right")
     for name, cells in result.rows:
         table.add_row(name, *cells)
+    console.print(result.verdict, soft_wrap=True)
     console.print(table)
-    console.print(result.verdict)
     for line in result.where:
         console.print(line, soft_wrap=True)
 

@@ -177,6 +177,13 @@ def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
     return True
 
 
+def busy_elsewhere_s() -> float:
+    """Return the core-seconds so far in which the cores of this process were busy with others than it and its ended children."""
+    here = os.sched_getaffinity(0)
+    busy = sum(sum(times) - times.idle - times.iowait for core, times in enumerate(psutil.cpu_times(percpu=True)) if core in here)
+    return float(busy - sum(os.times()[:4]))
+
+
 def describe(error: OSError) -> str:
     """Say in one line what the system refused, and for which file."""
     reason = error.strerror or str(error)

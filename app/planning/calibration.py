@@ -14,7 +14,6 @@ The result is written to the state folder, where `tangram plan` finds it.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -22,9 +21,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
 
-import psutil
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from app.local.processes import busy_elsewhere_s
 from app.local.stack import cores_here
 from app.replay.replay_command import Progress, ReplayOptions, replay_live, simulate
 from app.replay.trace_lines import first_problem, unreadable
@@ -68,7 +67,7 @@ def calibrate(rollouts: Path, settings: Settings, progress: Progress, say: Calla
     """Run and simulate the trace `rollouts`, and return the document, which is also written to the state folder."""
     trace = read_trace(rollouts)
     found = {}
-    began, used_before = time.monotonic(), _busy_s()
+    began, used_before = time.monotonic(), busy_elsewhere_s()
     for policy in POLICIES:
         say(f"replaying {len(trace.trajectories)} recorded rollouts live under {policy} …")
         # Nothing of a surrounding deployment is used: its load would be measured, too.
@@ -83,7 +82,7 @@ def calibrate(rollouts: Path, settings: Settings, progress: Progress, say: Calla
             )
         found[policy] = compared(trace, live.record, options)
     path = settings.state_dir.absolute() / FILE
-    others = (_busy_s() - used_before) / (time.monotonic() - began)
+    others = (busy_elsewhere_s() - used_before) / (time.monotonic() - began)
     document = {
         "at": time.time(), "cores": cores_here(), "others_cores": others, "speed": SPEED, "policies": found, "file": str(path)
     }  # fmt: skip
@@ -91,14 +90,6 @@ def calibrate(rollouts: Path, settings: Settings, progress: Progress, say: Calla
     written.write_text(json.dumps(document, indent=2), encoding="utf-8")
     written.replace(path)
     return document
-
-
-def _busy_s() -> float:
-    """Return the core-seconds so far in which this process's cores were busy with what it has not started itself."""
-    here = os.sched_getaffinity(0)
-    busy = sum(sum(times) - times.idle - times.iowait for core, times in enumerate(psutil.cpu_times(percpu=True)) if core in here)
-    own = os.times()
-    return float(busy - sum(own[:4]))
 
 
 def compared(trace: Trace, live: ReplayRecord, options: ReplayOptions) -> dict[str, Any]:
