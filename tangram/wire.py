@@ -98,6 +98,9 @@ RESULT_KEY_PREFIX = "celery-task-meta-"
 """Celery's Redis result backend stores and publishes the result of task t under this prefix + t."""
 
 CLIENT_KEY_PREFIX = "tangram-client-"
+NODE_KEY_PREFIX = "tangram-node-"
+"""Under this and a node's name: the host and process of its worker, while that beats."""
+
 CLAIM_KEY_PREFIX = "tangram-claim-"
 DISOWNED = "disowned"
 """What the claim of a try says that the scheduler has given up. Otherwise it names the incarnation of the worker that runs the try."""

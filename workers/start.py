@@ -45,6 +45,7 @@ from workers.cpu.topology import Topology
 from workers.cpu.weight import Means
 from workers.memory import MIB, usable_mb
 from workers.node import Node
+from workers.sole import SoleName
 
 Pool = Literal["cpu", "gpu", "api"]
 
@@ -73,13 +74,15 @@ _BACKGROUND: dict[Means, str] = {
 def run(pool: Pool, settings: Settings, include: Sequence[str] = (), log_level: str = "WARNING") -> None:
     """Run a worker until a signal ends it. `include` names further modules with tasks.
 
-    Raises `StackUnreachable` when there is no broker; `ConfigError` when the services file is wrong.
+    Raises `StackUnreachable` when there is no broker; `ConfigError` when the services file is wrong, or another worker has this name.
     """
     _raise_open_files()
     addresses = find_addresses(settings)
     store = open_store(addresses.result_url, settings.connect_timeout_s, STORE_CONNECTIONS)
     require_store(store, addresses.result_url)
     require_broker(app, settings.connect_timeout_s)
+    sole = SoleName(store, name_of(pool, settings), settings.beat_s)
+    sole.take()  # before anything of a worker before this one is cleared away
     blobs = Blobs(store, patience_s=math.inf)
     prepared = _SET_UP[pool](settings, blobs)
     node = Node(
@@ -114,6 +117,7 @@ def run(pool: Pool, settings: Settings, include: Sequence[str] = (), log_level: 
     finally:
         node.leave()
         prepared.close()
+        sole.release()
 
 
 def _raise_open_files() -> None:
@@ -190,9 +194,14 @@ def _trace(settings: Settings, pool: Pool) -> None:
         trace_tasks(tracer)
 
 
+def name_of(pool: Pool, settings: Settings) -> str:
+    """Return the name of the node that a worker of a pool is."""
+    return settings.node_name or f"{socket.gethostname()}-{pool}"
+
+
 def describe(pool: Pool, settings: Settings, **offers: Any) -> WireNode:
     """Return how a worker of a pool presents itself, with what it `offers`."""
-    name = settings.node_name or f"{socket.gethostname()}-{pool}"
+    name = name_of(pool, settings)
     description: WireNode = {
         "name": name,
         "kinds": [pool],

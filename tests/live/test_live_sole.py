@@ -1,0 +1,48 @@
+"""One name, one worker."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from app.broker.memory_store import MemoryBroker, MemoryStore
+from app.services_file import ConfigError
+from tangram.wire import NODE_KEY_PREFIX
+from workers.sole import SoleName
+
+BEAT_S = 0.05
+
+
+def test_a_second_worker_under_a_name_is_refused_while_the_first_beats() -> None:
+    store = MemoryStore(MemoryBroker())
+    first, second = (SoleName(store, "n", BEAT_S) for _ in range(2))  # type: ignore[arg-type]
+    first.take()
+    with pytest.raises(ConfigError, match="another worker is the node n, on .* process .*: name this one otherwise, by TANGRAM_NODE_NAME"):
+        second.take()
+    # And not any more once the first has left
+    first.release()
+    second.take()
+    second.release()
+    assert store.get(NODE_KEY_PREFIX + "n") is None
+
+
+def test_the_name_of_a_killed_worker_is_free_at_once_on_its_host_and_after_three_beats_elsewhere() -> None:
+    store = MemoryStore(MemoryBroker())
+    # Given a process that held the name, and is killed
+    script = (
+        "from app.broker.memory_store import *; from workers.sole import SoleName; s = MemoryStore(MemoryBroker());"
+        "SoleName(s, 'n', 9.0).take(); print(s.get('tangram-node-n').decode())"
+    )
+    left = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
+    store.set(NODE_KEY_PREFIX + "n", left)
+    # When the next worker comes up on its host; then it has the name, though the key would never expire
+    one = SoleName(store, "n", BEAT_S)  # type: ignore[arg-type]
+    one.take()
+    one.release()
+    # And on another host once the key is over
+    store.set(NODE_KEY_PREFIX + "n", f"elsewhere {left.partition(' ')[2]}", px=round(2 * BEAT_S * 1000))
+    other = SoleName(store, "n", BEAT_S)  # type: ignore[arg-type]
+    other.take()
+    other.release()

@@ -1,0 +1,66 @@
+"""One name, one worker: two workers under one name would take each other's grants, and each would count as the other's restart.
+
+A worker holds its name by a key of the result store, which it sets anew with each beat. The key names its host and process: what a killed
+worker has left on the same host is taken over at once, and on another host once it has not beaten for three beats.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+import time
+from contextlib import suppress
+
+import psutil
+from redis import Redis, RedisError
+
+from app.services_file import ConfigError
+from scheduler.model.lifecycle import MISSED_BEATS
+from tangram.wire import NODE_KEY_PREFIX
+
+
+class SoleName:
+    """The name of a node, as its worker holds it."""
+
+    def __init__(self, store: Redis, name: str, beat_s: float) -> None:
+        """Hold nothing yet."""
+        self._store, self._name, self._beat_s = store, name, beat_s
+        self._key, self._ttl_ms = NODE_KEY_PREFIX + name, max(1, round(MISSED_BEATS * beat_s * 1000))
+        self._holder = f"{socket.gethostname()} {os.getpid()} {secrets.token_hex(4)}"
+        self._released = threading.Event()
+
+    def take(self) -> None:
+        """Take the name. Raises `ConfigError` while another worker beats under it, and what redis-py raises."""
+        deadline = time.monotonic() + (MISSED_BEATS + 1) * self._beat_s
+        while not self._store.set(self._key, self._holder, nx=True, px=self._ttl_ms):
+            value = self._store.get(self._key)
+            holder = value.decode("utf-8", "replace") if isinstance(value, bytes) else ""
+            if _is_dead(holder):
+                self._store.set(self._key, self._holder, px=self._ttl_ms)
+                break
+            if time.monotonic() > deadline:
+                where = " process ".join(holder.split(" ")[:2])
+                raise ConfigError(f"another worker is the node {self._name}, on {where}: name this one otherwise, by TANGRAM_NODE_NAME")
+            time.sleep(self._beat_s / 4)
+        threading.Thread(target=self._hold, name="tangram-name", daemon=True).start()
+
+    def release(self) -> None:
+        """Give the name back."""
+        self._released.set()
+        with suppress(RedisError, OSError):  # it expires anyway
+            if self._store.get(self._key) == self._holder.encode():
+                self._store.delete(self._key)
+
+    def _hold(self) -> None:
+        while not self._released.wait(self._beat_s):
+            with suppress(RedisError, OSError):  # while the store is away nobody else can take the name
+                self._store.set(self._key, self._holder, px=self._ttl_ms)
+
+
+def _is_dead(holder: str) -> bool:
+    """Whether a holder was a process of this host that is gone."""
+    host, _, rest = holder.partition(" ")
+    pid = rest.partition(" ")[0]
+    return host == socket.gethostname() and pid.isdigit() and not psutil.pid_exists(int(pid))
