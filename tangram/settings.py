@@ -81,7 +81,8 @@ class Settings(BaseSettings):
         default=60.0,
         ge=0,
         allow_inf_nan=False,
-        description="Silence of a node after which it is lost, with its environments; at least three beats count.",
+        description="Silence of a node after which it is lost, with its environments; at least three beats count. "
+        "For so long, process environments wait for the next worker when theirs is killed.",
     )
     takeover_s: float = Field(default=5.0, gt=0, description="Silence of the active scheduler after which a standby takes over.")
     lease_s: float = Field(

@@ -302,6 +302,7 @@ def _process_sandbox(base: Path, core_map: CoreMap, settings: Settings) -> tuple
             disk_floor_mb=settings.disk_floor_mb,
             memory_mb=settings.process_memory_mb,
             isolation=settings.isolation,
+            keep_s=settings.node_lost_s,
         )
     except SessionUnavailable as error:
         raise ConfigError(f"TANGRAM_ISOLATION={settings.isolation}: {error}") from error

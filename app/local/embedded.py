@@ -34,6 +34,7 @@ from pydantic import BaseModel, ValidationError
 
 from app.journal.database import sqlite_url
 from app.journal.migrating import upgrade
+from app.local.kept import end_kept
 from app.local.processes import METRICS_HOST, METRICS_PORT, Command, Identity, Process, StackError, describe, stop_stranger, wait_until
 from app.local.redis_server import RedisServer, remove_socket_folder
 
@@ -133,6 +134,7 @@ class EmbeddedStack:
             self._exit = undo
             undo.callback(self._forget)
             undo.enter_context(_locked(self.state_dir))
+            undo.callback(end_kept, self.state_dir)
             _clean_leftovers(self.stack_file, self._stop_timeout_s)
             self._redis = RedisServer(self.state_dir, log=self._log("redis"))
             self._processes["redis"] = self._redis.process

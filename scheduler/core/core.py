@@ -98,9 +98,11 @@ class Core:
                     self._end_gone(self.pools.gpu.residency.gone(event.node.name, event.node.services), now)
             case events.NodeSilent():
                 self._nodes.fell_silent(event.name, event.reason, now)
-                for stored in [one for one in event.ended if one.id in self.state.running]:
-                    self._finished(stored.finished(self.state.running[stored.id].grant.attempt), now)
+                self._take_stored(event.ended, now)
                 self._nodes.leave_to_others(event.name, event.reason, now)
+            case events.WorkerReplaced():
+                self._take_stored(event.ended, now)
+                self._nodes.worker_replaced(event, now)
             case events.NodeLost():
                 self._nodes.lost(event.name, event.reason, now, left=event.left, ended=event.ended)
             case events.NodeDrained():
@@ -248,6 +250,11 @@ class Core:
         cause = running.stop_cause if event.status == "cancelled" and running.stop_cause else cause_of(event.status, event.cause)
         self._ends.note_end(running, event.status, event.reason, cause, now, finished=None if event.told_by == "scheduler" else event)
         self._after_end(running.waiting, event.status, event.reason, cause, now)
+
+    def _take_stored(self, ended: Iterable[events.StoredEnd], now: float) -> None:
+        """End running actions by their stored results."""
+        for stored in [one for one in ended if one.id in self.state.running]:
+            self._finished(stored.finished(self.state.running[stored.id].grant.attempt), now)
 
     def _never_arrived(self, event: events.NeverArrived, now: float) -> None:
         """Have an action whose requests were never made wait for new times: the times of its lost grant have passed.

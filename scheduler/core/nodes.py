@@ -5,6 +5,7 @@
 | is up | anything | runs | stand and run |
 | is silent | only stops and closes | is given up and waits again, at once | wait for the node, and so do new actions for the environments |
 | beats again | anything | is stopped where beats still show it | go on as if nothing had happened |
+| goes on with another worker, which has adopted some environments | anything | waits again | the adopted ones stand; all else is lost |
 | is lost | nothing | waits again | are lost |
 
 A node is *silent* when it misses three beats. What it holds may be minutes of a rollout, so the scheduler waits for it. A node is
@@ -33,6 +34,7 @@ from scheduler.model.state import Node, State
 from tangram.ends import cause_of, loss_cause
 
 NODE_LOST = "node_lost"
+RESTARTED = "its worker was restarted"
 
 ASKED_BEATS = 4 * MISSED_BEATS
 """For so many beats a node is asked how an action that it does not run any more has ended."""
@@ -88,7 +90,7 @@ class Nodes:
         """Take in a node. A node that is up already has restarted, and its actions are gone."""
         state = self._state
         if spec.name in state.nodes:
-            self.lost(spec.name, "its worker was restarted", now, left=False)
+            self.lost(spec.name, RESTARTED, now, left=False)
         node = state.nodes[spec.name] = Node(spec, spec.memory_mb, now, draining=spec.name in state.draining)
         state.offer(spec, 1)
         self._out.append(NoteNode(name=spec.name, state="up"))
@@ -208,8 +210,30 @@ class Nodes:
         elif environment is not None:
             environment.actions.pop(stored.id, None)
 
+    def worker_replaced(self, event: events.WorkerReplaced, now: float) -> None:
+        """Go on with the environments that the next worker of a node has adopted. What else the node held is gone."""
+        state, node = self._state, self._state.nodes.get(event.name)
+        if node is None:
+            return
+        reason = f"node {event.name} was lost: {RESTARTED}"
+        for running in [state.running[action_id] for action_id in node.running]:
+            environment = state.environments.get(running.waiting.action.environment or "")
+            if environment is not None and environment.id in event.environments and environment.state == "open":
+                self._ends.release(running, now)
+                self._ends.note_end(running, "lost", f"the worker of node {event.name} was restarted", NODE_LOST, now, finished=None)
+                self._environments.action_ended(running.waiting, environment, now)
+            else:
+                self.lose(running, reason, now)
+        for environment in [state.environments[environment_id] for environment_id in node.environments]:
+            if environment.state == "closing" or environment.id not in event.environments:
+                environment.lost = True
+                self._environments.forget(environment, reason, now)
+        node.last_beat, node.idle_beats = now, 0
+        if node.silent:
+            self._heard_again(node, now)
+
     def lose(self, running: Running, reason: str, now: float) -> None:
-        """Requeue or end an action whose node is gone. The node must be out of the state already."""
+        """Requeue or end an action of a node that is gone, or whose worker is another one."""
         waiting, action = running.waiting, running.waiting.action
         self._ends.release(running, now)
         if may_run_elsewhere(self._state, running):

@@ -1,12 +1,13 @@
 """Beats of nodes: they show which nodes are up and which actions they really run.
 
-This module finds the nodes that are silent, idle or restarted, and sends `NodeSilent` and `NodeLost` to the core.
+This module finds the nodes that are silent, idle or restarted, and sends `NodeSilent`, `NodeLost` and `WorkerReplaced` to the core.
 
 | a node | counts as |
 |---|---|
 | has missed three beats | silent: what may run elsewhere is given up, all else waits for the node |
 | has not beaten for `Limits.node_lost_s` | lost |
-| beats as another incarnation, says that it leaves, or takes up nothing | lost at once |
+| beats as another incarnation, offers the same and has adopted environments | up: these stand, and all else of it is lost |
+| beats as another incarnation otherwise, says that it leaves, or takes up nothing | lost at once |
 | beats again as the same incarnation | up: what beats show undone is asked for again, as always |
 
 A beat names the actions and environments of a node. The scheduler asks a node for missing actions. It repeats the stops, closes and
@@ -23,7 +24,7 @@ from functools import partial
 from typing import Any
 
 from scheduler.core.core import Core
-from scheduler.core.nodes import may_run_elsewhere, takes_up_nothing
+from scheduler.core.nodes import RESTARTED, may_run_elsewhere, takes_up_nothing
 from scheduler.live.command_executor import CommandExecutor
 from scheduler.live.descriptions import node_spec, service_spec, services_of
 from scheduler.live.entries import NodeChanged
@@ -191,8 +192,11 @@ class Heartbeats:
         name, incarnation = description["name"], str(description.get("incarnation", ""))
         said = sensible(name, description.get("instances", ()))
         known = name in self._core.state.nodes
-        if not known or self._incarnations.get(name) != incarnation:
-            if not self.lose(name, "its worker was restarted", now):
+        if known and self._incarnations.get(name) != incarnation and (adopted := self._adopted(description)):
+            if not self._replace_worker(name, description, adopted, now):
+                return  # a later beat says so again
+        elif not known or self._incarnations.get(name) != incarnation:
+            if not self.lose(name, RESTARTED, now):
                 return  # a later beat says so again
             self._incarnations[name] = incarnation
             self._unheard.pop(name, None)
@@ -228,6 +232,25 @@ class Heartbeats:
         if name in self._unheard:
             del self._unheard[name]
             self._declare(name, now)
+
+    def _adopted(self, description: Mapping[str, Any]) -> frozenset[str]:
+        """Return the environments of a known node that its next worker has adopted; none where that worker offers something else."""
+        node, environments = self._core.state.nodes[description["name"]], self._core.state.environments
+        if node_spec(description) != node.spec:
+            return frozenset()
+        return frozenset(one for one in description["environments"] if one in node.environments and environments[one].state != "closing")
+
+    def _replace_worker(self, name: str, description: Mapping[str, Any], adopted: frozenset[str], now: float) -> bool:
+        """Go on with a node whose worker is another one. Return False while the store does not say what has ended."""
+        ended = self._give_up(self._core.state.nodes[name].running)
+        if ended is None:
+            return False
+        log.warning("another worker goes on with node %s, and with %d of its environments", name, len(adopted))
+        self._incarnations[name] = str(description.get("incarnation", ""))
+        self._executor.descriptions[name] = {k: v for k, v in description.items() if k not in _OF_NOW}
+        self._handle(events.WorkerReplaced(name=name, environments=adopted, ended=ended), now)
+        self._executor.note(NodeChanged(name=name, state="up", description=self._executor.descriptions[name], at=now))
+        return True
 
     def _look_at_restores(self, name: str, said: Iterable[Mapping[str, Any]], now: float) -> None:
         """End restores whose report must have been lost."""

@@ -241,6 +241,18 @@ class NodeLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReplaced:
+    """Another worker process goes on with a node that is known. It has adopted `environments`, and nothing else of what the node held.
+
+    Its driver has given up all tries of the node. The actions in `ended` had stored their results before.
+    """
+
+    name: str
+    environments: frozenset[str]
+    ended: tuple[StoredEnd, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeDrained:
     """An operator takes the node of this name out of service, or puts it back (`draining` is False); it need not be up."""
 
@@ -336,6 +348,7 @@ Event = (
     | NodeBeat
     | NodeSilent
     | NodeLost
+    | WorkerReplaced
     | NodeDrained
     | ServiceDescribed
     | ServicesDeclared

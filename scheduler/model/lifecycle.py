@@ -114,12 +114,12 @@ NODE: Final[Lifecycle[NodeState, NodeState]] = Lifecycle(
         None: {"up": "joined"},
         "up": {
             "silent": "three missed beats",
-            "lost": "beats that never take up a grant, another worker of its name, or more silence than `TANGRAM_NODE_LOST_S`",
+            "lost": "beats that never take up a grant, another worker that adopts nothing, or more silence than `TANGRAM_NODE_LOST_S`",
             "left": "its worker was stopped",
         },
         "silent": {
             "up": "it beats again",
-            "lost": "no beat for `TANGRAM_NODE_LOST_S`, or another worker of its name",
+            "lost": "no beat for `TANGRAM_NODE_LOST_S`, or another worker that adopts nothing",
             "left": "its worker was stopped",
         },
         "lost": {"up": "joined"},

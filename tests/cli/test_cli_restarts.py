@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from app.local.processes import wait_until
-from tangram import Action, Client, Handle, Settings
+from tangram import Action, ActionLost, Client, EnvironmentLost, Handle, Settings
 from tests.cli.support import leftovers, started
 from tests.freezing import freeze
 from tests.live.support import SERVICES, SLOW_BEATS
@@ -128,6 +128,24 @@ def test_what_ends_or_is_asked_for_while_redis_is_away_for_seconds_has_its_resul
 def writing(environment_id: str, data: bytes) -> Action:
     action = Action(kind="cpu.write_file", environment=environment_id, job="restarts", trajectory="t")
     return action.with_arguments(environment=environment_id, path="written", data=data)
+
+
+def test_a_killed_worker_loses_what_it_ran_and_goes_on_with_what_was_idle(up: Up) -> None:
+    with up.client() as client, client.open(trajectory="idle", queue_timeout_s=RESULT_S) as idle:
+        idle.exec("kept=1; cd /tmp; sleep 1000 & echo $! > pid")
+        env = client.open(trajectory="t", queue_timeout_s=RESULT_S)
+        runs = env.submit("touch begun; sleep 300")
+        env.exec("until test -f begun; do sleep 0.05; done", session="other")
+        # When the worker is killed, then what it ran is lost and its environment is gone
+        before = up.kill("cpu-0")
+        with pytest.raises(ActionLost, match="node cpu-0 was lost"):
+            runs.result(RESULT_S)
+        with pytest.raises(EnvironmentLost, match="node cpu-0 was lost"):
+            env.exec("echo later")
+        up.until_restarted("cpu-0", before)
+        assert "cpu-0 ended with signal SIGKILL" in up.said()
+        # And another environment is as it was
+        assert idle.exec("pwd; kill -0 $(cat pid) && echo $kept").stdout == "/tmp\n1\n"
 
 
 def test_a_process_that_always_ends_is_given_up_with_a_clear_line_and_nothing_is_left(up: Up) -> None:

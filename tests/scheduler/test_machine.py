@@ -174,6 +174,22 @@ class CoreMachine(RuleBasedStateMachine):
         self.handle(events.NodeSilent(name=name, reason="quiet", ended=ended))
         assert (name in self.ledger.silent) == (name in self.ledger.nodes)
 
+    @rule(
+        name=st.sampled_from(NODES),
+        environments=st.frozensets(st.sampled_from(ENVIRONMENTS)),
+        stored=st.sampled_from([0, 0, 1]),
+        seldom=SELDOM,
+    )
+    def worker_is_replaced(self, name: str, environments: frozenset[str], stored: int, seldom: bool) -> None:
+        """Environments are the only thing that outlives a worker: nodes with instances of services are lost."""
+        group = self.core.pools.gpu.groups.get(name)
+        if seldom and not (group is not None and group.instances):
+            ran = [one for one, book in self.ledger.running().items() if book.grant.node == name]
+            ended = tuple(events.StoredEnd(id=one, status="succeeded") for one in ran[:stored])
+            self.handle(events.WorkerReplaced(name=name, environments=environments, ended=ended))
+            stand = [one.id for one in self.ledger.environments.values() if one.node == name and one.state == "open"]
+            assert name not in self.ledger.nodes or set(stand) <= environments
+
     @rule(name=st.sampled_from(NODES), draining=st.sampled_from([True, False, False]))
     def an_operator_drains(self, name: str, draining: bool) -> None:
         self.handle(events.NodeDrained(name=name, draining=draining))

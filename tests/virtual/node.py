@@ -23,7 +23,7 @@ from tangram.settings import Settings
 from tangram.wire import GRANT_HEADER, WireGrant, WireNode, node_queue
 from tests.virtual.clock import Process
 from tests.virtual.network import Network
-from tests.virtual.sandbox import Claim, Ledger, VirtualSandbox
+from tests.virtual.sandbox import Claim, Ledger, VirtualEnvironment, VirtualSandbox
 from workers.context import CpuContext, provide
 from workers.control import this_node
 from workers.cpu import tasks
@@ -75,18 +75,23 @@ class VirtualNode:
         self.starts = 0
         self.process: Process | None = None
         self.sandbox: VirtualSandbox | None = None
+        self._left: tuple[VirtualEnvironment, ...] = ()
+        self._left_at = 0.0
 
-    def start(self) -> None:
-        """Start a worker process."""
+    def start(self, *, adopts: bool = False) -> None:
+        """Start a worker process, which `adopts` what the one before it has left, if it was killed just now."""
         self.starts += 1
+        if not adopts or self._network.world.now - self._left_at > self.settings.node_lost_s:
+            self._left = ()
         own = Runtime()
         self.process = Process(self._network.world, self.name, lambda: enter(own))
         self.process.run(self._run, "worker")
 
     def kill(self) -> None:
-        """Kill the worker process, with its environments."""
+        """Kill the worker process, and its environments unless the next one adopts them."""
         assert self.process is not None
         self.process.kill()
+        self._left, self._left_at = self.sandbox.environments() if self.sandbox is not None else (), self._network.world.now
         self._ledger.cores.pop(f"{self.name}/{self.starts}", None)
 
     def stop(self) -> None:
@@ -122,7 +127,8 @@ class VirtualNode:
     def prepare(self, worker: str) -> tuple[WireNode, Callable[[], dict[str, Any]]]:
         """Return what the node is, and what says how it is now."""
         settings, store, random = self.settings, MemoryStore(self._network.broker), self._network.world.random
-        self.sandbox = sandbox = VirtualSandbox(worker, self._ledger, lambda: random.choice((0.01, 0.1, 0.5, 2.0)))
+        opening_s = lambda: random.choice((0.01, 0.1, 0.5, 2.0))  # noqa: E731
+        self.sandbox = sandbox = VirtualSandbox(worker, self._ledger, opening_s, self._left)
         blobs = Blobs(store, patience_s=math.inf)  # type: ignore[arg-type]
         provide(CpuContext(settings=settings, blobs=blobs, sandbox=sandbox, streams=OutputStreams(store), giving=Giving()))  # type: ignore[arg-type]
         description = describe("cpu", settings.model_copy(update={"node_name": self.name}), cores=self.cores, memory_mb=4096)

@@ -231,14 +231,14 @@ class Run:
             victim.kill()
         else:
             victim.stop() if what == "stop" else victim.kill()
-            self.world.later(max(2.0, fault.lasts_s), partial(_start_again, victim))
+            self.world.later(max(2.0, fault.lasts_s), partial(_start_again, victim, adopts=what == "restart"))
 
 
-def _start_again(node: VirtualNode) -> None:
+def _start_again(node: VirtualNode, *, adopts: bool) -> None:
     assert node.process is not None
     if node.process.alive:
         node.kill()
-    node.start()
+    node.start(adopts=adopts)
 
 
 def _is_over(trainer: Trainer) -> bool:

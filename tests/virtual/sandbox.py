@@ -207,6 +207,16 @@ class VirtualEnvironment(Environment):
         """Have all that waits look again."""
         self._freed.set()
 
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._busy)
+
+    def adopted(self, worker: str, closed: Callable[[str], None]) -> VirtualEnvironment:
+        """Return it as the worker has it that goes on with it."""
+        environment = VirtualEnvironment(self._spec, worker, self.ledger, closed)
+        environment._files = self._files
+        return environment
+
     def close_session(self, name: str, *, idle_only: bool = False) -> None:
         self._check()
 
@@ -266,9 +276,10 @@ class _Turn:
 class VirtualSandbox(Sandbox):
     """The environments of one worker process."""
 
-    def __init__(self, worker: str, ledger: Ledger, opening_s: Callable[[], float]) -> None:
+    def __init__(self, worker: str, ledger: Ledger, opening_s: Callable[[], float], left: tuple[VirtualEnvironment, ...] = ()) -> None:
+        """Begin with the idle environments of those that the worker before this one has `left`."""
         self._worker, self._ledger, self._opening_s = worker, ledger, opening_s
-        self._environments: dict[str, VirtualEnvironment] = {}
+        self._environments = {one.spec.id: one.adopted(worker, self._forget) for one in left if not one.is_busy}
 
     @property
     def background(self) -> Means:
@@ -282,8 +293,7 @@ class VirtualSandbox(Sandbox):
         if opening is not None:
             opening.check()
         if spec.id not in self._environments:
-            closed = self._environments.pop
-            self._environments[spec.id] = VirtualEnvironment(spec, self._worker, self._ledger, lambda name: closed(name, None))
+            self._environments[spec.id] = VirtualEnvironment(spec, self._worker, self._ledger, self._forget)
         return self._environments[spec.id]
 
     def get(self, environment_id: str) -> Environment:
@@ -291,7 +301,10 @@ class VirtualSandbox(Sandbox):
             raise EnvironmentGone(f"there is no environment {environment_id}")
         return self._environments[environment_id]
 
-    def environments(self) -> tuple[Environment, ...]:
+    def _forget(self, environment_id: str) -> None:
+        self._environments.pop(environment_id, None)
+
+    def environments(self) -> tuple[VirtualEnvironment, ...]:
         return tuple(self._environments.values())
 
     def close(self) -> None:

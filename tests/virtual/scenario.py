@@ -93,6 +93,7 @@ def scenario(seed: int) -> Scenario:
             begin_s = round(begin_s + draw.choice((0.5, 3.0, 6.0)), 3)
             faults.append(replace(_fault(draw, kind), at_s=begin_s, lasts_s=8.0))
     faults += _of_the_broker(random.Random(f"broker {seed}"))
+    faults = _with_restarts(faults, random.Random(f"restarts {seed}"))
     outage_s = random.Random(f"outage {seed}").choice((60.0, 60.0, 10.0))
     drawn = Scenario(seed, cores, rollouts, tuple(sorted(faults, key=lambda fault: fault.at_s)), outage_s=outage_s)
     return _with_services(drawn, random.Random(f"services {seed}"))
@@ -101,6 +102,13 @@ def scenario(seed: int) -> Scenario:
 def _of_the_broker(draw: random.Random) -> list[Fault]:
     """Return faults of a third of all scenarios, in which the broker is there and does not do what it is asked for."""
     return [_fault(draw, draw.choice(BROKER_FAULTS)) for _ in range(draw.choice((0, 0, 0, 0, 1, 2)))]
+
+
+def _with_restarts(faults: list[Fault], draw: random.Random) -> list[Fault]:
+    """Let half of the nodes that are killed be workers whose successors adopt environments, and add such a fault to a quarter of all."""
+    more = [_fault(draw, "restart node")] if draw.random() < 0.25 else []
+    restarts = [fault.kind == "kill node" and draw.random() < 0.5 for fault in faults]
+    return [*(replace(fault, kind="restart node") if restart else fault for fault, restart in zip(faults, restarts, strict=True)), *more]
 
 
 def _with_services(drawn: Scenario, draw: random.Random) -> Scenario:

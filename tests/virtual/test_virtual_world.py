@@ -51,6 +51,14 @@ def test_a_lost_node_is_told_as_what_it_is() -> None:
     assert broken == [] and [status for _, status, _ in told] == ["succeeded", "lost", "lost"]
 
 
+def test_an_idle_environment_outlives_its_worker_and_what_runs_in_one_does_not() -> None:
+    # Given a worker that is killed while a command runs in one environment, and another one is idle
+    waits = replace(ROLLOUT, name="t1", steps=(Step(0.0, "open"), Step(8.0, "exec", (COMMAND,)), Step(0.0, "close")))
+    broken, _, _, told = story(Scenario(1, (2,), (ROLLOUT, waits), (Fault(3.5, "restart node", lasts_s=2.0),)))
+
+    assert broken == [] and sorted(status for _, status, _ in told) == ["lost", "lost", *["succeeded"] * 4]
+
+
 @pytest.mark.parametrize("kind", ["freeze node", "cut node"])
 def test_a_node_that_is_silent_for_a_while_loses_nothing(kind: str) -> None:
     broken, _, _, told = story(Scenario(1, (2,), (ROLLOUT,), (Fault(3.0, kind, lasts_s=6.0, amount=-1.0),)))

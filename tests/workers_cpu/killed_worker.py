@@ -1,10 +1,12 @@
-"""A worker to be killed: a process that was left behind and a running command in a sandbox, in the background where asked.
+"""A worker to be killed, with commands in environments of a process sandbox.
 
-Arguments: the sandbox's folder, how long both sleep (by which a test finds them), and `background` or nothing.
+Arguments: the sandbox's folder, further ones of `ProcessSandbox` as JSON, and commands, each with its environment and session. All but the
+last are over when it says that it is `running`, and all when it says so. With `background` after these, the last one runs there.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -13,15 +15,16 @@ from workers.cpu.process.sandbox import ProcessSandbox
 
 
 def main() -> None:
-    folder, nap = sys.argv[1:3]
-    environment = ProcessSandbox(Path(folder)).open(EnvironmentSpec(id="e1"))
-    environment.start(ExecRequest(action_id="a1", command=f"touch file; setsid sleep {nap} &")).wait()
-    print("running", flush=True)
-    if sys.argv[3:] == ["background"]:
-        command = f"setsid sleep {nap} & while :; do :; done"
-        environment.start(ExecRequest(action_id="a2", command=command, holding=Holding(background=True))).wait()
-    else:
-        environment.start(ExecRequest(action_id="a2", command=f"sleep {nap}")).wait()
+    folder, options, commands = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
+    box = ProcessSandbox(Path(folder), **options)
+    for number, (environment, session, command) in enumerate(commands, 1):
+        if number == len(commands):
+            print("running", flush=True)
+        holding = Holding(background=number == len(commands) and sys.argv[4:] == ["background"])
+        request = ExecRequest(action_id="a", command=command, session=session, holding=holding)
+        box.open(EnvironmentSpec(id=environment)).start(request).wait()
+    print("over", flush=True)
+    sys.stdin.read()
 
 
 if __name__ == "__main__":

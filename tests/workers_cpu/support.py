@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import subprocess
@@ -153,15 +154,19 @@ def processes_with(marker: str) -> list[int]:
     return found
 
 
+Asked = tuple[str, str, str]
+"""An environment, a session of it, and a command."""
+
+
 @contextmanager
-def worker_to_be_killed(base: Path, nap: str, *how: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Start `killed_worker` with a sandbox in `base`; yield it once both its processes sleep for `nap`."""
-    argv = [sys.executable, "-m", "tests.workers_cpu.killed_worker", str(base), nap, *how]
-    with subprocess.Popen(argv, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE) as worker:
+def worker_to_be_killed(base: Path, *commands: Asked, background: bool = False, **options: object) -> Iterator[subprocess.Popen[bytes]]:
+    """Start `killed_worker` with a sandbox in `base`; yield it once the last one of the commands is about to run."""
+    argv = [sys.executable, "-m", "tests.workers_cpu.killed_worker", str(base), json.dumps(options), json.dumps(commands)]
+    argv += ["background"] if background else []
+    with subprocess.Popen(argv, cwd=Path(__file__).parents[2], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
         try:
             assert worker.stdout is not None
             assert worker.stdout.readline() == b"running\n"
-            assert until(lambda: len(processes_with(f"sleep\x00{nap}\x00")) == 2)
             yield worker
         finally:
             worker.kill()

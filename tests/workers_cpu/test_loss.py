@@ -24,7 +24,7 @@ def kill_supervisor(execution: object) -> None:
     os.kill(backend._members.supervisor, signal.SIGKILL)
 
 
-def refuse(_: ProcessBackends) -> ProcessBackend:
+def refuse(*_: object) -> ProcessBackend:
     """Refuse a session, as an environment that has ended does."""
     raise SessionUnavailable("there is nothing to start a session in")
 

@@ -22,7 +22,7 @@ from workers.cpu.process.groups import find_groups
 from workers.cpu.process.sandbox import ProcessSandbox
 
 from .conftest import Shared
-from .support import RUN, admit, open_one, printed, processes_with, run, until, worker_to_be_killed
+from .support import RUN, admit, open_one, printed, processes_with, run, sleepers, until, worker_to_be_killed
 
 
 def descriptors() -> int:
@@ -44,7 +44,9 @@ def test_an_unknown_shell_is_refused_at_once(tmp_path: Path) -> None:
 
 def test_a_sandbox_waits_for_what_ends_the_commands_of_a_killed_worker(tmp_path: Path) -> None:
     # Given a killed worker, and processes that would end its commands but do not get to it
-    with worker_to_be_killed(tmp_path / "box", f"315.59375{RUN}") as worker:
+    nap = f"315.59375{RUN}"
+    with worker_to_be_killed(tmp_path / "box", ("e1", "main", f"setsid sleep {nap} &"), ("e1", "main", f"sleep {nap}")) as worker:
+        assert sleepers(nap, 2)
         below = {process.pid for process in tree.descendants(worker.pid)}
         cleanup = below.intersection(processes_with("workers.cpu.process.fork_server"))
         for pid in cleanup:
@@ -69,7 +71,9 @@ def test_a_sandbox_waits_for_what_ends_the_commands_of_a_killed_worker(tmp_path:
 def test_a_killed_worker_leaves_no_process_and_no_group_and_the_next_starts_empty(tmp_path: Path) -> None:
     # Given a worker with a process that was left behind and a running command in the background, and where its sandbox makes groups
     groups = find_groups(os.path.realpath(tmp_path / "box"))
-    with worker_to_be_killed(tmp_path / "box", f"315.671875{RUN}", "background") as worker:
+    left, runs = f"touch file; setsid sleep 315.671875{RUN} &", f"setsid sleep 315.671875{RUN} & while :; do :; done"
+    with worker_to_be_killed(tmp_path / "box", ("e1", "main", left), ("e1", "main", runs), background=True) as worker:
+        assert sleepers(f"315.671875{RUN}", 2)
         # When it is killed
         worker.kill()
     # Then all its processes end, with their groups

@@ -345,7 +345,7 @@ class ContainerBackends(Backends):
         self._lock = threading.Lock()
         self._count = 0
 
-    def backend(self) -> ContainerBackend:
+    def backend(self, control: ProtocolFolder) -> ContainerBackend:
         """Return a fresh backend with a group of its own; see the base class."""
         with self._lock:
             self._count += 1

@@ -23,7 +23,7 @@ from workers.cpu import control_files
 from workers.cpu.errors import FilesUnreachable, SessionUnavailable
 from workers.cpu.ports.network import Network
 from workers.cpu.process import tree
-from workers.cpu.process.fork_client import ForkClient
+from workers.cpu.process.fork_client import ForkClient, close
 from workers.cpu.process.groups import Groups
 from workers.cpu.process.namespace import READY
 
@@ -50,6 +50,17 @@ class Anchor(Network):
         now = [tree.read_process(process.pid) for process in self._processes]
         living = [process.identity for process in now if process is not None and not process.is_dying]
         return len(living) == 3 and living == [process.identity for process in self._processes]
+
+    def adopt(self, channel: socket.socket, pid: int) -> None:
+        """Go on with namespaces that the worker before this one has had made, by the first of their processes."""
+        line = [tree.read_process(pid)]
+        for inner in (1, 2):
+            # The init also has children that were orphaned inside, all of which are younger than the pause.
+            below = [process for process in map(tree.read_process, tree.children(pid)) if process is not None]
+            line.append(min((one for one in below if tree.inner_pid(one.pid) == inner), key=lambda one: one.start, default=None))
+            pid = line[-1].pid if line[-1] is not None else 0
+        with self._lock:
+            self._channel, self._processes = channel, tuple(process for process in line if process is not None)
 
     def pids(self) -> tuple[int, ...]:
         """Return the ids of its three processes, which are started where they do not stand. Raises `SessionUnavailable`."""
@@ -134,7 +145,7 @@ class Anchor(Network):
             # The end of a socket of theirs comes before they leave their groups.
             tree.await_end(process, END_LIMIT_S)
         if self._channel is not None:
-            self._channel.close()
+            close(self._channel)
         for process in self._processes[:1]:
             self._groups.remove_of(process.pid)
         self._channel, self._processes = None, ()

@@ -14,6 +14,7 @@ import select
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -24,7 +25,7 @@ from workers.cpu.ports.network import HostNetwork, Network
 from workers.cpu.process import tree
 from workers.cpu.process.anchor import Anchor
 from workers.cpu.process.background import Background
-from workers.cpu.process.fork_client import ForkClient
+from workers.cpu.process.fork_client import ForkClient, close
 from workers.cpu.process.groups import Groups, MemoryGroup
 from workers.cpu.process.members import Members
 from workers.cpu.process.meter import TreeMeter
@@ -35,10 +36,15 @@ MESSAGE_BYTES = 1 << 16
 KILLED = 128 + signal.SIGKILL
 
 
+class Told(Spawned):
+    """The shell that there is, as a worker was told that adopts the session."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShellSetup:
     """What every shell of an environment is started with."""
 
+    environment: str
     dialect: Dialect
     home: str
     variables: Mapping[str, str]
@@ -98,6 +104,24 @@ class ProcessBackend(Backend):
         finally:
             for descriptor in groups:
                 os.close(descriptor)
+
+    def shell_now(self, limit_s: float) -> int:
+        """Return the process id of the shell, 0 where there is none. Raises `SessionUnavailable` where the supervisor does not say."""
+        self._say(do="tell")
+        poller, deadline = select.poll(), time.monotonic() + limit_s
+        poller.register(self._channel, select.POLLIN)
+        # What came before the answer was meant for the worker before this one.
+        while (left_s := deadline - time.monotonic()) > 0 and poller.poll(left_s * 1000):
+            for event in self.events():
+                match event:
+                    case Told(pid):
+                        # The worker before may have left all of it in the background, where a shell saves its state slowly.
+                        self._in_background = True
+                        self.hold(Holding())
+                        return max(0, pid)
+                    case HungUp():
+                        raise SessionUnavailable("its supervisor has ended")
+        raise SessionUnavailable("its supervisor does not answer")
 
     def _joined(self) -> list[int]:
         """Return descriptors by which a shell joins the session's control groups. The first one has them made. Raises `OSError`."""
@@ -237,11 +261,11 @@ class ProcessBackend(Backend):
     def _parse(self, said: dict[str, object]) -> Event:
         supervisor = self._supervisor_pid
         match said:
-            case {"event": "spawned", "pid": int(inside)}:
+            case {"event": "spawned" | "told" as event, "pid": int(inside)}:
                 # One that has ended already has no id here any more.
                 shell = next((pid for pid in tree.children(supervisor, 1) if tree.inner_pid(pid) == inside), -inside)
                 self._members, self._shell_inside = Members(supervisor, shell), inside
-                return Spawned(shell)
+                return Spawned(shell) if event == "spawned" else Told(shell)
             case {"event": "refused", "reason": str(reason)}:
                 return Refused(reason)
             case {"event": "exited", "pid": int(inside), "code": int(code), "max_rss_mb": float(rss_mb)}:
@@ -272,7 +296,7 @@ class ProcessBackend(Backend):
     def close(self) -> None:
         """Give the descriptor back. The ids of processes may become those of others."""
         self._members, self._has_left = Members(), False
-        self._channel.close()
+        close(self._channel)
 
 
 class ProcessBackends(Backends):
@@ -281,19 +305,27 @@ class ProcessBackends(Backends):
     def __init__(self, fork_client: ForkClient, setup: ShellSetup, core_map: CoreMap) -> None:
         self._fork_client, self._setup, self._core_map = fork_client, setup, core_map
 
-    def backend(self) -> ProcessBackend:
+    def backend(self, control: ProtocolFolder) -> ProcessBackend:
         """Return a fresh supervisor; see the base class."""
-        return ProcessBackend(*self._supervisor(), self._setup, self._core_map)
+        return ProcessBackend(*self._supervisor(control.folder.name), self._setup, self._core_map)
 
-    def _supervisor(self) -> tuple[socket.socket, int]:
-        anchor, groups = self._setup.anchor, self._setup.groups.prefixes
+    def adopt(self, channel: socket.socket, supervisor: int) -> ProcessBackend:
+        """Return a supervisor that the worker before this one has got."""
+        return ProcessBackend(channel, supervisor, self._setup, self._core_map)
+
+    def _supervisor(self, control: str) -> tuple[socket.socket, int]:
+        anchor, groups, of = self._setup.anchor, self._setup.groups.prefixes, self._setup.environment
         try:
-            return self._fork_client.supervisor(anchor.pids() if anchor is not None else (), groups)
+            return self._fork_client.supervisor(anchor.pids() if anchor is not None else (), groups, of, control)
         except SessionUnavailable:
             if anchor is None or anchor.stands:
                 raise
             # What is inside has ended the anchor meanwhile.
-            return self._fork_client.supervisor(anchor.pids(), groups)
+            return self._fork_client.supervisor(anchor.pids(), groups, of, control)
+
+    def keep_stream(self, descriptor: int) -> None:
+        """Have the fork server hold the stream, too; see the base class."""
+        self._fork_client.keep(self._setup.environment, descriptor)
 
     def oom_kills(self) -> int:
         """Return how many processes the kernel has ended; see the base class."""

@@ -5,6 +5,7 @@
 | `work`                               | where sessions start, and HOME                                              |
 | `tmp`                                | `/tmp` where it is set apart, else TMPDIR                                   |
 | `control`                            | protocol files of sessions, out of the way of commands that walk their home |
+| (a file, `record.json`)              | what a successor of the worker must know                                    |
 """
 
 from __future__ import annotations
@@ -40,16 +41,22 @@ class ProcessEnvironment(ShellEnvironment):
         leftovers: Leftovers,
     ) -> None:
         super().__init__(spec, files, setup, forget)
-        self._folders, self._anchor, self._memory, self._leftovers = folders, anchor, memory, leftovers
+        self._folders, self.anchor, self._memory, self._leftovers = folders, anchor, memory, leftovers
+        self.setup = setup
 
     @property
     def work_folder(self) -> Path:
         """Return the folder in which sessions start, on the host."""
         return self._folders.work
 
+    def drop_record(self) -> None:
+        """Have no successor of this worker go on with the environment."""
+        if self.setup.record is not None:
+            self.setup.record.drop()
+
     def _remove(self) -> None:
-        if self._anchor is not None:
-            self._anchor.end()
+        if self.anchor is not None:
+            self.anchor.end()
         if self._memory is not None:
             self._memory.remove()
         root = self._folders.root

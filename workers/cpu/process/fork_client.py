@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from app.local.kept import END
 from workers.cpu.errors import SessionUnavailable
 from workers.cpu.ports.loopback import LOOPBACKS
+from workers.cpu.process import tree
 from workers.cpu.process.fork_server import MADE
+from workers.cpu.process.keeping import Kept, listen
 
 STOP_LIMIT_S, ANSWER_LIMIT_S = 15.0, 60.0
 SOCKETS_LIMIT_S = 10.0
@@ -21,26 +26,62 @@ ANSWER_BYTES = _REASON_BYTES = 1024
 _ROOT = Path(__file__).resolve().parents[3]
 
 
-class ForkClient:
-    """Starts supervisors; any thread may ask. The fork server starts with the first request.
+class AdoptedProcess:
+    """A fork server that the worker before this one has started, with what is needed of a child process."""
 
-    It and the supervisors hold the descriptor `lock` as long as they live, if there is one.
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._process = tree.read_process(pid)
+
+    def poll(self) -> int | None:
+        """Return None while it lives."""
+        now = tree.read_process(self.pid)
+        lives = self._process is not None and now is not None and now.identity == self._process.identity and not now.is_dying
+        return None if lives else 0
+
+    def wait(self, timeout: float) -> None:
+        """Wait until it has ended. Raises `TimeoutExpired`."""
+        if self._process is not None:
+            tree.await_end(self._process, timeout)
+        if self.poll() is None:
+            raise subprocess.TimeoutExpired("fork_server", timeout)
+
+    def kill(self) -> None:
+        """Kill it."""
+        if self._process is not None:
+            tree.send(self._process, signal.SIGKILL)
+
+
+class ForkClient:
+    """Starts supervisors; any thread may ask. The fork server starts with the first request, unless there is one of `adopted`.
+
+    It and the supervisors hold the descriptor `lock` as long as they live, if there is one. In the folder `base` it waits `keep_s` seconds
+    for a successor of a worker that has died. `on_restart` is called when it was killed, and another is about to be started.
     """
 
-    def __init__(self, lock: int | None = None) -> None:
-        self._locks = () if lock is None else (lock,)
+    def __init__(
+        self,
+        lock: int | None = None,
+        base: Path | None = None,
+        keep_s: float = 0.0,
+        adopted: Kept | None = None,
+        on_restart: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._guard, self._base, self._keep_s, self._on_restart = lock, base, keep_s, on_restart
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._channel: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | AdoptedProcess | None = AdoptedProcess(adopted.server) if adopted is not None else None
+        self._channel: socket.socket | None = adopted.channel if adopted is not None else None
         self._closed = False
 
-    def supervisor(self, anchor: Sequence[int], groups: Sequence[str]) -> tuple[socket.socket, int]:
+    def supervisor(self, anchor: Sequence[int], groups: Sequence[str], of: str = "", control: str = "") -> tuple[socket.socket, int]:
         """Return a connection to a fresh supervisor, inside of `anchor` if any, and its process id.
+
+        It is for the session of the environment `of` with the protocol folder `control`.
 
         The connection ends when nothing of the session is left and its control groups, called `groups` and that id, are removed.
         Raises `SessionUnavailable`.
         """
-        return self._forked({"supervisor": anchor, "groups": groups})
+        return self._forked({"supervisor": anchor, "groups": groups, "of": of, "control": control})
 
     def anchor(self, asked: Mapping[str, object]) -> tuple[socket.socket, int]:
         """Return a connection to a fresh anchor, over which it says how it fares, and its first process. Raises `SessionUnavailable`."""
@@ -62,6 +103,12 @@ class ForkClient:
             raise SessionUnavailable(f"the network of an environment cannot be entered: {reason}")
         return [socket.socket(fileno=descriptor) for descriptor in descriptors]
 
+    def keep(self, environment: str, descriptor: int) -> None:
+        """Have a stream kept open for a successor, to which something left running in an environment writes."""
+        with self._lock, contextlib.suppress(OSError):
+            if self._channel is not None:
+                socket.send_fds(self._channel, [json.dumps({"keep": environment}).encode()], [descriptor])
+
     def _forked(self, asked: Mapping[str, object]) -> tuple[socket.socket, int]:
         """Return a connection to a process that was forked for a request, and its id. Raises `SessionUnavailable`."""
         request = json.dumps(asked).encode()
@@ -70,14 +117,14 @@ class ForkClient:
             mine.settimeout(ANSWER_LIMIT_S)
             try:
                 with theirs, self._lock:
-                    socket.send_fds(self._living(), [request], [theirs.fileno()])
+                    socket.send_fds(self._living(), [request], [theirs.fileno(), mine.fileno()])
                 # What was sent to a fork server that has just been killed has arrived only once it is answered.
                 pid, _, reason = mine.recv(ANSWER_BYTES).decode().partition(" ")
             except OSError as error:
                 pid, reason = "", f"the fork server does not answer: {error.strerror or error}"
             if pid.isdigit() and int(pid):
                 return mine, int(pid)
-            mine.close()
+            close(mine)
             if pid or self._lives():
                 break
         raise SessionUnavailable(reason or "the fork server ends as soon as it starts, or has no descriptor for one more session")
@@ -91,6 +138,7 @@ class ForkClient:
         if self._closed:
             raise SessionUnavailable("the sandbox is closed")
         if self._process is not None and self._process.poll() is not None:
+            self._on_restart()
             self._stop()
         return self._channel or self._start()
 
@@ -98,28 +146,33 @@ class ForkClient:
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # A bare environment: commands are of the same user and can read /proc/<pid>/environ of a supervisor.
         environment = {"PYTHONPATH": str(_ROOT), "PATH": os.defpath, "LANG": "C.UTF-8"}
-        with theirs:
+        with theirs, contextlib.ExitStack() as listening:
+            passed = [-1, -1 if self._guard is None else self._guard]
+            if self._base is not None and self._keep_s > 0:
+                passed[0] = listening.enter_context(listen(self._base)).fileno()
             self._process = subprocess.Popen(
-                [sys.executable, "-s", "-S", "-m", "workers.cpu.process.fork_server", *map(str, self._locks)],
+                [sys.executable, "-s", "-S", "-m", "workers.cpu.process.fork_server", str(self._keep_s), *map(str, passed)],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 env=environment,
                 cwd="/",
                 start_new_session=True,
-                pass_fds=self._locks,
+                pass_fds=[descriptor for descriptor in passed if descriptor >= 0],
             )
         self._channel = mine
         return mine
 
     def _stop(self) -> None:
         if self._channel is not None:
+            with contextlib.suppress(OSError):
+                self._channel.send(END)
             self._channel.close()
         if self._process is not None:
             try:
                 self._process.wait(STOP_LIMIT_S)
             except subprocess.TimeoutExpired:
                 self._process.kill()
-                self._process.wait()
+                self._process.wait(STOP_LIMIT_S)
         self._channel = self._process = None
 
     def close(self) -> None:
@@ -127,3 +180,10 @@ class ForkClient:
         with self._lock:
             self._closed = True
             self._stop()
+
+
+def close(channel: socket.socket) -> None:
+    """Close a connection to what was forked, also for the copy of it that the fork server has."""
+    with contextlib.suppress(OSError):
+        channel.shutdown(socket.SHUT_RDWR)
+    channel.close()

@@ -1,13 +1,14 @@
 """The process that forks supervisors: one for a sandbox.
 
-Run as `python -m workers.cpu.process.fork_server [<descriptor>…]`, with a SOCK_SEQPACKET socket of Unix as standard input, and
-descriptors that this process and the supervisors hold while they live, but no command does.
+Run as `python -m workers.cpu.process.fork_server <keep_s> <listener> <lock>`, with a SOCK_SEQPACKET socket of Unix as standard input. The
+descriptor `lock` is held by this process and the supervisors while they live, but by no command. On `listener` comes the next worker,
+within `keep_s` seconds after this one has died; with 0 there is none, see `keeping.py`. Where there is no such descriptor, it is -1.
 
     worker ── fork server ── supervisor (one a session) ── shell ── the commands
 
 A worker is full of threads, so it cannot fork with set-up code. A fork server has one thread and has imported what a supervisor
-needs, so a supervisor costs a fork. Each request is a message with a socket, over which the forked process first says its id. Where it
-cannot be forked, that is 0, and why:
+needs, so a supervisor costs a fork. Each request is a message with both ends of a socket. Over the one, the forked process first says its
+id. Where it cannot be forked, that is 0, and why. The other is the worker's, of which copies are kept of supervisors and anchors:
 
 | message, as JSON                     | the forked process                                                                   |
 |--------------------------------------|--------------------------------------------------------------------------------------|
@@ -15,6 +16,8 @@ cannot be forked, that is 0, and why:
 | `{"anchor": [program, argument, …]…}` | is bwrap, the anchor of an environment's namespaces; see `namespace.py`             |
 | `{"view": steps, …}`                 | is the holder of such namespaces without bubblewrap; see `view.py`                   |
 | `{"sockets": anchor}`                | enters the network of an environment, makes sockets there, sends these, and ends     |
+| `{"keep": environment}`              | none: with a stream, which something left running in the environment writes to       |
+| `{"end": true}`                      | none: the worker closes, and all is ended                                            |
 
 An anchor is named by the ids of its three processes. Of the socket of a supervisor the fork server keeps a copy. It closes that once
 nothing of the session is left, so the end of the socket means just that, however the supervisor ended. It then removes the control
@@ -27,7 +30,7 @@ groups of the session, whose names are `groups` followed by the id of the superv
 
 A supervisor that was killed leaves its processes to the fork server, which is a child subreaper. The worker gets the event `killed`, so
 that it brings them to the foreground, where they can die. Inside of an anchor they are left to its init instead, which nobody can
-tell from those of other sessions. So there the whole anchor ends. When the worker dies, the fork server waits for its supervisors.
+tell from those of other sessions. So there the whole anchor ends. At its end, the fork server waits for its supervisors.
 
 Rules: the standard library only, one thread, no code of a command ever runs in this process.
 """
@@ -39,6 +42,7 @@ import ctypes
 import gc
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -50,6 +54,7 @@ from workers.cpu.control_files import is_removed
 from workers.cpu.libc import libc
 from workers.cpu.ports.loopback import make_sockets
 from workers.cpu.process import seccomp, tree
+from workers.cpu.process.keeping import VERSION, End, hand_over, welcome
 from workers.cpu.process.members import Members, kill
 from workers.cpu.process.namespace import become_bwrap, enter, enter_network
 from workers.cpu.process.serving import PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, Wakeup, end_first, prctl, serve
@@ -65,22 +70,30 @@ MADE = b"made"
 
 @dataclass(slots=True)
 class Session:
-    """What the fork server knows of a session: the socket of its supervisor, its anchor if it has one, and its control groups."""
+    """What the fork server knows of a session: both ends of its socket, its anchor if it has one, and its control groups."""
 
     channel: socket.socket
+    end: End
     anchor: list[int]
     groups: list[str]
     was_killed: bool = False
+
+    def close(self) -> None:
+        """Close the copies of both ends."""
+        self.channel.close()
+        self.end.close()
 
 
 class ForkServer:
     """Forks supervisors on request, reaps them, and kills what they left."""
 
-    def __init__(self, channel: socket.socket) -> None:
-        self.channel = channel
+    def __init__(self, channel: socket.socket, keep_s: float, listener: socket.socket | None, lock: int) -> None:
+        self.channel, self.keep_s, self.listener, self.lock = channel, keep_s, listener, lock
+        self.is_told_to_end = False
         self.wakeup = Wakeup()
         self.running: dict[int, Session] = {}
-        self.anchors: set[int] = set()
+        self.anchors: dict[int, End] = {}
+        self.streams: list[End] = []
         self.anchor_groups: dict[int, list[str]] = {}
         self.entering: set[int] = set()
         self.messengers: dict[int, tuple[int, Session]] = {}
@@ -88,8 +101,12 @@ class ForkServer:
         prctl(PR_SET_CHILD_SUBREAPER, 1)
 
     def serve(self) -> None:
-        """Answer until the worker closes its end, then wait for the supervisors to leave and kill what is left."""
+        """Answer until no worker comes any more, then wait for the supervisors to leave and kill what is left."""
         serve(self.channel, self.wakeup, self.reap, self.answer)
+        while not self.is_told_to_end and self.has_successor():
+            serve(self.channel, self.wakeup, self.reap, self.answer)
+        for end in self.kept():
+            end.close()
         deadline = time.monotonic() + SHUTDOWN_LIMIT_S
         while self.running and (left_s := deadline - time.monotonic()) > 0:
             # They see the end of their sockets too.
@@ -97,44 +114,104 @@ class ForkServer:
             self.reap()
         kill(Members(os.getpid()), set(), 2 * CLOSE_GRACE_S, self.wakeup, self.reap)
 
+    def has_successor(self) -> bool:
+        """Wait for the next worker, now that this one has died; return whether one is there."""
+        self.channel.close()
+        deadline = time.monotonic() + SHUTDOWN_LIMIT_S
+        while self.messengers and (left_s := deadline - time.monotonic()) > 0:
+            # A supervisor that is being forked is to be handed over, too.
+            self.wakeup.wait(left_s)
+            self.reap()
+        if self.listener is not None:
+            serve(self.listener, self.wakeup, self.reap, self.meet, time.monotonic() + self.keep_s)
+        return self.channel.fileno() >= 0 and not self.is_told_to_end
+
+    def meet(self) -> bool:
+        """Take a connection: of the next worker, which is handed everything, or of who ends it all. Return False once that is done."""
+        assert self.listener is not None
+        if (guest := welcome(self.listener)) is None:
+            return True
+        channel, asked = guest
+        match asked:
+            case {"adopt": int(version), "keep_s": float(keep_s)} if version == VERSION:
+                try:
+                    hand_over(channel, self.kept(), self.lock)
+                except OSError:
+                    channel.close()
+                    return True
+                channel.settimeout(None)
+                self.channel, self.keep_s = channel, keep_s
+            case _:
+                # The socket ends with this process, which says that all has ended.
+                self.channel, self.is_told_to_end = channel, True
+        return False
+
+    def kept(self) -> list[End]:
+        """Return the worker's ends of what stands."""
+        return [*self.anchors.values(), *(session.end for session in self.running.values()), *self.streams]
+
     def answer(self) -> bool:
-        """Fork what is asked for; return False at the end of file."""
+        """Do what is asked; return False when the worker has gone."""
         try:
-            message, descriptors, _, _ = socket.recv_fds(self.channel, REQUEST_BYTES, 1)
+            message, descriptors, _, _ = socket.recv_fds(self.channel, REQUEST_BYTES, 2)
         except ConnectionError:
             return False
         if not message:
             return False
-        if not descriptors:
-            return True  # There was no room for one more. Whoever asks sees the end of the socket.
-        # A descriptor that came over a socket would otherwise be inherited by the shells.
-        os.set_inheritable(descriptors[0], False)
-        theirs = socket.socket(fileno=descriptors[0])
-        is_kept = False
+        for descriptor in descriptors:
+            # One that came over a socket would otherwise be inherited by the shells.
+            os.set_inheritable(descriptor, False)
+        asked = json.loads(message)
+        self.is_told_to_end = "end" in asked
+        if "keep" in asked:
+            self.keep_streams([End(asked["keep"], descriptor) for descriptor in descriptors])
+        elif len(descriptors) == 2:
+            self.fork_for(asked, *map(_socket, descriptors))
+        else:
+            # There was no room for more. Whoever asks sees the end of the socket.
+            for descriptor in descriptors:
+                os.close(descriptor)
+        return not self.is_told_to_end
+
+    def keep_streams(self, streams: list[End]) -> None:
+        """Keep streams, and close those to which nobody writes any more."""
+        poller = select.poll()
+        for stream in self.streams:
+            poller.register(stream, 0)
+        over = {descriptor for descriptor, _ in poller.poll(0)}
+        for stream in [one for one in self.streams if one.fileno() in over]:
+            self.streams.remove(stream)
+            stream.close()
+        self.streams += streams
+
+    def fork_for(self, asked: dict[str, Any], theirs: socket.socket, ours: socket.socket) -> None:
+        """Fork what is asked for, or say why that cannot be."""
+        end, kept = End(asked.get("of", ""), ours, control=asked.get("control", "")), False
         try:
-            is_kept = self.fork(json.loads(message), theirs)
+            kept = self.fork(asked, theirs, end)
         except OSError as error:
             say(theirs, 0, f"cannot fork: {error.strerror}")
-        if not is_kept:
+        if not kept or "supervisor" not in asked:
             theirs.close()
-        return True
+        if not kept:
+            end.close()
 
-    def fork(self, asked: dict[str, Any], theirs: socket.socket) -> bool:
-        """Fork what is asked for. Return whether this process keeps its copy of the socket. Raises `OSError`."""
+    def fork(self, asked: dict[str, Any], theirs: socket.socket, end: End) -> bool:
+        """Fork what is asked for. Return whether the worker's end is kept. Raises `OSError`."""
         match asked:
             case {"anchor": [program, *arguments], "user": int(user)}:
                 if (pid := os.fork()) == 0:
                     say(theirs, os.getpid())
                     end_first()
                     become_bwrap(program, arguments, user, theirs.fileno())
-                self.note_anchor(pid, asked["groups"])
+                self.note_anchor(pid, asked["groups"], end)
             case {"view": list(steps), "host_name": str(host_name), "user": int(user)}:
                 if (pid := os.fork()) == 0:
                     say(theirs, os.getpid())
                     rename("init")
                     end_first()
                     become_holder(steps, host_name, user, theirs.fileno())
-                self.note_anchor(pid, asked["groups"])
+                self.note_anchor(pid, asked["groups"], end)
             case {"sockets": list(anchor)}:
                 if (pid := os.fork()) == 0:
                     self.make_sockets(anchor, theirs)
@@ -142,15 +219,17 @@ class ForkServer:
             case {"supervisor": [], "groups": list(prefixes)}:
                 if (pid := os.fork()) == 0:
                     say(theirs, os.getpid())
-                    self.become_supervisor(theirs)
-                self.running[pid] = Session(theirs, [], [f"{prefix}-{pid}" for prefix in prefixes])
+                    self.become_supervisor(theirs, end)
+                end.pid = pid
+                self.running[pid] = Session(theirs, end, [], [f"{prefix}-{pid}" for prefix in prefixes])
             case {"supervisor": list(anchor), "groups": list(prefixes)}:
-                self.fork_messenger(Session(theirs, anchor, prefixes))
-        return "supervisor" in asked
+                self.fork_messenger(Session(theirs, end, anchor, prefixes))
+        return "sockets" not in asked
 
-    def note_anchor(self, pid: int, prefixes: list[str]) -> None:
+    def note_anchor(self, pid: int, prefixes: list[str], end: End) -> None:
         """Take note of an anchor by its first process. Its groups go with it, also where the worker has been killed."""
-        self.anchors.add(pid)
+        end.pid = pid
+        self.anchors[pid] = end
         self.anchor_groups[pid] = [f"{prefix}-{pid}" for prefix in prefixes]
 
     def fork_messenger(self, session: Session) -> None:
@@ -174,7 +253,7 @@ class ForkServer:
                 if pid == 0:
                     os.close(reading)
                     os.close(writing)
-                    self.become_supervisor(session.channel)
+                    self.become_supervisor(session.channel, session.end)
             except OSError as error:
                 reason = f"cannot set the shell apart from the host: {error}"
             finally:
@@ -194,6 +273,7 @@ class ForkServer:
                 os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             pid = 0  # it has been reaped already
+        session.end.pid = pid
         if pid:
             self.running[pid] = session
         else:
@@ -207,15 +287,18 @@ class ForkServer:
         line = [pause.parent, init.parent, bwrap.parent]
         return line == [init.pid, bwrap.pid, os.getppid()] and not (init.is_dying or pause.is_dying)
 
-    def become_supervisor(self, channel: socket.socket) -> NoReturn:
-        """Serve a session in this freshly forked process, which must not keep the sockets of others open."""
+    def become_supervisor(self, channel: socket.socket, own: End) -> NoReturn:
+        """Serve a session in this freshly forked process, which must keep neither the worker's `own` end open nor the sockets of others."""
         try:
             self.wakeup.close()
             for session in (*self.running.values(), *self.ended, *(session for _, session in self.messengers.values())):
-                session.channel.close()
+                session.close()
             for reading, _ in self.messengers.values():
                 os.close(reading)
-            self.channel.close()
+            for end in (own, *self.anchors.values(), *self.streams):
+                end.close()
+            for each in filter(None, (self.channel, self.listener)):
+                each.close()
             Supervisor(channel).serve()
             os._exit(0)
         finally:
@@ -240,7 +323,8 @@ class ForkServer:
         with contextlib.suppress(ChildProcessError):
             while (found := os.waitpid(-1, os.WNOHANG))[0]:
                 self.entering.discard(found[0])
-                self.anchors.discard(found[0])
+                if (anchor := self.anchors.pop(found[0], None)) is not None:
+                    anchor.close()
                 if (messenger := self.messengers.pop(found[0], None)) is not None:
                     self.take_over(*messenger)
                 if (session := self.running.pop(found[0], None)) is not None:
@@ -248,7 +332,7 @@ class ForkServer:
                     if session.was_killed:
                         self.note_killed(session)
                     self.ended.append(session)
-        for pid in self.anchor_groups.keys() - self.anchors:
+        for pid in self.anchor_groups.keys() - self.anchors.keys():
             # While its init ends, they are in use.
             if all([is_removed(folder) for folder in self.anchor_groups[pid]]):
                 del self.anchor_groups[pid]
@@ -256,7 +340,7 @@ class ForkServer:
         self.ended = [session for session in self.ended if not session.anchor or not self.is_over(session)]
         if all(session.anchor for session in self.ended):
             return None
-        own = self.running.keys() | self.entering | self.anchors
+        own = self.running.keys() | self.entering | self.anchors.keys()
         spared = {process.identity for process in map(tree.read_process, own) if process is not None}
         for process in tree.settled(os.getpid(), spared)[0]:
             tree.send(process, signal.SIGKILL)
@@ -272,7 +356,7 @@ class ForkServer:
             return False
         for folder in session.groups:
             is_removed(folder)
-        session.channel.close()
+        session.close()
         return True
 
     def note_killed(self, session: Session) -> None:
@@ -304,11 +388,16 @@ def rename(name: str) -> None:
     libc.prctl(PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
+def _socket(descriptor: int) -> socket.socket:
+    return socket.socket(fileno=descriptor)
+
+
 def main() -> None:
-    """Serve the socket on standard input until the worker closes it."""
+    """Serve the socket on standard input, and those of the workers that follow."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    for descriptor in map(int, sys.argv[1:]):
+    keep_s, listener, lock = float(sys.argv[1]), *map(int, sys.argv[2:])
+    for descriptor in filter(lambda each: each >= 0, (listener, lock)):
         os.set_inheritable(descriptor, False)
     channel = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC), 0)
@@ -316,7 +405,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     gc.disable()
-    ForkServer(channel).serve()
+    ForkServer(channel, keep_s, _socket(listener) if listener >= 0 else None, lock).serve()
 
 
 if __name__ == "__main__":

@@ -106,6 +106,11 @@ class Folders:
         return self.control / "states"
 
     @property
+    def record(self) -> Path:
+        """Return the file that says what a successor of the worker must know."""
+        return self.root / "record.json"
+
+    @property
     def new_root(self) -> Path:
         """Return the empty folder on which its root folder is mounted, where bubblewrap does not do that."""
         return self.root / "root"
@@ -195,8 +200,9 @@ class Bubblewrap(View):
 
 
 def view_for(base: Path, search_path: str, shell: str) -> View:
-    """Return what environments see, whose commands have PATH `search_path`. Makes their /etc."""
-    copy_etc(base / "etc", shell)
+    """Return what environments see, whose commands have PATH `search_path`. Makes their /etc, unless environments that stand see it."""
+    if not any((base / "etc").iterdir()):
+        copy_etc(base / "etc", shell)
     private = (str(base), os.path.realpath(Path.home()), str(Path.home()))
     return View(base=base, shown=folders_of_programs(search_path, (*SYSTEM, *OWN, "/etc"), private, [shell]))
 

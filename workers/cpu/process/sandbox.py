@@ -29,9 +29,10 @@ actions. How far that holds depends on what the worker may do here, see `backgro
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import threading
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -44,6 +45,7 @@ from workers.cpu.errors import EnvironmentExists, EnvironmentGone, ImageUnsuppor
 from workers.cpu.leftovers import Leftovers
 from workers.cpu.opening import Opening
 from workers.cpu.process import seccomp
+from workers.cpu.process.adoption import Adoption
 from workers.cpu.process.anchor import Anchor
 from workers.cpu.process.backend import ProcessBackends, ShellSetup
 from workers.cpu.process.background import background_of
@@ -64,6 +66,7 @@ from workers.cpu.process.isolation import (
     find_bubblewrap,
     view_for,
 )
+from workers.cpu.process.keeping import take_over
 from workers.cpu.process.limits import ProcessLimits
 from workers.cpu.process.programs import path_of_commands
 from workers.cpu.process.users import Users, find_users
@@ -71,6 +74,7 @@ from workers.cpu.root import as_user, without_capabilities
 from workers.cpu.rooted_files import HomeFiles, HostFiles, RootedFiles
 from workers.cpu.shell.dialect import Dialect
 from workers.cpu.shell.output import Drain
+from workers.cpu.shell.record import Record
 from workers.cpu.shell.session import SessionSetup
 from workers.cpu.weight import Means
 from workers.memory import for_environments_mb
@@ -83,7 +87,7 @@ class ProcessSandbox(Sandbox):
     """Environments below the folder `base`, which belongs to one living sandbox at a time.
 
     Args:
-        base: holds everything; what an earlier sandbox left in it is removed.
+        base: holds everything. What a sandbox that was closed has left in it is removed; see `adoption.py` for one that was not.
         shell: the shell program; by default bash, where there is none, sh.
         search_path: PATH of the commands; by default the worker's own.
         limits: resource limits of every process.
@@ -94,6 +98,7 @@ class ProcessSandbox(Sandbox):
         disk_floor_mb: no environment is opened while less disk is free, MiB.
         isolation: how shells are set apart from the host. `auto` is `bubblewrap` where a trial of it works, else `view`, else `none`.
         background: by what means processes are held in the background. `auto` is the best that works here.
+        keep_s: for how long environments wait for another sandbox in `base` when this process dies, seconds.
 
     Raises:
         SandboxInUse: another living sandbox has `base`.
@@ -115,6 +120,7 @@ class ProcessSandbox(Sandbox):
         memory_mb: int | None = None,
         isolation: IsolationChoice = "auto",
         background: Means | Literal["auto"] = "auto",
+        keep_s: float = 0.0,
     ) -> None:
         self._dialect = Dialect.find(shell)
         self._search_path = search_path or path_of_commands()
@@ -122,8 +128,12 @@ class ProcessSandbox(Sandbox):
         self._start_timeout_s, self._max_file_bytes = start_timeout_s, max_file_bytes
         self._base = Path(os.path.realpath(base))
         self._base_lock = lock_base(self._base)
-        self._cleanup_lock = await_cleanup(self._base, self._base_lock)
-        make_afresh(self._base, ("environments", "etc"))
+        kept = take_over(self._base, keep_s)
+        if kept is None:
+            self._cleanup_lock = await_cleanup(self._base, self._base_lock)
+            make_afresh(self._base, ("environments", "etc"))
+        else:
+            self._cleanup_lock = kept.lock
         self._core_map = core_map or CoreMap.of_this_process()
         self._disk_floor, self._leftovers = DiskFloor(disk_floor_mb, [self._base]), Leftovers()
         self._groups = find_groups(self._base)
@@ -131,8 +141,8 @@ class ProcessSandbox(Sandbox):
         self.memory_mb = for_environments_mb()
         self.default_memory_mb = memory_mb or self.memory_mb // 2
         self._groups.bound_all(self.memory_mb)
-        self._fork_client, self._drain = ForkClient(self._cleanup_lock), Drain()
-        self._lock = threading.Lock()
+        self._fork_client = ForkClient(self._cleanup_lock, self._base, keep_s, kept, self._drop_records)
+        self._drain, self._lock = Drain(), threading.Lock()
         self._environments: dict[str, ProcessEnvironment] = {}
         self._closed = False
         if background not in ("auto", "affinity", self.background):
@@ -145,6 +155,9 @@ class ProcessSandbox(Sandbox):
         self.isolation_reason = "as it was asked for"
         if isolation != "none":
             self._set_apart(isolation)
+        if kept is not None:
+            for environment in Adoption(self._base / "environments", kept, self._made(), self._drain).adopt(self._adopted):
+                self._environments[environment.spec.id] = environment
 
     @property
     def background(self) -> Means:
@@ -192,7 +205,8 @@ class ProcessSandbox(Sandbox):
     def _try(self, view: View) -> str:
         """Run a command in an environment that is set apart; return why that failed, or nothing."""
         try:
-            environment = self._environment(EnvironmentSpec(id="trial"), Dialect.of("/bin/sh"), view)
+            # One of another name may have been left by the worker before this one.
+            environment = self._environment(EnvironmentSpec(id=f"trial-{secrets.token_hex(8)}"), Dialect.of("/bin/sh"), view)
         except (SandboxError, OSError) as error:
             return str(error)
         try:
@@ -239,13 +253,37 @@ class ProcessSandbox(Sandbox):
     def _environment(self, spec: EnvironmentSpec, dialect: Dialect, view: View | None) -> ProcessEnvironment:
         folders = Folders(self._base / "environments" / spec.id)
         user = self._users.take() if view is not None and self._users is not None else None
+        record = Record(folders.record, spec, self._made(), {"user": user, "memory_mb": spec.memory_mb or self.default_memory_mb})
         try:
             folders.make(user, is_set_apart=view is not None)
-            groups, memory = self._bounded(spec)
+            record.write()
+            return self._built(record, folders, dialect, view)
         except (OSError, SandboxError):
             # Else no environment of its id could be opened any more.
             shutil.rmtree(folders.root, ignore_errors=True)
             raise
+
+    def _made(self) -> dict[str, object]:
+        """Return how this sandbox sets environments up, as JSON has it."""
+        limits, groups = asdict(self._limits), [self._groups.cpu, self._groups.memory]
+        shell = [self._dialect.program, self._search_path]
+        return {"isolation": self.isolation, "shell": shell, "limits": limits, "groups": groups, "has_users": self._users is not None}
+
+    def _adopted(self, record: Record, folders: Folders) -> ProcessEnvironment:
+        """Return an environment of the worker before this one, without its sessions."""
+        if (user := record.own["user"]) is not None and self._users is not None:
+            self._users.adopt(user)
+        return self._built(record, folders, self._dialect, self._view)
+
+    def _drop_records(self) -> None:
+        """Have no successor go on with the environments that stand: the fork server that kept them was killed."""
+        for environment in self.environments():
+            environment.drop_record()
+
+    def _built(self, record: Record, folders: Folders, dialect: Dialect, view: View | None) -> ProcessEnvironment:
+        """Return the environment of a record, whose folders are there. Raises `SandboxError`."""
+        spec, user = record.spec, record.own["user"]
+        groups, memory = self._bounded(record)
         limits = self._limits
         if view is not None and (user is not None or counts_by_namespace()):
             limits = replace(limits, processes=limits.processes or PROCESSES)
@@ -254,11 +292,13 @@ class ProcessSandbox(Sandbox):
             anchor, files = None, HostFiles(self._max_file_bytes, str(folders.work))
             home, control, states = str(folders.work), str(folders.control), str(folders.states)
         else:
-            anchor = Anchor(self._fork_client, view.anchor(folders, user), groups, limits.as_rlimits())
+            asked = {**view.anchor(folders, user), "of": spec.id}
+            anchor = Anchor(self._fork_client, asked, groups, limits.as_rlimits())
             as_inside = without_capabilities if user is None else partial(as_user, user, user)
             files = RootedFiles(self._max_file_bytes, HOME, anchor.root, as_inside)
             home, control, states = HOME, CONTROL, STATES
         shells = ShellSetup(
+            environment=spec.id,
             dialect=dialect,
             home=home,
             variables=self._shell_variables(folders, dialect, is_set_apart=anchor is not None),
@@ -278,15 +318,16 @@ class ProcessSandbox(Sandbox):
             start_timeout_s=self._start_timeout_s,
             state_folder=folders.states,
             state_inside=states,
+            record=record,
         )
         return ProcessEnvironment(spec, files, setup, self._forget, folders, anchor, memory, self._leftovers)
 
-    def _bounded(self, spec: EnvironmentSpec) -> tuple[Groups, MemoryGroup | None]:
+    def _bounded(self, record: Record) -> tuple[Groups, MemoryGroup | None]:
         """Return where the groups of an environment's sessions are, and its own, which bounds its memory. Raises `SandboxError`."""
         try:
-            return self._groups.of_environment(spec.id, spec.memory_mb or self.default_memory_mb)
+            return self._groups.of_environment(record.spec.id, record.own["memory_mb"])
         except OSError as error:
-            raise SandboxError(f"the memory of environment {spec.id} cannot be bounded: {error}") from error
+            raise SandboxError(f"the memory of environment {record.spec.id} cannot be bounded: {error}") from error
 
     def _shell_variables(self, folders: Folders, dialect: Dialect, *, is_set_apart: bool) -> dict[str, str]:
         own = {"HOME": str(folders.work), "TMPDIR": str(folders.temporary)}

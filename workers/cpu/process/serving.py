@@ -10,6 +10,7 @@ import os
 import select
 import signal
 import socket
+import time
 from collections.abc import Callable
 
 from workers.cpu import control_files
@@ -56,8 +57,14 @@ class Wakeup:
         os.close(self._writing)
 
 
-def serve(channel: socket.socket, wakeup: Wakeup, reap: Callable[[], float | None], answer: Callable[[], bool]) -> None:
-    """Answer what comes over `channel` until `answer` says that its other end is closed.
+def serve(
+    channel: socket.socket,
+    wakeup: Wakeup,
+    reap: Callable[[], float | None],
+    answer: Callable[[], bool],
+    until: float = float("inf"),
+) -> None:
+    """Answer what comes over `channel` until `answer` says that this is over, or until a time of the monotonic clock.
 
     `reap` is called when a child has ended, and once more after the seconds that it returns.
     """
@@ -65,8 +72,9 @@ def serve(channel: socket.socket, wakeup: Wakeup, reap: Callable[[], float | Non
     poller.register(channel, select.POLLIN)
     poller.register(wakeup.reading, select.POLLIN)
     again_s: float | None = None
-    while True:
-        ready = {descriptor for descriptor, _ in poller.poll(None if again_s is None else again_s * 1000)}
+    while (left_s := until - time.monotonic()) > 0:
+        wait_s = left_s if again_s is None else min(again_s, left_s)
+        ready = {descriptor for descriptor, _ in poller.poll(None if wait_s == float("inf") else wait_s * 1000)}
         if wakeup.reading in ready or again_s is not None:
             wakeup.clear()
             again_s = reap()

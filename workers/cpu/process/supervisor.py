@@ -20,6 +20,7 @@ Messages are JSON objects:
 |--------------------------------------|------------------------------------------------------------------------------|
 | `{"do": "spawn", argv, env, cwd, …}` | `spawned` with pid, or `refused` with reason                                 |
 | `{"do": "kill", spared, grace_s}`    | `gone` with max_rss_mb, left: the ids of those that would not die            |
+| `{"do": "tell"}`                     | `told` with the pid of the shell, 0 where there is none                      |
 | (the shell ends by itself)           | `exited` with pid, code, max_rss_mb                                          |
 | end of file                          | the end of the socket, once nothing is left                                  |
 
@@ -92,6 +93,8 @@ class Supervisor:
             raise OSError("descriptors were lost, so the shell would be outside of its control groups")
         if asked["do"] == "spawn":
             self.spawn(asked, groups)
+        elif asked["do"] == "tell":
+            self.say("told", pid=self.shell)
         else:
             self.kill(asked)
         return True

@@ -24,10 +24,15 @@ class Users:
 
     def __init__(self) -> None:
         self._ids = itertools.cycle(range(start := FIRST + secrets.randbelow(BLOCKS) * BLOCK, start + BLOCK))
+        self._adopted: set[int] = set()
 
     def take(self) -> int:
         """Return the id of the user, and group, of one more environment."""
-        return next(self._ids)
+        return next(user for user in self._ids if user not in self._adopted)
+
+    def adopt(self, user: int) -> None:
+        """Give an id to nobody else, which the worker before this one has given to an environment."""
+        self._adopted.add(user)
 
 
 def find_users() -> Users | None:

@@ -300,8 +300,12 @@ class Backends(ABC):
     """Where the sessions of an environment get their backends."""
 
     @abstractmethod
-    def backend(self) -> Backend:
-        """Return a fresh backend. Raises `SessionUnavailable`."""
+    def backend(self, control: ProtocolFolder) -> Backend:
+        """Return a fresh backend for the session that `control` serves. Raises `SessionUnavailable`."""
+
+    def keep_stream(self, descriptor: int) -> None:
+        """Take note that something left running writes to a stream, which must not end with this worker; by default nothing."""
+        return
 
     def oom_kills(self) -> int:
         """Return how many processes of the environment the kernel has ended for want of memory; 0 where that is not bounded."""

@@ -22,6 +22,7 @@ from workers.cpu.errors import EnvironmentGone, ProcessesLeft, SandboxError
 from workers.cpu.ports.exchange import HttpAnswer, HttpRequest, exchange
 from workers.cpu.ports.network import Network, connect
 from workers.cpu.ports.wait import Wait
+from workers.cpu.shell.backend import Backend
 from workers.cpu.shell.execution import ShellExecution
 from workers.cpu.shell.grants import Grants
 from workers.cpu.shell.session import Session, SessionSetup
@@ -74,8 +75,15 @@ class ShellEnvironment(Environment):
             self._check_open()
             session = self._sessions.get(request.session)
             if session is None:
-                session = self._sessions[request.session] = Session(self._setup)
+                session = self._sessions[request.session] = Session(self._setup, request.session)
         return ShellExecution(session, request, self._grants, self._kill_background)
+
+    def resume(self, name: str, session: Session, backend: Backend | None) -> None:
+        """Go on with a session that the worker before this one has left idle, in `backend` if it has one."""
+        with self._lock:
+            self._sessions[name] = session
+        if backend is not None:
+            self._grants.resume(backend)
 
     def close_session(self, name: str, *, idle_only: bool = False) -> None:
         """End a session; see the base class."""
@@ -86,6 +94,8 @@ class ShellEnvironment(Environment):
                 return
             del self._sessions[name]
             self._unended.append(session)
+            if self._setup.record is not None:
+                self._setup.record.forget(name)
         with self._closing:
             if self._cleared:  # the end of the environment was faster, and has ended this session, too
                 return
@@ -152,6 +162,8 @@ class ShellEnvironment(Environment):
         """Begin to close: refuse commands, and tell every session to end. Returns at once."""
         with self._lock:
             self._closed = True
+            if self._setup.record is not None:
+                self._setup.record.drop()
             sessions = [*self._sessions.values(), *self._unended]
         for session in sessions:
             session.hang_up()

@@ -48,6 +48,13 @@ class Grants:
             self._running[backend] = holding
             self._lend()
 
+    def resume(self, backend: Backend) -> None:
+        """Take in a session in which no command runs, of the worker before this one."""
+        with self._lock:
+            self.have_begun = True
+            backend.park()
+            self._idle.add(backend)
+
     def hold(self, backend: Backend, holding: Holding) -> None:
         """Change the grant of a running command."""
         with self._lock:

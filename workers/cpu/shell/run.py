@@ -393,6 +393,7 @@ class Run:
         for capture, fifo, is_held in zip(self._streams.captures, self._session.streams, held, strict=False):
             if is_held:  # a terminal is not
                 fifo.renew()
+                self._session.setup.backends.keep_stream(capture.descriptor)
                 self._session.setup.drain.adopt(os.dup(capture.descriptor))
 
 

@@ -31,6 +31,7 @@ from workers.cpu.ports.network import Network
 from workers.cpu.shell.backend import Backend, Backends, Exited, HungUp, Refused, Spawned
 from workers.cpu.shell.dialect import Dialect, ProtocolFolder, empty_file
 from workers.cpu.shell.output import Drain, StreamFifo
+from workers.cpu.shell.record import Record, SessionRecord
 
 CLOSE_LIMIT_S = 15.0
 SAVE_LIMIT_S, SAVE_PAUSE_S = 5.0, 0.002
@@ -53,10 +54,12 @@ class SessionSetup:
     start_timeout_s: float
     state_folder: Path | None = None
     state_inside: str = ""
+    record: Record | None = None
+    """What a successor of this worker is told of the sessions, where they may have one."""
 
-    def control(self) -> ProtocolFolder:
-        """Return the protocol folder of one more session."""
-        name = secrets.token_hex(8)
+    def control(self, name: str = "") -> ProtocolFolder:
+        """Return the protocol folder of one more session, or that of a `name`."""
+        name = name or secrets.token_hex(8)
         folder, inside = self.control_folder / name, f"{self.control_inside}/{name}"
         return ProtocolFolder(folder, inside, self.state_folder or folder, self.state_inside or inside)
 
@@ -83,14 +86,15 @@ class QueueEntry:
 class Session:
     """One named session of an environment."""
 
-    def __init__(self, setup: SessionSetup) -> None:
-        self.setup = setup
-        self.control = setup.control()
+    def __init__(self, setup: SessionSetup, name: str, known: SessionRecord | None = None) -> None:
+        """Make one that is unstarted; `known` is what the worker before this one has left of it."""
+        self.setup, self._name = setup, name
+        self.control = setup.control(known.control if known is not None else "")
         self._changed = threading.Condition()
         self._queue: deque[QueueEntry] = deque()
         self._backend: Backend | None = None
         self._shell: Shell | None = None
-        self._cwd = setup.home
+        self._cwd = known.cwd if known is not None else setup.home
         self._streams: tuple[StreamFifo, StreamFifo] | None = None
         self.closed = False
 
@@ -177,7 +181,8 @@ class Session:
     def _start(self, wake: int, limit_s: float) -> Shell:
         if self._streams is None:
             self.control.make()
-            self._streams = (StreamFifo(self.control.folder, "out"), StreamFifo(self.control.folder, "err"))
+            self._make_streams()
+        self._note()
         backend, ended_before = self._connected(), self.setup.backends.oom_kills()
         done = os.open(self.control.done, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -192,9 +197,28 @@ class Session:
         finally:
             os.close(done)
 
+    def _make_streams(self) -> None:
+        self._streams = (StreamFifo(self.control.folder, "out"), StreamFifo(self.control.folder, "err"))
+
+    def _note(self) -> None:
+        """Tell a successor of this worker where the session is."""
+        if self.setup.record is not None and not self.closed:
+            self.setup.record.note(self._name, SessionRecord(self.control.folder.name, self._cwd))
+
+    def resume(self, backend: Backend | None, shell: int) -> None:
+        """Go on with what the worker before this one has left: a backend, and its shell if `shell` is its process id."""
+        if backend is None:
+            # The next shell begins afresh, with the state that was saved.
+            shutil.rmtree(self.control.folder, ignore_errors=True)
+            return
+        for fifo in (*self.control.folder.glob("out.*"), *self.control.folder.glob("err.*")):
+            fifo.unlink(missing_ok=True)
+        self._make_streams()
+        self._backend, self._shell = backend, Shell(backend, shell) if shell else None
+
     def _connected(self) -> Backend:
         if self._backend is None:
-            backend = self.setup.backends.backend()
+            backend = self.setup.backends.backend(self.control)
             with self._changed:
                 if self.closed:
                     backend.close()
@@ -259,6 +283,7 @@ class Session:
     def lose_shell(self) -> None:
         """Take note that the shell has ended; its backend goes on."""
         self._shell = None
+        self._note()
 
     def lose_backend(self) -> None:
         """Take note that the backend is gone, and everything that it held."""
@@ -270,6 +295,7 @@ class Session:
                 return
         if backend is not None:
             backend.close()
+        self._note()
 
     def sweep_if_free(self) -> None:
         """End every process of the session unless a command is running or waits."""

@@ -1,0 +1,153 @@
+"""A worker goes on with the environments that the worker before it has left; `keeping.py` says how they outlived that.
+
+| an environment                                               | is                             |
+|--------------------------------------------------------------|--------------------------------|
+| has a record, was set up as this worker would set it up, and | adopted: files, sessions with  |
+| each of its shells waits for a command                       | their variables, what they left running |
+| has no record, is of another kind, or a shell is busy        | ended, and its files removed   |
+
+A shell that waits holds its FIFO `go` open. If the supervisor of a session has ended meanwhile, the session gets another one, as always:
+its next shell has what was exported, and begins in the same folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from workers.cpu.base import remove_tree
+from workers.cpu.errors import SandboxError, SessionUnavailable
+from workers.cpu.process import tree
+from workers.cpu.process.backend import ProcessBackend, ProcessBackends
+from workers.cpu.process.environment import ProcessEnvironment
+from workers.cpu.process.fork_client import close
+from workers.cpu.process.isolation import Folders
+from workers.cpu.process.keeping import End, Kept
+from workers.cpu.shell.output import Drain
+from workers.cpu.shell.record import Record
+from workers.cpu.shell.session import Session
+
+log = logging.getLogger(__name__)
+
+ANSWER_S = 5.0
+IDLE_S = 3.0
+"""Longest wait for busy shells, all together, seconds. A shell that has just reported still saves what its command left."""
+END_S = 15.0
+PAUSE_S = 0.005
+
+Make = Callable[[Record, Folders], ProcessEnvironment]
+"""Makes the object of an environment that stands, without its sessions. Raises `SandboxError` or `OSError`."""
+
+
+class Adoption:
+    """What is left in the folder `environments`, and `kept` by the fork server; `made` is how this worker sets environments up."""
+
+    def __init__(self, environments: Path, kept: Kept, made: Mapping[str, Any], drain: Drain) -> None:
+        self._environments, self._server, self._made, self._drain = environments, kept.server, made, drain
+        self._ends: dict[str, list[End]] = {}
+        for end in kept.ends:
+            self._ends.setdefault(end.environment, []).append(end)
+        self._idle_until = time.monotonic() + IDLE_S
+
+    def adopt(self, make: Make) -> list[ProcessEnvironment]:
+        """Return the environments that go on, in the order of their opening; what else is left is ended."""
+        records, adopted = self._records(), []
+        for record in records:
+            name = record.spec.id
+            try:
+                adopted.append(self._adopt(record, make))
+            except (SandboxError, OSError) as error:
+                log.warning("environment %s of the worker before this one is ended: %s", name, error)
+            else:
+                del self._ends[name]
+        _end_all([end for ends in self._ends.values() for end in ends], self._server)
+        kept = {environment.spec.id for environment in adopted}
+        for folder in [one for one in self._environments.iterdir() if one.name not in kept]:
+            remove_tree(folder)
+        if kept:
+            log.warning("%d environments of the worker before this one go on: %s", len(kept), ", ".join(sorted(kept)))
+        return adopted
+
+    def _records(self) -> list[Record]:
+        found = []
+        for folder in self._environments.iterdir():
+            try:
+                record = Record.read(Folders(folder).record)
+            except (OSError, ValueError) as error:
+                log.warning("what the worker before this one left in %s is removed: %s", folder, error)
+                continue
+            if record.spec.id == folder.name:
+                found.append(record)
+                self._ends.setdefault(folder.name, [])
+        return sorted(found, key=lambda record: record.opened_at)
+
+    def _adopt(self, record: Record, make: Make) -> ProcessEnvironment:
+        if record.made != self._made:
+            raise SessionUnavailable("it was set up in another way than this worker does that")
+        ends, control_of = self._ends[record.spec.id], {session.control: name for name, session in record.sessions.items()}
+        environment = make(record, Folders(self._environments / record.spec.id))
+        for end in ends:
+            if not isinstance(end.channel, int) and not end.control and environment.anchor is not None:
+                environment.anchor.adopt(end.channel, end.pid)
+        backends = {control_of[end.control]: end for end in ends if end.control in control_of}
+        for name, known in record.sessions.items():
+            session = Session(environment.setup, name, known)
+            backend, shell = self._backend(environment, session, backends.get(name))
+            session.resume(backend, shell)
+            environment.resume(name, session, backend)
+        for end in ends:
+            if isinstance(end.channel, int):
+                os.set_blocking(end.channel, False)
+                self._drain.adopt(end.channel)
+        # The worker was closing these sessions.
+        _end_all([end for end in ends if end.control and end.control not in control_of], self._server)
+        return environment
+
+    def _backend(self, environment: ProcessEnvironment, session: Session, end: End | None) -> tuple[ProcessBackend | None, int]:
+        """Return the backend of a session with its shell. Raises `SessionUnavailable` where that is busy."""
+        if end is None:
+            return None, 0
+        backends = environment.setup.backends
+        assert isinstance(backends, ProcessBackends)
+        assert not isinstance(end.channel, int)
+        backend = backends.adopt(end.channel, end.pid)
+        shell = backend.shell_now(ANSWER_S)
+        while shell and not session.control.awaits_run():
+            if time.monotonic() > self._idle_until:
+                raise SessionUnavailable("a command runs in it")
+            time.sleep(PAUSE_S)
+        return backend, shell
+
+
+def _end_all(ends: list[End], server: int) -> None:
+    """End what is at the other ends, children of the fork server `server`, and return once nothing of it is left."""
+    for end in ends:
+        if isinstance(end.channel, int):
+            continue
+        with contextlib.suppress(OSError):
+            end.channel.shutdown(socket.SHUT_WR)
+        # A command may have stopped its supervisor.
+        _send(end.pid, server, signal.SIGCONT)
+    for number in (signal.SIGKILL, None):
+        deadline, left = time.monotonic() + END_S, [end for end in ends if not isinstance(end.channel, int)]
+        for end in left:
+            poller = select.poll()
+            poller.register(end.channel, 0)
+            if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000) and number is not None:
+                _send(end.pid, server, number)
+    for end in ends:
+        end.close() if isinstance(end.channel, int) else close(end.channel)
+
+
+def _send(pid: int, parent: int, number: int) -> None:
+    process = tree.read_process(pid)
+    if process is not None and process.parent == parent:
+        tree.send(process, number)

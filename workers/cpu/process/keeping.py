@@ -1,0 +1,168 @@
+"""Environments outlive a worker that is killed: who holds what of them meanwhile, and how the next worker adopts them.
+
+A supervisor ends when its connection to the worker ends. So does what holds the namespaces. A program that prints ends when nobody reads
+its output any more. All these need an open end in a living process. The fork server outlives the worker, and has copies of the worker's
+ends. A copy is made once a session, never for a command.
+
+| state      | who holds the ends                 | what ends it                                            | next                        |
+|------------|------------------------------------|---------------------------------------------------------|-----------------------------|
+| running    | the worker, and the fork server    | the worker says that it closes: all is ended            | ended                       |
+|            |                                    | its connection ends unsaid, by a kill or a crash        | worker gone                 |
+| worker gone| the fork server                    | a successor connects: it is handed the copies           | adopted                     |
+|            |                                    | `keep_s` are over; `tangram up` ends (`end_kept`)       | ended                       |
+| adopted    | the successor, and the fork server | as while running; what the successor leaves is ended    | running                     |
+| ended      | nobody                             | supervisors see the end of their sockets, and kill      |                             |
+
+A death is noticed by the end of a connection, on both sides, at once. These bound each wait:
+
+| who waits      | for what                                              | how long                                          |
+|----------------|-------------------------------------------------------|---------------------------------------------------|
+| fork server    | a successor                                           | `keep_s`, which is TANGRAM_NODE_LOST_S            |
+| fork server    | that a successor takes what it is handed              | `HAND_OVER_S`                                     |
+| successor      | that it is handed everything                          | `HAND_OVER_S`                                     |
+| successor      | that shells which have just reported wait for more    | `adoption.IDLE_S`, for all of them together       |
+| scheduler      | a beat of the node                                    | TANGRAM_NODE_LOST_S; until then the node is silent|
+
+*Fences.* A successor holds the lock of the sandbox's folder, so it is alone. The socket is in that folder, which only the worker's user
+may enter. Environments that are set apart do not see it. The fork server takes only a process of its own user that is not below itself,
+where all programs of environments are. A fork server that speaks another `VERSION` ends everything.
+
+A successor takes an environment only if the worker before set it up as the successor would. So an upgrade that changes the set-up ends
+environments. A worker that begins to close an environment removes its record first. A fork server that is killed loses its copies. The
+worker then removes the records of all environments that stand, since nobody could go on with them.
+
+An environment in which a shell is busy is not adopted, and ends: nobody knows what its command has printed.
+
+Rules: the standard library only; the fork server imports this file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from app.local.kept import SOCKET, address, connect
+from workers.cpu.process import tree
+
+VERSION = 1
+HAND_OVER_S = 15.0
+MESSAGE_BYTES = 4096
+
+
+@dataclass(slots=True)
+class End:
+    """The worker's end of something in an environment: of its anchor, a supervisor, or a stream that something left running writes to.
+
+    `pid` is the process at the other end, 0 for a stream. `control` is the name of the session's protocol folder.
+    """
+
+    environment: str
+    channel: socket.socket | int
+    pid: int = 0
+    control: str = ""
+
+    def fileno(self) -> int:
+        """Return its descriptor."""
+        return self.channel if isinstance(self.channel, int) else self.channel.fileno()
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        os.close(self.channel) if isinstance(self.channel, int) else self.channel.close()
+
+
+@dataclass(slots=True)
+class Kept:
+    """What a successor is handed: the connection to the fork server, which is process `server`, the lock of cleanup, and the ends."""
+
+    channel: socket.socket
+    server: int = 0
+    lock: int = -1
+    ends: list[End] = field(default_factory=list)
+
+
+def listen(base: Path) -> socket.socket:
+    """Return a socket for successors in the folder `base`, in the place of an earlier one. Raises `OSError`."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        with address(base) as path:
+            (base / SOCKET).unlink(missing_ok=True)
+            listener.bind(path)
+            (base / SOCKET).chmod(0o600)
+        listener.listen()
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def welcome(listener: socket.socket) -> tuple[socket.socket, object] | None:
+    """Take one connection; return it and what it asks for. None where it is gone already, or nobody who may ask."""
+    channel, _ = listener.accept()
+    channel.settimeout(HAND_OVER_S)
+    pid, user, _ = struct.unpack("3i", channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    try:
+        if user == os.geteuid() and not _is_below(pid):
+            asked, poller = json.loads(channel.recv(MESSAGE_BYTES)), select.poll()
+            poller.register(channel, 0)
+            if not poller.poll(0):
+                return channel, asked
+    except (OSError, ValueError):
+        pass
+    channel.close()
+    return None
+
+
+def _is_below(pid: int) -> bool:
+    """Return whether a process is below this one, or there is no telling: one of another PID namespace has the id 0."""
+    if pid <= 0:
+        return True
+    while pid > 1:
+        process = tree.read_process(pid)
+        if process is None or pid == os.getpid():
+            return True
+        pid = process.parent
+    return False
+
+
+def hand_over(channel: socket.socket, ends: Iterable[End], lock: int) -> None:
+    """Send a successor everything. Raises `OSError`."""
+    for end in ends:
+        message = {"environment": end.environment, "pid": end.pid, "control": end.control, "is_stream": isinstance(end.channel, int)}
+        socket.send_fds(channel, [json.dumps(message).encode()], [end.fileno()])
+    socket.send_fds(channel, [json.dumps({"server": os.getpid()}).encode()], [lock])
+
+
+def take_over(base: Path, keep_s: float) -> Kept | None:
+    """Return what the worker before this one has left in the folder `base`, whose lock the caller has; None where that is nothing."""
+    channel = connect(base)
+    if channel is None:
+        return None
+    channel.settimeout(HAND_OVER_S)
+    kept = Kept(channel)
+    try:
+        channel.send(json.dumps({"adopt": VERSION, "keep_s": float(keep_s)}).encode())
+        while kept.lock < 0:
+            message, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 1)
+            if not descriptors:
+                raise ConnectionError("it is ending")
+            os.set_inheritable(descriptors[0], False)
+            said = json.loads(message)
+            if "server" in said:
+                kept.server, kept.lock = int(said["server"]), descriptors[0]
+            elif said.pop("is_stream"):
+                kept.ends.append(End(channel=descriptors[0], **said))
+            else:
+                kept.ends.append(End(channel=socket.socket(fileno=descriptors[0]), **said))
+    except (OSError, ValueError):
+        for end in kept.ends:
+            end.close()
+        channel.close()
+        return None
+    channel.settimeout(None)
+    return kept

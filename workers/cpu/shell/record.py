@@ -1,0 +1,108 @@
+"""What the next worker must know of an environment to go on with it, in a file that no command of an environment that is set apart sees.
+
+It is written when the environment is opened, when a session begins, and when a session loses its shell: never for a command.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from workers.cpu.abstract import EnvironmentSpec
+
+_CONTROL = re.compile(r"[0-9a-f]{16}")
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRecord:
+    """A session: the name of its protocol folder, and the folder of the environment in which its next shell begins."""
+
+    control: str
+    cwd: str
+
+    def __post_init__(self) -> None:
+        """Refuse what is no name of a protocol folder, which is removed with all in it."""
+        if not _CONTROL.fullmatch(self.control) or not isinstance(self.cwd, str):
+            raise ValueError(f"{self.control!r} and {self.cwd!r} are of no session")
+
+
+class Record:
+    """The record of an environment, of the worker that has it. Any thread may change it.
+
+    `made` is how its sandbox sets environments up, as JSON has it: one that another worker would set up otherwise is not for that worker.
+    `own` is what holds for this environment alone.
+    """
+
+    def __init__(
+        self, path: Path, spec: EnvironmentSpec, made: Mapping[str, Any], own: Mapping[str, Any], opened_at: float | None = None
+    ) -> None:
+        self.path, self.spec, self.made, self.own = path, spec, made, own
+        self.opened_at = time.time() if opened_at is None else opened_at
+        self._sessions: dict[str, SessionRecord] = {}
+        self._lock = threading.Lock()
+        self._dropped = False
+
+    @classmethod
+    def read(cls, path: Path) -> Record:
+        """Return what the worker before this one has written. Raises `OSError` or `ValueError`."""
+        try:
+            said = json.loads(path.read_text())
+            record = cls(path, EnvironmentSpec(**said["spec"]), said["made"], said["own"], float(said["opened_at"]))
+            record._sessions = {str(name): SessionRecord(**session) for name, session in said["sessions"].items()}
+            return record
+        except (LookupError, TypeError) as error:
+            raise ValueError(f"its record makes no sense: {error}") from error
+
+    @property
+    def sessions(self) -> dict[str, SessionRecord]:
+        """Its sessions, by name."""
+        return dict(self._sessions)
+
+    def write(self) -> None:
+        """Write it in one step. Raises `OSError`."""
+        with self._lock:
+            self._write()
+
+    def _write(self) -> None:
+        if not self._dropped:
+            sessions = {name: asdict(session) for name, session in self._sessions.items()}
+            draft = self.path.with_name(f"{self.path.name}.new")
+            said = {"spec": asdict(self.spec), "made": self.made, "own": self.own, "opened_at": self.opened_at, "sessions": sessions}
+            draft.write_text(json.dumps(said))
+            os.replace(draft, self.path)
+
+    def note(self, name: str, session: SessionRecord) -> None:
+        """Take note of a session as it is now."""
+        with self._lock:
+            if self._sessions.get(name) != session:
+                self._sessions[name] = session
+                self._write_or_drop()
+
+    def forget(self, name: str) -> None:
+        """Take note that a session is to end."""
+        with self._lock:
+            if self._sessions.pop(name, None) is not None:
+                self._write_or_drop()
+
+    def _write_or_drop(self) -> None:
+        try:
+            self._write()
+        except OSError:
+            # A full disk must not fail a command. An old record would be wrong.
+            self._drop()
+
+    def drop(self) -> None:
+        """Have nobody go on with the environment."""
+        with self._lock:
+            self._drop()
+
+    def _drop(self) -> None:
+        self._dropped = True
+        self.path.unlink(missing_ok=True)
