@@ -308,8 +308,7 @@ def _process_sandbox(base: Path, core_map: CoreMap, settings: Settings) -> tuple
         raise ConfigError(f"TANGRAM_ISOLATION={settings.isolation}: {error}") from error
 
     def say(**_: Any) -> None:
-        fell_back = settings.isolation == "auto" and sandbox.isolation == "none"
-        level = logging.WARNING if fell_back else logging.INFO
+        level = logging.WARNING if settings.isolation == "auto" and sandbox.isolation == "none" else logging.INFO
         shared = "; all environments share /tmp" if sandbox.isolation == "none" else ""
         log.log(level, "commands are set apart by: %s%s (%s)", sandbox.isolation, shared, sandbox.isolation_reason)
         if sandbox.enforces_memory:
