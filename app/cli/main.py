@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import errno
 import os
+import signal
 import sys
 from collections.abc import Iterable
 from importlib.metadata import version
@@ -57,6 +58,8 @@ def _unknown(names: Iterable[str]) -> set[str]:
 
 def main() -> NoReturn:
     """Run the command line and exit."""
+    # A command that has started a stack stops it, however it is asked to end. Commands that serve have handlers of their own.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         code = app(standalone_mode=False, prog_name="tangram")
         sys.stdout.flush()

@@ -252,9 +252,9 @@ def test_a_live_replay_ends_with_one_line_when_it_is_interrupted_or_its_schedule
         # Given a replay that waits for a long command
         journal, stack = tmp_path / "state" / "tangram.sqlite", tmp_path / "state" / "stack.json"
         assert wait_until(lambda: journal.exists() and bool(running(journal)), 120), process.stderr
-        # When it is interrupted, or its scheduler is killed
+        # When it is asked to end, as by Ctrl-C, or its scheduler is killed
         if ends == "replay":
-            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGTERM)
         else:
             os.kill(json.loads(stack.read_text())["pids"]["scheduler"], signal.SIGKILL)
         out, err = process.communicate(timeout=200)
