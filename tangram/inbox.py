@@ -49,7 +49,8 @@ class _Entry:
     """One action that has not ended; `submitted` is on the monotonic clock, `again` says whether others may ask for its result.
 
     `repeats` send what the broker may have lost: the submission, and then its cancel, if it was cancelled. They are sent at `ask_at`, and
-    `pause_s` later. `group` is its job and its trajectory. `withdraw` undoes it; `sent` says whether the broker may have it.
+    `pause_s` later. `group` is its job and its trajectory. `withdraw` undoes it; `sent` says whether the broker may have
+    it, `with_broker` whether it has.
     """
 
     kind: str
@@ -63,6 +64,7 @@ class _Entry:
     pause_s: float = FIRST_ASK_S
     withdraw: Callable[[], None] | None = None
     sent: bool = False
+    with_broker: bool = False
 
 
 class Inbox:
@@ -153,11 +155,22 @@ class Inbox:
             self._resolve(task_id, entry, meta)
         return True
 
+    def is_with_broker(self, task_id: str) -> bool:
+        """Return whether the broker has the message of a task that waits."""
+        entry = self._waiting.get(task_id)
+        return entry is not None and entry.with_broker
+
     def note_sent(self, task_id: str) -> None:
         """Note that the broker may have the message of a task from now on."""
         entry = self._waiting.get(task_id)
         if entry is not None:
             entry.sent = True
+
+    def note_with_broker(self, task_id: str) -> None:
+        """Note that the broker has the message of a task."""
+        entry = self._waiting.get(task_id)
+        if entry is not None:
+            entry.with_broker = True
 
     def give_up(self, task_id: str, reason: str) -> None:
         """End the wait for a task, since the stack is away. What may still be done is withdrawn; a close is sent as soon as that goes."""

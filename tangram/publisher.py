@@ -189,7 +189,9 @@ class Publisher:
         for message in batch:
             if isinstance(message, ControlRequest):
                 message.sent.set_result(None)
-            elif message.span is not None:
+                continue
+            self._inbox.note_with_broker(message.task_id)
+            if message.span is not None:
                 message.span.sent()
 
     def _publish(self, batch: Sequence[Submission | ControlRequest]) -> None:

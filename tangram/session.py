@@ -116,6 +116,10 @@ class Session:
                 self._environments.pop(action.environment, None)
             return self._submit(action, task_id, is_new=is_new)
 
+    def is_with_broker(self, task_id: str) -> bool:
+        """Return whether the broker has an action that waits for its result."""
+        return self._inbox.is_with_broker(task_id)
+
     def put_aside(self, action: Action) -> Action:
         """Put what is large among an action's arguments into the result store, and return the action with references in place of it.
 

@@ -28,8 +28,8 @@ router = APIRouter()
 
 NAME = "live page"
 
-PAUSES_S = 2.0
-"""How much later than `connect_timeout_s` a broker that is away may be noticed: there are pauses between the tries to reach it."""
+LOOK_S = 0.05
+"""Seconds between two looks whether a message has gone."""
 
 
 class Actor:
@@ -101,18 +101,20 @@ class Actor:
 
 
 def _connect(settings: Settings) -> Session:
-    session = Session(NAME, settings)
+    """Return a session that bridges no outage: a person waits, and can press the button again."""
+    session = Session(NAME, settings.model_copy(update={"outage_s": min(settings.outage_s, settings.connect_timeout_s)}))
     wait(session.start(), session.start_limit_s)
     session.check_started()
     return session
 
 
 def _close(session: Session, place: Place) -> None:
-    """Ask for the end of an environment. A close may take long, so this waits no longer than it takes to notice a broker that is away."""
-    closing = session.submit(close_environment(place)).future
-    wait([closing], session.start_limit_s + PAUSES_S)
-    if closing.done():
-        closing.result()
+    """Ask for the end of an environment. A close may take long, so this waits only until the broker has it."""
+    closing = session.submit(close_environment(place))
+    while not closing.future.done() and not session.is_with_broker(closing.id):
+        wait([closing.future], LOOK_S)
+    if closing.future.done():
+        closing.future.result()
 
 
 Authorization = Annotated[str, Header()]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, _state
 from celery.contrib.testing.worker import start_worker
 from redis import Redis, ResponseError
 
@@ -21,6 +22,17 @@ TROUBLES: dict[str, tuple[Callable[[Redis], Any], Callable[[Redis], Any]]] = {
     "OOM": (lambda redis: redis.config_set("maxmemory", 1), lambda redis: redis.config_set("maxmemory", 0)),
     "READONLY": (lambda redis: redis.replicaof("127.0.0.1", 1), lambda redis: redis.replicaof("NO", "ONE")),
 }
+
+
+@pytest.fixture(autouse=True)
+def process_as_before() -> Iterator[None]:
+    """Undo what Celery's worker sets for the whole process: how much is logged and where, and which app is at hand."""
+    root, app, default = logging.getLogger(), getattr(_state._tls, "current_app", None), _state.default_app
+    level, handlers = root.level, root.handlers[:]
+    yield
+    root.setLevel(level)
+    root.handlers[:] = handlers
+    _state._tls.current_app, _state.default_app = app, default
 
 
 @pytest.mark.parametrize("trouble", TROUBLES)

@@ -42,7 +42,7 @@ def streams(store: Redis) -> Iterator[OutputStreams]:
 
 def read(store: Redis, name: str, after: str = "0") -> list[Chunk]:
     """Return what a reader gets."""
-    return list(OutputReader(store, 5.0).read(name, after))
+    return list(OutputReader(store, 5.0, 5.0).read(name, after))
 
 
 def connections(store: Redis) -> int:
@@ -129,7 +129,7 @@ def test_what_comes_after_a_gap_says_how_much_is_missing(store: Redis, streams: 
 
 def test_many_readers_share_a_thread_that_ends_with_them(store: Redis, streams: OutputStreams) -> None:
     # Given readers of several commands that run, one of which is read twice
-    reader, names = OutputReader(store, 5.0), ["a", "a", "b", "c"]
+    reader, names = OutputReader(store, 5.0, 5.0), ["a", "a", "b", "c"]
     found: list[tuple[str, bytes]] = []
 
     def follow(name: str) -> None:
@@ -169,7 +169,7 @@ def test_a_command_that_is_held_back_loses_nothing_to_a_reader_that_is_slow(stor
     running = threading.Thread(target=command)
     running.start()
     # When a reader takes the first chunk, and lets the command fill what there is before it goes on
-    reading = OutputReader(store, 5.0).read("a")
+    reading = OutputReader(store, 5.0, 5.0).read("a")
     chunks = [next(reading)]
     assert until(lambda: stream.is_full())
     chunks += reading
@@ -197,7 +197,7 @@ def test_a_command_waits_for_nobody_for_long(store: Redis, streams: OutputStream
     fill()
     assert not stream.is_full()
     # And once somebody reads, it waits for them again
-    reading = OutputReader(store, 5.0).read("a")
+    reading = OutputReader(store, 5.0, 5.0).read("a")
     next(reading)
 
     def is_held_back() -> bool:

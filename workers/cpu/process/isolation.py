@@ -201,7 +201,7 @@ class Bubblewrap(View):
 
 def view_for(base: Path, search_path: str, shell: str) -> View:
     """Return what environments see, whose commands have PATH `search_path`. Makes their /etc, unless environments that stand see it."""
-    if not any((base / "etc").iterdir()):
+    if not (base / "etc").is_dir() or not any((base / "etc").iterdir()):
         copy_etc(base / "etc", shell)
     private = (str(base), os.path.realpath(Path.home()), str(Path.home()))
     return View(base=base, shown=folders_of_programs(search_path, (*SYSTEM, *OWN, "/etc"), private, [shell]))
