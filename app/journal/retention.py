@@ -5,7 +5,8 @@ crash a row is either still there or counted there. With a lease, only its holde
 the database for itself.
 
 What other parts read stays, however old: the last successes that a starting scheduler learns from (`TANGRAM_HISTORY`) and all that ended
-after the first of them, and the actions and environments of recorded runs.
+after the first of them, the actions and environments of recorded runs, and what opened a pod that stands. What ended in the last hour
+stays also in a journal that is too large: its message may come again.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Final, Self, TypeVar
 
 from sqlalchemy import Connection, Engine, delete, func, insert, select, tuple_
 
-from app.journal.database import ACTION_BYTES, MIB, DatabaseError, database_errors, shown, size_mb, writing
+from app.journal.database import DatabaseError, database_errors, shown, size_mb, writing
 from app.journal.leader import Lease
 from app.journal.models import (
     Action,
@@ -38,6 +39,7 @@ from app.journal.models import (
     table,
 )
 from app.journal.rollup import ActionFigures, AnyRow, Key, by_hour, hour_of
+from app.journal.unfinished import ENDS_LOADED_S
 from app.journal.writing import LeaseLost
 from scheduler.model.lifecycle import NODE_HELD
 
@@ -67,7 +69,7 @@ T = TypeVar("T")
 class Retention:
     """Removes what ended more than `keep_days` ago, and actions that succeeded more than `keep_succeeded_days` ago.
 
-    Where the journal is larger than `most_mb`, the oldest successes go, too. `history` successes stay at least.
+    While the journal is larger than `most_mb`, the oldest successes go, too. `history` successes stay at least.
     """
 
     def __init__(
@@ -119,17 +121,18 @@ class Retention:
                 removed += count
                 if stopped:
                     return removed
-        surplus = self._transaction(self._surplus) if self._most_mb else 0
-        for limit, most in ((now - self._keep_succeeded_s, math.inf), (now, surplus)):
-            found = 0
-            while found < most:
+        by_age: tuple[float, Callable[[], bool]] = (now - self._keep_succeeded_s, lambda: True)
+        by_size: tuple[float, Callable[[], bool]] = (now - ENDS_LOADED_S, self._is_too_large)
+        for limit, goes_on in (by_age, by_size):
+            while goes_on():
                 step = partial(_remove_actions, runs, after=self._succeeded, before=min(limit, learned), succeeded=True)
                 cursor, count, stopped = self._batch(step, wait)
-                found += count
-                if stopped or cursor is None:
+                removed += count
+                if stopped:
+                    return removed
+                if cursor is None:
                     break
                 self._succeeded = cursor
-            removed += found
         return removed
 
     def _batch(self, step: Step, wait: Callable[[float], bool]) -> tuple[Cursor | None, int, bool]:
@@ -138,9 +141,9 @@ class Retention:
         cursor, count = self._transaction(step)
         return cursor, count, wait((time.perf_counter() - began) * (1 / SHARE - 1))
 
-    def _surplus(self, connection: Connection) -> int:
-        """Return how many actions have to go until the journal is no larger than it may be."""
-        return math.ceil((size_mb(connection) - self._most_mb) * MIB / ACTION_BYTES)
+    def _is_too_large(self) -> bool:
+        """Whether the journal is larger than it may be."""
+        return self._most_mb > 0 and self._transaction(size_mb) > self._most_mb
 
     def _transaction(self, work: Callable[[Connection], T]) -> T:
         with database_errors(self._engine.url), self._engine.begin() as connection:
@@ -206,6 +209,8 @@ def _remove_actions(
     )  # fmt: skip
     ended = (Action.ended_at.is_not(None), Action.ended_at >= after[0], Action.ended_at < before)
     query = select(*columns).join_from(Action, Grant, last, isouter=True).where(*ended, tuple_(Action.ended_at, Action.id) > tuple_(*after))
+    pods = select(Environment.id).where(Environment.id == Action.environment, Environment.ended_at.is_(None), Environment.pod_cores > 0)
+    query = query.where(~((Action.kind == "cpu.open") & pods.exists()))
     if succeeded:
         query = query.where(Action.status == "succeeded")
     rows = connection.execute(query.order_by(Action.ended_at, Action.id).limit(BATCH)).all()

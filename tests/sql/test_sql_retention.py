@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from sqlalchemy import Engine
 
 from app.journal import retention
-from app.journal.database import ACTION_BYTES, MIB, open_engine, size_mb, sqlite_url
+from app.journal.database import open_engine, size_mb, sqlite_url
 from app.journal.figures import Selection, act_report, observations
 from app.journal.leader import Lease
 from app.journal.retention import DAY_S, Pruning, Retention
@@ -36,8 +36,10 @@ def pruned(engine: Engine, history: int = 0, now: float = NOW) -> int:
 def live(make: Any, write: Any) -> Callable[..., None]:
     """Return what journals the whole life of an action that ends at a time."""
 
-    def lives(id: str, ended_at: float, *, cores: int = 2, job: str = "coding", **end: Any) -> None:
-        received = make.received(id, ended_at - 3.25, job=job)
+    def lives(
+        id: str, ended_at: float, *, cores: int = 2, job: str = "coding", kind: str = "cpu.exec", environment: str = "e1", **end: Any
+    ) -> None:
+        received = make.received(id, ended_at - 3.25, job=job, kind=kind, environment=environment)
         write(received, make.granted(id, ended_at - 2.0, units=cores), make.ended(id, ended_at, **{"unit_s": 4.0, **end}))
 
     return lives
@@ -90,20 +92,37 @@ def test_successes_go_before_all_else_that_ended(engine: Engine, tables: Any, li
 
 
 def test_a_journal_above_its_size_gives_up_its_oldest_successes(sqlite_path: Path, make: Any, tables: Any) -> None:
-    # Given 300 actions of lately, every tenth of which failed
+    # Given 300 actions of yesterday, every tenth of which failed
     engine = open_engine(sqlite_url(sqlite_path))
     with SqlJournal(engine) as journal:
         for number in range(300):
-            at, end = NOW - 1000.0 + number, {} if number % 10 else {"status": "failed", "cause": "exit"}
+            at, end = NOW - DAY_S + number, {} if number % 10 else {"status": "failed", "cause": "exit"}
             journal.write([make.received(f"a{number:03}", at), make.granted(f"a{number:03}", at), make.ended(f"a{number:03}", at, **end)])
     before = _size_mb(engine)
-    # When the journal may be smaller by a hundred of them
-    Retention(engine, keep_days=30, history=0, most_mb=before - 100 * ACTION_BYTES / MIB).prune(NOW)
+    # When the journal is a little larger than it may be
+    Retention(engine, keep_days=30, history=0, most_mb=before - 0.02).prune(NOW)
     # Then a batch of the oldest successes is gone, and no failure
     left = tables.rows(engine, "actions")
     assert (len(left), sum(row["status"] == "failed" for row in left)) == (100, 30)
     assert min(row["id"] for row in left if row["status"] == "succeeded") == "a223"
     assert _size_mb(engine) < before
+    engine.dispose()
+
+
+def test_a_journal_loses_no_more_than_it_has_to(sqlite_path: Path, make: Any, tables: Any) -> None:
+    # Given 600 successes, half of them too old, as many as make the journal too large; and later ones, the last of them of this hour
+    engine = open_engine(sqlite_url(sqlite_path))
+    with SqlJournal(engine) as journal:
+        for number, at in enumerate([NOW - 5 * DAY_S] * 300 + [NOW - DAY_S] * 290 + [NOW - 3000.0] * 10):
+            id = f"a{number:03}"
+            journal.write([make.received(id, at), make.granted(id, at), make.ended(id, at)])
+    most_mb = _size_mb(engine) - 0.06
+    # When those go that are too old
+    retention = Retention(engine, keep_days=30, keep_succeeded_days=3, history=0, most_mb=most_mb)
+    assert retention.prune(NOW) == 300
+    # Then the journal is small enough. And where it never becomes so, what may come again stays
+    assert Retention(engine, keep_days=30, history=0, most_mb=0.001).prune(NOW) == 290
+    assert len(tables.rows(engine, "actions")) == 10
     engine.dispose()
 
 
@@ -226,6 +245,19 @@ def test_what_recovery_reads_stays(engine: Engine, make: Any, live: Any) -> None
         assert Retention(engine, keep_days=1, history=0).prune(now) == 1
         # Then a scheduler that takes over finds the same
         assert journal.unfinished() == before
+
+
+def test_the_cores_of_a_pod_stay_known_while_it_stands(engine: Engine, make: Any, live: Any, tables: Any) -> None:
+    # Given two pods that were opened long ago, one of which has been closed since
+    with SqlJournal(engine) as journal:
+        for id in ("stands", "closed"):
+            live(f"open-{id}", OLD, kind="cpu.open", environment=id)
+            journal.write([make.environment("open", OLD, id=id, pod_cores=2)])
+        journal.write([make.environment("closed", RECENT, id="closed", pod_cores=2)])
+        # When what is too old is removed, and what makes the journal too large
+        assert Retention(engine, keep_days=30, history=0, most_mb=0.001).prune(NOW) == 1
+        # Then a scheduler that takes over knows which cores the other one holds
+        assert journal.unfinished().pods == {"stands": (4, 5)}
 
 
 def test_the_actions_of_a_recorded_run_stay(engine: Engine, live: Any, tables: Any) -> None:
