@@ -10,6 +10,7 @@ import socket
 import time
 from typing import Literal
 
+from pydantic import ValidationError
 from sqlalchemy import select
 
 from app.cli.state import database_of
@@ -68,7 +69,12 @@ def _nodes(process: ProcessKind, settings: Settings, host: str) -> list[str]:
     if settings.node_name:
         return [settings.node_name]
     if settings.broker_url is None and settings.stack_file.exists():
-        names = StackFile.model_validate_json(settings.stack_file.read_bytes()).pids
+        try:
+            names = StackFile.model_validate_json(settings.stack_file.read_bytes()).pids
+        except OSError as error:
+            raise Unhealthy(f"{settings.stack_file} cannot be read: {error.strerror}") from error
+        except ValidationError as error:
+            raise Unhealthy(f"{settings.stack_file} is no stack file: {error.errors()[0]['msg']}") from error
         if nodes := [name for name in names if name.startswith(f"{process}-")]:
             return nodes
         raise Unhealthy(f"the stack in {settings.state_dir} has no {process} node")

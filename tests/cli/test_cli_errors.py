@@ -115,6 +115,12 @@ def test_a_wrong_setting_is_refused_with_its_name(tmp_path: Path, name: str, val
     refused(done, name if name != "TANGRAM_BROKER_URL" else "TANGRAM_RESULT_URL is not set")
 
 
+@pytest.mark.parametrize("text", ["not read", '{"broker_url": "redis://b", "result_url": "redis://r"}'])
+def test_the_health_of_a_stack_whose_file_cannot_be_read_is_told_in_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "stack.json").write_text(text)
+    refused(tangram("health", "cpu", cwd=tmp_path, TANGRAM_STATE_DIR=str(tmp_path)), "stack.json is no stack file")
+
+
 @pytest.fixture
 def deaf_port() -> object:
     """Return a port on which somebody listens and never answers."""
