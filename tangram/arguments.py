@@ -75,15 +75,16 @@ def whole_number(name: str, value: object, most: int) -> int:
 
 def process_variables(variables: Mapping[str, str] | None, env: Mapping[str, str] | None = None) -> dict[str, str] | None:
     """Return variables for the environment of a process, given by one of two words; none where there are none."""
-    if env is not None:
-        if variables is not None:
-            raise InvalidAction("env", "is another word for variables: give one of them")
-        variables = env
-    for name, value in (variables or {}).items():
+    word, given = ("variables", variables) if env is None else ("env", env)
+    if env is not None and variables is not None:
+        raise InvalidAction("env", "is another word for variables: give one of them")
+    if given is not None and not isinstance(given, Mapping):
+        raise InvalidAction(word, f"must be texts by name, not {given!r:.200}")
+    for name, value in (given or {}).items():
         if not isinstance(name, str) or not isinstance(value, str) or not name or "=" in name or UNWRITABLE.search(name + value):
-            raise InvalidAction("variables", f"must be names and texts, not {name!r:.200}: {value!r:.200}")
-    _check_sizes("variables", [f"{name}={value}" for name, value in (variables or {}).items()])
-    return dict(variables) if variables else None
+            raise InvalidAction(word, f"must be names and texts, not {name!r:.200}: {value!r:.200}")
+    _check_sizes(word, [f"{name}={value}" for name, value in (given or {}).items()])
+    return dict(given) if given else None
 
 
 def program_words(interpreter: Sequence[str] | None, command: str) -> list[str] | None:

@@ -69,6 +69,9 @@ WRONG_WORDS: list[tuple[dict[str, Any], str]] = [
         (lambda: calls.request(PLACE, 80, body=5), "body"),  # type: ignore[arg-type]
         (lambda: calls.request(PLACE, 80, body=bytes((64 << 20) + 1)), "body"),
         (lambda: calls.execute(PLACE, "ls", variables={}, env={}), "env"),
+        (lambda: calls.execute(PLACE, "ls", env={"A=B": "x"}), "env"),
+        (lambda: calls.execute(PLACE, "ls", env=["A=x"]), "env"),  # type: ignore[arg-type]
+        (lambda: calls.execute(PLACE, "ls", variables="A=x"), "variables"),  # type: ignore[arg-type]
         (lambda: calls.score("j", "", [1], {}), "service"),
         (lambda: calls.score("j", "rm", "text", {}), "items"),
         (lambda: calls.logprobs("j", "rm", [1, 2], {}), "token_ids[0]"),  # type: ignore[list-item]
