@@ -78,6 +78,11 @@ def test_a_draining_node_that_is_lost_comes_back_draining_and_its_actions_wait_f
     assert w.core.state.nodes["n0"].draining
     w.node("n1")
     assert {w.grants["again"].node, w.grants["open-e"].node} == {"n1"}
+    # And when it is put back while it is away, it comes back so
+    w.lose()
+    drain(w, draining=False)
+    w.node("n0")
+    assert not w.core.state.nodes["n0"].draining
 
 
 def test_what_no_node_could_ever_run_is_refused_though_all_are_draining(world: Any) -> None:
