@@ -15,7 +15,7 @@ from app.broker.memory_store import MemoryBroker
 from app.broker.stored_ends import stored_end
 from app.broker.transport import KombuTransport
 from scheduler.core.core import Core
-from scheduler.live.entries import Entry, Unfinished
+from scheduler.live.entries import ActionEnded, Entry, Unfinished
 from scheduler.live.heartbeats import HOUSEKEEPING_S
 from scheduler.live.service import Service
 from scheduler.live.transport import Received
@@ -101,6 +101,9 @@ class Written:
 
     def unfinished(self) -> Unfinished:
         return self.left
+
+    def has_ended(self, action_id: str) -> bool:
+        return any(isinstance(entry, ActionEnded) and entry.end.id == action_id for entry in self.entries)
 
 
 class Deployment:

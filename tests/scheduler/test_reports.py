@@ -172,6 +172,18 @@ def test_a_message_that_comes_again_starts_nothing() -> None:
     assert (live.broker.grants(), live.running, live.broker.end("a")) == ([("a", 1)], [], ("failed", "result_lost"))
 
 
+def test_what_a_client_asks_for_long_after_its_end_does_not_run_again() -> None:
+    # Given an action that has ended so long ago that the next scheduler reads nothing of it, and the result is gone
+    live = Live()
+    live.submit("a")
+    live.told(finished("a"))
+    live.start()
+    live.join(cores=1)
+    # When its client asks again; then it is told so
+    live.submit("a", again=True)
+    assert (live.broker.grants(), live.running, live.broker.end("a")) == ([], [], ("failed", "result_lost"))
+
+
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_result_that_the_store_lost_before_its_report_came_is_told_as_lost(kept: bool) -> None:
     # Given an action that its client submits again, since the store has come back, perhaps without the result
