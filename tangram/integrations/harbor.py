@@ -132,7 +132,8 @@ class TangramEnvironment(BaseEnvironment):  # type: ignore[misc]  # Harbor is no
     ) -> ExecResult:
         """Run a command as the user of the container, which `root` stands for here. Raises `ValueError` for other users.
 
-        Its output is whole, and else an error (`SubmissionCut`), unless a limit has ended it.
+        Its output is whole, and else an error (`SubmissionCut`). Where a limit has ended the command, it may be truncated: the end of
+        standard error says so.
         """
         if (wanted := self._resolve_user(user)) not in (None, "root", 0):
             raise ValueError(f"commands run as the user of the container: none can run as {wanted!r}")

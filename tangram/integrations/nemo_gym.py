@@ -95,7 +95,8 @@ class TangramProvider:
     ) -> SandboxExecResult:
         """Run a command as the user of the environment, which `root` stands for here. Raises `ValueError` for other users.
 
-        Its output is whole, and else an error (`SubmissionCut`), unless a limit has ended it.
+        Its output is whole, and else an error (`SubmissionCut`). Where a limit has ended the command, it may be truncated: the end of
+        standard error says so.
         """
         if user not in (None, "root", 0):
             raise ValueError(f"commands run as the user of the environment: none can run as {user!r}")
