@@ -25,7 +25,10 @@ MOST_HEAD_BYTES = 64 * 1024
 """The most bytes of a status line with headers, or of the trailers."""
 
 MOST_EVENTS = 50_000
-"""The most chunks of a body and answers that only announce another. Each takes some 10 us."""
+"""The most pieces of an answer, such as chunks of a body. Each takes some 10 us."""
+
+INTERIM_EVENTS = 10
+"""How many pieces more an answer counts for that only announces another: no server has use for a thousand of these."""
 
 _READ_BYTES = 256 * 1024
 
@@ -86,7 +89,9 @@ def exchange(connection: socket.socket, asked: HttpRequest, wait: Wait) -> HttpA
                     raise NoAnswer(f"the answer of the server on port {asked.port} has more than {MOST_BODY_BYTES} bytes")
             elif isinstance(event, h11.EndOfMessage) and answer is not None:
                 return _read(answer, bytes(body))
-            elif not isinstance(event, h11.InformationalResponse):
+            elif isinstance(event, h11.InformationalResponse):
+                events += INTERIM_EVENTS
+            else:
                 raise NoAnswer(f"the server on port {asked.port} wants the connection for something else than HTTP")
     except h11.RemoteProtocolError as error:
         if answer is None and reading.trailing_data == (b"", True):
