@@ -49,8 +49,8 @@ class _Entry:
     """One action that has not ended; `submitted` is on the monotonic clock, `again` says whether others may ask for its result.
 
     `repeats` send what the broker may have lost: the submission, and then its cancel, if it was cancelled. They are sent at `ask_at`, and
-    `pause_s` later. `group` is its job and its trajectory. `withdraw` undoes it; `sent` says whether the broker may have
-    it, `with_broker` whether it has.
+    `pause_s` later. `group` is its job and its trajectory. `withdraw` undoes the action. `sent` says
+    that the broker may have its message, `with_broker` that the broker has it.
     """
 
     kind: str

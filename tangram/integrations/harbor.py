@@ -132,7 +132,7 @@ class TangramEnvironment(BaseEnvironment):  # type: ignore[misc]  # Harbor is no
     ) -> ExecResult:
         """Run a command as the user of the container, which `root` stands for here. Raises `ValueError` for other users.
 
-        Its output is whole, and else an error (`SubmissionCut`). Where a limit has ended the command, it may be truncated: the end of
+        Its output is whole, or the call raises `SubmissionCut`. Output of a command that a limit has ended may be truncated. The end of
         standard error says so.
         """
         if (wanted := self._resolve_user(user)) not in (None, "root", 0):
