@@ -25,13 +25,13 @@ MIGRATIONS = Path(__file__).resolve().parents[2] / "migrations"
 BUSY_TIMEOUT_S = 5.0
 
 
-class DatabaseError(TangramError):
-    """Raised when the database cannot be reached, read or written; the message is one line for a person."""
-
-
 MIB = 1 << 20
 ACTION_BYTES = 700
 """What an action that has ended takes, with its grant and all indexes: 0.6 KB in SQLite (`make bench-week`), 0.7 KB in PostgreSQL."""
+
+
+class DatabaseError(TangramError):
+    """Raised when the database cannot be reached, read or written; the message is one line for a person."""
 
 
 class Unaskable(DatabaseError):

@@ -10,14 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Connection, select
 
 from app.journal.listing import NOW_HELD, ActionFilter, list_actions
-from app.journal.models import RUNNING, Action, Environment, Grant, Job, Message, Node, Service, ServiceInstance, table
+from app.journal.models import RUNNING, Action, AnyRow, Environment, Grant, Job, Message, Node, Service, ServiceInstance, table
 from app.journal.recent import INFRASTRUCTURE, Recent, Tally
 from app.journal.waits import Fact, explain
-
-AnyRow = Row[*tuple[Any, ...]]
 
 LONGEST_COMMAND = 4000
 

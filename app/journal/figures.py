@@ -19,13 +19,14 @@ from app.journal.models import (
     DECLARED,
     Action,
     ActionHour,
+    AnyRow,
     Environment,
     EnvironmentHour,
     Grant,
     header_of,
     table,
 )
-from app.journal.rollup import HOUR_S, ActionFigures, AnyRow, merged_mean, merged_summary
+from app.journal.rollup import HOUR_S, ActionFigures, merged_mean, merged_summary
 from app.journal.runs import RunRecord
 from scheduler.learning.durations import MEASURED, Observation
 from scheduler.model.stats import Summary

@@ -137,7 +137,7 @@ class Fold:
         ]
 
     def answered(self) -> list[Row]:
-        """Return the actions `of` which a worker has stored the result."""
+        """Return the actions, each as `of`, whose result a worker has stored."""
         return [{"of": id} for id, action in self._actions.items() if action.answered]
 
     def releases(self) -> list[Row]:

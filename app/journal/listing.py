@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, or_, select
+from sqlalchemy import ColumnElement, Connection, and_, or_, select
 
-from app.journal.models import Action, Environment, Grant, table
+from app.journal.models import Action, AnyRow, Environment, Grant, table
 from scheduler.model.lifecycle import ACTION, ENVIRONMENT
-
-AnyRow = Row[*tuple[Any, ...]]
 
 PAGE: Final = 50
 """Rows of one page."""

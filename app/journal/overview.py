@@ -12,16 +12,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, select
+from sqlalchemy import Connection, func, select
 
 from app.journal.database import size_mb
-from app.journal.models import ABSENT, NODE_UP, RUNNING, WAITING, Action, Environment, Grant, Node, ServiceInstance, table
+from app.journal.models import ABSENT, NODE_UP, RUNNING, WAITING, Action, AnyRow, Environment, Grant, Node, ServiceInstance, table
 from app.journal.recent import Recent, Tally
 from app.journal.unfinished import set_aside
 from scheduler.live.entries import SetAside
 from tangram.action import CELLS, CORES
 
-AnyRow = Row[*tuple[Any, ...]]
 _FIGURES = (
     "shown_ago_s",
     "policy",

@@ -4,9 +4,13 @@ Rows are removed in small batches. Each batch is one transaction, which also add
 crash a row is either still there or counted there. With a lease, only its holder removes anything. Between batches the journal has
 the database for itself.
 
-What other parts read stays, however old: the last successes that a starting scheduler learns from (`TANGRAM_HISTORY`) and all that ended
-after the first of them, the actions and environments of recorded runs, and what opened a pod that stands. What ended in the last hour
-stays also in a journal that is too large: its message may come again.
+What other parts read stays, however old:
+
+* the last successes, from which a starting scheduler learns (`TANGRAM_HISTORY`), and all that ended after the first of them;
+* the actions and environments of recorded runs;
+* the opens of pods that stand.
+
+What ended in the last hour stays also in a journal that is too large: its message may come again.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from app.journal.leader import Lease
 from app.journal.models import (
     Action,
     ActionHour,
+    AnyRow,
     Environment,
     EnvironmentHour,
     FailedMessage,
@@ -38,7 +43,7 @@ from app.journal.models import (
     ServiceInstance,
     table,
 )
-from app.journal.rollup import ActionFigures, AnyRow, Key, by_hour, hour_of
+from app.journal.rollup import ActionFigures, Key, by_hour, hour_of
 from app.journal.unfinished import ENDS_LOADED_S
 from app.journal.writing import LeaseLost
 from scheduler.model.lifecycle import NODE_HELD

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Final, Self
 
-from sqlalchemy import Row
-
+from app.journal.models import AnyRow
 from scheduler.model.stats import Summary, mean, summary
 from tangram.action import CELLS, CORES
 
@@ -26,7 +25,6 @@ SUMS: Final = (*PARTS, "cpu_s", "core_s", "cell_s")
 SMALLEST_S: Final = 1e-4
 """Upper edge of bin 0; what is shorter counts as nothing."""
 
-AnyRow = Row[*tuple[Any, ...]]
 Key = tuple[str, str, str, int, str]
 
 

@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, select
+from sqlalchemy import ColumnElement, Connection, Select, select
 
-from app.journal.models import NODE_SILENT, RUNNING, WAITING, Action, Environment, Grant, Node, ServiceInstance, table
+from app.journal.models import NODE_SILENT, RUNNING, WAITING, Action, AnyRow, Environment, Grant, Node, ServiceInstance, table
 from scheduler.model.lifecycle import NODE_HELD
 from tangram.action import CELLS, CORES, MEMORY_MB, QUOTA_PREFIX
 
-AnyRow = Row[*tuple[Any, ...]]
 About = Literal["", "action", "environment", "node", "service", "quota", "job"]
 
 MOST_HOLDERS = 50

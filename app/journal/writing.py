@@ -148,12 +148,10 @@ class SqlJournal:
         if unseen := [row for name, row in fold.jobs.items() if name not in self._jobs]:
             execute(statements.job, unseen)
         # What becomes of a message depends on whether its action had ended before this batch.
-        for statement, rows in (
-            (statements.message, fold.messages()),
-            (statements.answered, fold.answered()),
-        ):
-            if rows:
-                execute(statement, rows)
+        if messages := fold.messages():
+            execute(statements.message, messages)
+        if answered := fold.answered():
+            execute(statements.answered, answered)
         if received := fold.received():
             execute(statements.received, received)
         for shape, rows in fold.received_and_changed().items():

@@ -20,6 +20,7 @@ So the order is kept, not computed. A decision costs O(log n) for each step, and
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -125,15 +126,19 @@ class Candidate:
         return self.steps[self.taken - 1]
 
 
+Heaps = defaultdict[str, Heap[Candidate]]
+"""A heap for each job."""
+
+
 @dataclass(slots=True, eq=False)
 class MarginalQueue:
     """The elastic actions of one group. `extra` counts their units above their smallest amounts."""
 
     extra: int = 0
     extra_by_job: dict[str, int] = field(default_factory=dict)
-    _next: dict[str, Heap[Candidate]] = field(default_factory=dict)
+    _next: Heaps = field(default_factory=lambda: defaultdict(Heap))
     """For each job, the actions that can take a step, the highest gain first."""
-    _last: dict[str, Heap[Candidate]] = field(default_factory=dict)
+    _last: Heaps = field(default_factory=lambda: defaultdict(Heap))
     """For each job, the actions that have taken a step, the lowest gain first."""
     _resting: Heap[Candidate] = field(default_factory=Heap)
     _versions: int = 0
@@ -183,7 +188,7 @@ class MarginalQueue:
         """Consider again the actions that have rested until `now`, and return whether any action may grow."""
         while (entry := self._resting.first()) is not None and entry[0] <= now:
             candidate = self._resting.pop()
-            _push(self._next, candidate, -candidate.next_step.gain, candidate.waiting.seq)
+            self._next[candidate.waiting.action.job].push(candidate, -candidate.next_step.gain, candidate.waiting.seq)
         return bool(self._next)
 
     def _count(self, candidate: Candidate, units: int) -> None:
@@ -199,11 +204,11 @@ class MarginalQueue:
         self._versions += 1
         candidate.version = self._versions
         if candidate.taken < len(candidate.steps):
-            _push(self._next, candidate, -candidate.next_step.gain, candidate.waiting.seq)
+            self._next[candidate.waiting.action.job].push(candidate, -candidate.next_step.gain, candidate.waiting.seq)
         if candidate.taken:
-            _push(self._last, candidate, candidate.last_step.gain, -candidate.waiting.seq)
+            self._last[candidate.waiting.action.job].push(candidate, candidate.last_step.gain, -candidate.waiting.seq)
 
-    def _best(self, heaps: dict[str, Heap[Candidate]], but: Collection[str]) -> Candidate | None:
+    def _best(self, heaps: Heaps, but: Collection[str]) -> Candidate | None:
         best: tuple[Any, ...] | None = None
         for job in tuple(heaps):
             entry = None if job in but else self._first(heaps, job)
@@ -211,7 +216,7 @@ class MarginalQueue:
                 best = entry
         return None if best is None else best[-1]
 
-    def _first(self, heaps: dict[str, Heap[Candidate]], job: str) -> tuple[Any, ...] | None:
+    def _first(self, heaps: Heaps, job: str) -> tuple[Any, ...] | None:
         heap = heaps[job]
         while (entry := heap.first()) is not None:
             candidate = entry[-1]
@@ -220,11 +225,3 @@ class MarginalQueue:
             self.leave(candidate)
         del heaps[job]
         return None
-
-
-def _push(heaps: dict[str, Heap[Candidate]], candidate: Candidate, *order: float) -> None:
-    job = candidate.waiting.action.job
-    heap = heaps.get(job)
-    if heap is None:
-        heap = heaps[job] = Heap()
-    heap.push(candidate, *order)

@@ -9,6 +9,7 @@ Nothing is worked out for occupants while no other action wants their cores. Unt
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -45,7 +46,7 @@ class Occupants:
     def __init__(self) -> None:
         self._fresh: dict[str, Running] = {}
         self._occupants: dict[str, Occupant] = {}
-        self._order: dict[str, Heap[Occupant]] = {}
+        self._order = defaultdict[str, Heap[Occupant]](Heap)
         self._due = Heap[Occupant]()
         self._turns: dict[str, None] = {}
         self._versions = 0
@@ -71,10 +72,7 @@ class Occupants:
         """Note that an occupant may lose its cores, its expected work left, and when to refresh it."""
         occupant = self._renew(running)
         occupant.left_s, occupant.refresh_at = left_s, refresh_at
-        order = self._order.get(occupant.job)
-        if order is None:
-            order = self._order[occupant.job] = Heap()
-        order.push(occupant, occupant.priority, -left_s, -running.waiting.seq)
+        self._order[occupant.job].push(occupant, occupant.priority, -left_s, -running.waiting.seq)
         self._due.push(occupant, refresh_at, running.waiting.seq)
 
     def protect(self, running: Running, until: float) -> None:
