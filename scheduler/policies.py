@@ -21,6 +21,7 @@ Each part of `elastic` can be switched off, to measure its worth:
 | `shares` | jobs that hold more than their share come after the others (model/shares.py) |
 | `services` | actions of a service share a swap, and get the more cells the fewer they are (gpu/elastic.py); without, as `paper` |
 | `sharing` | instances of several services may be resident on one cell, where memory allows; only with `services` |
+| `memory` | memory is granted to environments as they use it (core/memory.py); without, each gets its limit from the beginning |
 
 For cells and quotas, `elastic` orders actions by their arrival, put forward by one *window* (`Limits.window_s`) for each class of
 priority. So no action starves. An action of a class higher by n overtakes another of its job only if it comes at most n windows
@@ -49,7 +50,7 @@ from tangram.errors import TangramError
 
 NAMES: Final = ("elastic", "paper", "fcfs", "fixed:N", "static:N")
 
-PARTS: Final = ("preemption", "resizing", "shrinking", "learning", "shares", "services", "sharing")
+PARTS: Final = ("preemption", "resizing", "shrinking", "learning", "shares", "services", "sharing", "memory")
 """The parts of `elastic`."""
 
 DEPTH: Final = 16
@@ -106,6 +107,7 @@ def _elastic(without: Collection[str]) -> Policy:
         preempts="preemption" not in without,
         resizes="resizing" not in without,
         shares_cells=services and "sharing" not in without,
+        grants_memory="memory" not in without,
     )
     return Policy(
         name="elastic",

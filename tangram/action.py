@@ -47,6 +47,10 @@ DEFAULT_JOB: Final = "default"
 
 DEFAULT_PRIORITY, HIGHEST_PRIORITY = 5, 9
 
+ELASTIC: Final = "elastic"
+FIXED: Final = "fixed"
+"""How the memory of an environment is granted: as it is used, or all of its limit from the beginning."""
+
 Amounts = int | Iterable[int]
 
 
@@ -131,7 +135,8 @@ class Action:
     One that names no `job` belongs to that of the client that sends it, or to `DEFAULT_JOB`. `client` is the id of that client, which
     fills it in. When a client gives no sign of life any more, its actions are cancelled and its environments closed. Environments
     that are `detached` stay until their lease is over. An open may name that: `lease_s` seconds after it stands the environment is closed,
-    in use or not. `owner` says for people whose environment it is.
+    in use or not. `owner` says for people whose environment it is. Its memory is `elastic`, granted as it is used, or `fixed`, kept for it
+    from the beginning.
     """
 
     kind: str
@@ -156,6 +161,7 @@ class Action:
     detached: bool = False
     lease_s: float | None = None
     owner: str = ""
+    memory: str = ELASTIC
 
     def __post_init__(self) -> None:
         """Refuse wrong fields, naming the field."""
@@ -178,6 +184,8 @@ class Action:
             raise InvalidAction("requires", f"must be a list of node labels, not {shown(self.requires)}")
         if len(self.requires) > MOST_LABELS:
             raise InvalidAction("requires", f"names more than {MOST_LABELS} labels")
+        if self.memory not in (ELASTIC, FIXED):
+            raise InvalidAction("memory", f"must be {ELASTIC} or {FIXED}, not {shown(self.memory)}")
         for label in self.requires:
             _check_text("requires", label)
         object.__setattr__(self, "requires", tuple(self.requires))
@@ -190,8 +198,8 @@ class Action:
 
     def _check_place(self) -> None:
         """Refuse what contradicts where the action runs: on cells of a service, or in an environment, or anywhere."""
-        for name in ("detached", "lease_s", "owner"):
-            if getattr(self, name) and self.kind != "cpu.open":
+        for name in ("detached", "lease_s", "owner", "memory"):
+            if getattr(self, name) != _DEFAULTS[name] and self.kind != "cpu.open":
                 raise InvalidAction(name, "is only for an environment, when it is opened")
         on_cells = self.kind.startswith("gpu.") or CELLS in self.cost.amounts
         if self.kind.startswith("gpu.") and self.service is None:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Required, TypedDict, Unpack
 
 from tangram import giving
-from tangram.action import CELLS, CORES, DEFAULT_PRIORITY, MEMORY_MB, QUOTA_PREFIX, TOKENS_PREFIX, Action, Cost, command_class
+from tangram.action import CELLS, CORES, DEFAULT_PRIORITY, ELASTIC, MEMORY_MB, QUOTA_PREFIX, TOKENS_PREFIX, Action, Cost, command_class
 from tangram.arguments import folder_path, iterable, listed, present, process_variables, program_words, request_body, whole_number
 from tangram.arrays import ArrayError, pack_ints
-from tangram.elasticity import make_curve
+from tangram.elasticity import LARGEST_AMOUNT, make_curve
 from tangram.errors import InvalidAction
 from tangram.requests import Headers, request_arguments
 from tangram.results import Snapshot
@@ -52,8 +52,9 @@ class Limits(TypedDict, total=False):
 class OpenOptions(Limits, total=False):
     """Options of an environment that is opened.
 
-    Without a `trajectory` it is one of its own, whose name is the environment's id. `memory_mb` is reserved for it as long as it is open;
-    `requires` are labels that its node must have. From a `snapshot` it has the files of that, and is opened on the same node. One that is
+    Without a `trajectory` it is one of its own, whose name is the environment's id. `memory_mb` is the most memory that it may use. This is
+    granted as it is used where the node can do that, and from the beginning if `memory` is `fixed` instead of `elastic`. `requires` are
+    labels that its node must have. From a `snapshot` it has the files of that, and is opened on the same node. One that is
     `detached` is not closed when this process dies: it stands until its lease is over, for another client to use. It is closed `lease_s`
     seconds after it stands, in use or not; without a lease, once it was unused for `TANGRAM_LEASE_S`. `owner` tells operators whose it is:
     host and process by default. It must stand within `timeout_s` seconds of its start on the node, which include fetching its image.
@@ -67,6 +68,7 @@ class OpenOptions(Limits, total=False):
     detached: bool
     lease_s: float | None
     owner: str
+    memory: str
 
 
 class ExecOptions(Limits, total=False):
@@ -160,6 +162,7 @@ def open_environment(
     detached: bool = False,
     lease_s: float | None = None,
     owner: str = "",
+    memory: str = ELASTIC,
     **limits: Unpack[Limits],
 ) -> Action:
     """Open a fresh environment, under an id made up here, which is its trajectory's where none is named."""
@@ -179,6 +182,7 @@ def open_environment(
         detached=detached,
         lease_s=lease_s,
         owner=owner,
+        memory=memory,
         **_limits(**limits),
     )
 
@@ -359,10 +363,8 @@ def call(
         raise InvalidAction("method", f"must be an HTTP method, not {str(method)[:40]!r}")
     if not isinstance(quota, str) or not quota:
         raise InvalidAction("quota", f"must be the name of a quota, not {quota!r}")
-    if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0:
-        raise InvalidAction("tokens", f"must be a whole number, 0 or more, not {tokens!r}")
-    method = method.upper()
-    given = dict(headers or {})
+    whole_number("tokens", tokens, LARGEST_AMOUNT)
+    method, given = method.upper(), dict(headers or {})
     return Action(
         kind="api.call",
         arguments=present(quota=quota, method=method, url=url, body=request_body(body, json, given), headers=given or None),
@@ -380,8 +382,7 @@ def _file(place: Place, kind: str, path: str, more: Mapping[str, Any]) -> Action
     if not isinstance(path, str) or not path or "\0" in path:
         raise InvalidAction("path", f"must be a path, not {path!r}")
     for name in ("offset", "length"):
-        if isinstance(value := more.get(name, 0), bool) or not isinstance(value, int) or value < 0:
-            raise InvalidAction(name, f"must be a number of bytes, not {value!r}")
+        whole_number(name, more.get(name, 0), 1 << 62)
     return _of_environment(kind, place, idempotent=kind == "cpu.read_file", path=path, **more)
 
 
@@ -416,5 +417,4 @@ def _invoke(
 
 
 def _limits(timeout_s: float | None = None, queue_timeout_s: float | None = None, priority: int | None = None) -> dict[str, Any]:
-    priority = DEFAULT_PRIORITY if priority is None else priority
-    return {"timeout_s": timeout_s, "queue_timeout_s": queue_timeout_s, "priority": priority}
+    return {"timeout_s": timeout_s, "queue_timeout_s": queue_timeout_s, "priority": DEFAULT_PRIORITY if priority is None else priority}

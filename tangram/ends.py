@@ -67,6 +67,9 @@ CAUSES: Final[Mapping[str, Cause]] = {
     "environment_lost": _ours(
         "lost failed", "The environment of the action was lost: its node died, or it ended there.", "restart the rollout"
     ),
+    "memory_short": _ours(
+        "lost failed", "The node had no memory left for the environments on it, and this one was ended.", "restart the rollout"
+    ),
     "end_unknown": _ours("lost", "Its node does not know how the action ended, or cannot take it up."),
     "sandbox_failed": _ours("failed", "A sandbox, a container or the engine of containers did not do what it was asked for."),
     "open_timeout": _ours("timed_out failed", "The environment did not stand within the time for opening it."),
@@ -126,8 +129,8 @@ def fault_of_end(kind: str, cause: str) -> Fault:
 
 
 def loss_cause(cause: str) -> str:
-    """Return the cause by which actions are lost whose environment is lost by `cause`: the program's if it ended that, else the loss."""
-    return cause if fault_of(cause) == "program" else "environment_lost"
+    """Return the cause by which actions are lost whose environment is lost by `cause`: the program's, a want of memory, else the loss."""
+    return cause if fault_of(cause) == "program" or cause == "memory_short" else "environment_lost"
 
 
 def cause_of(end: str, said: str) -> str:

@@ -54,6 +54,10 @@ class Settings(BaseSettings):
 
     policy: str = Field(default="elastic", description="Scheduling policy: elastic, paper, fcfs, fixed:N or static:N.")
     without: Words = Field(default=(), description="Comma-separated parts of the policy `elastic` to go without.")
+    memory: Literal["elastic", "fixed"] = Field(
+        default="elastic",
+        description="Memory of environments under the policy `elastic`: granted as it is used, or fixed: `memory_mb` from the beginning.",
+    )
     shares: Weights = Field(default={}, description="Weights of jobs for fair shares, like `job-a=2,job-b=1`; 1 where a job has none.")
     order_window_s: float = Field(
         default=60.0,

@@ -4,12 +4,14 @@
 |---|---|---|
 | `actions` | trainer → scheduler | Celery task messages with header `tangram` (`Action.to_header`, `client`, `submitted_at`, `blobs`) |
 | `node.<name>` | scheduler → worker | the same messages, same task id, with header `grant`; and control tasks, see below |
-| `scheduler.events` | worker → scheduler | `{"events": [...]}`: joined, left, beat, started, sent, used, finished, unknown, service |
+| `scheduler.events` | worker → scheduler | `{"events": [report, …]}`, see below |
 | `scheduler.control` | trainer, CLI, live page → scheduler | `{"cancel": {...}}`, `{"renew": …}`, `{"give": …}`, `{"drain": …}` |
 
 All four are plain durable queues on the default exchange (`direct_queue`), declared alike by everyone, so that Redis
 and RabbitMQ route to them by name alone. A publisher whose connection broke sends what it had in hand once more:
 a message may arrive twice, and its task id says so.
+
+A report is one of joined, left, beat, started, sent, used, memory_wanted, finished, unknown and service.
 
 A cancel names tasks, one trajectory of a job, or a whole job:
 `{"cancel": {"ids": [id, ...]}}`, `{"cancel": {"trajectory": name, "job": name}}`, `{"cancel": {"job": name}}`.
@@ -28,6 +30,7 @@ A control task is a Celery task of the worker's own, whose result nobody reads:
 | control task | arguments | meaning |
 |---|---|---|
 | `tangram.regrant` | epoch, serial, grants: list of `WireRegrant` | running commands have other cores, or go to the background |
+| `tangram.allow` | epoch, serial, allowances: list of `WireAllowance` | environments may use so much memory; paused programs go on |
 | `tangram.stop` | id, attempt, reason, cause | a running action ends |
 | `tangram.tell` | id, attempt | the worker reports the end of the action again, or that it never came |
 | `tangram.give` | id, sender, number, what | a running command is given input, a signal, a size of its terminal |
@@ -39,7 +42,14 @@ from 1 for each `epoch`. The worker drops a change that is older, by (`epoch`, `
 same action, or than the grant itself; a grant is as old as the beginning of its epoch. The changes of one message are applied in
 the order of the list. A change that comes before the message of its action is applied when that one comes.
 
+The messages `tangram.allow` are counted in the same series. An older one for the same environment is dropped likewise.
+
 The report `used` has `id`, `attempt` and `background_cpu_s`: the core-seconds that the command has got in the background so far.
+
+The report `memory_wanted` has `environment`, `used_mb` and `allowance_mb`: the environment has used up its allowance of memory, and its
+programs are paused. The worker sends it again with each beat until the allowance is larger. The report `finished` has `memory_mb`, the most
+that the environment held while the action ran, and `resident_mb`, what it holds after its last running action. Both are whole MB, rounded
+up, and absent where they were not measured. After that action, the worker lowers the allowance to `resident_mb` + `HEADROOM_MB`.
 
 | kind | arguments | value of the payload |
 |---|---|---|
@@ -115,6 +125,9 @@ SCHEDULER_KEY = "tangram-scheduler"
 MEMORY_ENFORCED = "TANGRAM_MEMORY_ENFORCED"
 """A variable of commands: there where the kernel holds their environment to its memory."""
 
+HEADROOM_MB = 20
+"""Memory, in MB, that an idle environment may use beyond what it holds. Scheduler and workers count with the same number."""
+
 LONGEST_ID = 256
 """The most characters of an action's id, as of every name: a longer one may not fit into the journal's indexes."""
 
@@ -172,6 +185,10 @@ In the background there are no cores. `units` of the grant becomes the number of
 """
 
 
+WireAllowance = tuple[str, int]
+"""One environment of `tangram.allow`, and the memory in MB that it may use from now on, never above its limit."""
+
+
 class WireEvicted(TypedDict):
     """An instance of a service that is to be thrown off its cells."""
 
@@ -190,6 +207,7 @@ class WireGrant(TypedDict):
     node. Of an action that draws on quotas: `may_wait_again`, whether it goes back to
     the queue when the API refuses it; `not_before`, when its request may go out; `usage_header`, the header of the answer
     that says how many tokens it cost; `hosts`, the hosts that its request may reach, without which it may reach public addresses.
+    `allowance_mb` is the memory that the action's environment may use before the action starts. It is absent where the limit holds.
     """
 
     node: str
@@ -210,6 +228,7 @@ class WireGrant(TypedDict):
     not_before: NotRequired[float]
     usage_header: NotRequired[str]
     hosts: NotRequired[list[str]]
+    allowance_mb: NotRequired[int]
 
 
 class WireInstance(TypedDict):
@@ -246,6 +265,8 @@ class WireNode(TypedDict):
     | `domains` | ids of its cores, as grants name them, by what they share, neighbours side by side; without it 0 to `cores` - 1 |
     | `busy_cores` | how many cores were busy since the beat before, with whatever; absent where that is not measured |
     | `takes_causes` | whether `tangram.stop` may name a cause; older workers take none |
+    | `grants_memory` | whether each of its environments has an allowance of memory that can be changed, and pauses at it |
+    | `held` | the memory in MB of environments in which nothing runs, where it has changed |
     """
 
     name: str
@@ -265,6 +286,8 @@ class WireNode(TypedDict):
     busy_cores: NotRequired[float]
     held_cores: NotRequired[dict[str, list[int]]]
     takes_causes: NotRequired[bool]
+    grants_memory: NotRequired[bool]
+    held: NotRequired[dict[str, int]]
 
 
 def claim_key(action_id: str, attempt: int) -> str:

@@ -34,7 +34,7 @@ from scheduler.quotas.answers import may_wait_again
 from tangram.action import Action
 from tangram.blobs import own
 from tangram.ends import advice_of
-from tangram.wire import BLOB_KEY_PREFIX, WireEvicted, WireRegrant
+from tangram.wire import BLOB_KEY_PREFIX, WireAllowance, WireEvicted, WireRegrant
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +53,7 @@ class CommandExecutor:
         self._entries: list[Entry] = []
         self._unpublished: list[str] = []
         self._regrants: dict[str, list[WireRegrant]] = {}
+        self._allowances: dict[str, list[WireAllowance]] = {}
         self._serial = 0
         self.messages: dict[str, str] = {}
         self.submitted_at: dict[str, float] = {}
@@ -115,7 +116,7 @@ class CommandExecutor:
     def commit(self, batch: Sequence[Received]) -> None:
         """Write the entries as one group, then send, then acknowledge `batch`."""
         self.write()
-        for node in list(self._regrants):
+        for node in [*self._regrants, *self._allowances]:
             self._send_regrants(node)
         self._transport.flush()
         published = len(self._unpublished) - self._transport.ends_to_store
@@ -140,6 +141,8 @@ class CommandExecutor:
                 self._finish(command, now)
             case commands.Resize():
                 self._resize(command, now)
+            case commands.Allow():
+                self._allowances.setdefault(command.node, []).append((command.environment, command.allowance_mb))
             case commands.Stop():
                 self.stop(command)
             case commands.Restore():
@@ -228,6 +231,7 @@ class CommandExecutor:
             "submitted_at": self.submitted_at[action_id],
             "received_at": running.waiting.received_at if running is not None else granted_at,
             "granted_at": granted_at,
+            **({"allowance_mb": grant.allowance_mb} if grant.allowance_mb else {}),
             **(self._api_words(running.waiting.action, grant) if running is not None and running.waiting.action.cost.quotas else {}),
         }
 
@@ -281,6 +285,10 @@ class CommandExecutor:
         if grants:
             self._serial += 1
             self._transport.send_control(node, "tangram.regrant", {"epoch": self._epoch, "serial": self._serial, "grants": grants})
+        allowances = self._allowances.pop(node, None)
+        if allowances:
+            self._serial += 1
+            self._transport.send_control(node, "tangram.allow", {"epoch": self._epoch, "serial": self._serial, "allowances": allowances})
 
     def _finish(self, command: commands.Finish, now: float) -> None:
         ACTION.next(self._action_state(command.id), command.status)

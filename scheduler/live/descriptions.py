@@ -52,6 +52,7 @@ def node_spec(description: Mapping[str, Any]) -> NodeSpec:
         labels=frozenset(map(name_of, description["labels"])),
         domains=domains,
         services=frozenset(map(name_of, description["services"])) if "services" in description else None,
+        grants_memory=description.get("grants_memory") is True,
     )
 
 

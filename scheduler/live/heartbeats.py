@@ -43,7 +43,7 @@ HOUSEKEEPING_S = 0.5
 RETURN_S = 5.0
 """Time that nodes have for their first beat after the broker was away."""
 
-_OF_NOW = ("running", "environments", "lost", "instances", "busy_cores", "held_cores")
+_OF_NOW = ("running", "environments", "lost", "instances", "busy_cores", "held_cores", "held")
 """Parts of a description that hold only for the moment."""
 
 RESTORE_UNSEEN_S = 180.0

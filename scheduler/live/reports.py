@@ -67,6 +67,15 @@ class Used(_OfTry):
     background_cpu_s: Seconds
 
 
+class MemoryWanted(_Report):
+    """An environment uses `used_mb` of memory, all of its allowance, and its programs are paused."""
+
+    type: Literal["memory_wanted"]
+    environment: Word
+    used_mb: Count
+    allowance_mb: Count
+
+
 class Answer(_Report):
     """The answer of an outside API."""
 
@@ -89,6 +98,8 @@ class Finished(_OfTry):
     cause: Text = ""
     answer: Answer | None = None
     waits_again: Annotated[bool, Field(strict=True)] = False
+    memory_mb: Count | None = None
+    resident_mb: Count | None = None
 
     def event(self) -> events.Finished:
         """Return this as the core's event."""

@@ -353,6 +353,8 @@ class Service:
                 self._handle(events.Sent(id=said.id, attempt=said.attempt, at=said.at), now)
             case reports.Used():
                 self._handle(events.Used(id=said.id, attempt=said.attempt, background_cpu_s=said.background_cpu_s), now)
+            case reports.MemoryWanted():
+                self._handle(events.MemoryWanted(environment=said.environment, allowance_mb=said.allowance_mb), now)
             case reports.Beat():
                 self._heartbeats.take_beat(said.node, now)
             case reports.ServiceChanged():

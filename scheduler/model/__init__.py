@@ -32,7 +32,7 @@ class NodeSpec:
 
     `domains` are the ids of its cores, grouped by shared memory or cache, neighbours next to each other. With no domains, the place
     of the cores is unknown, and the ids are 0 to `cores` - 1. `services` are the names of the services that the node declares. With
-    None, the node runs any known service.
+    None, the node runs any known service. A node that `grants_memory` can change the allowance of each environment.
     """
 
     name: str
@@ -44,6 +44,7 @@ class NodeSpec:
     labels: frozenset[str] = frozenset()
     domains: tuple[tuple[int, ...], ...] = ()
     services: frozenset[str] | None = None
+    grants_memory: bool = False
 
     def core_domains(self) -> tuple[Sequence[int], ...]:
         """Return the ids of its cores by domain."""
@@ -134,7 +135,8 @@ class Grant:
     `units` is its degree of parallelism. In the `background` the action has no core of its own, and the kernel runs it on idle
     cores of the node. `units` is then the number that its program was last given. `evict` names the instances to evict first, in
     order. With `restore`, the action's service must be brought onto the cells before the action runs. A request to an outside API
-    goes out at `not_before`, the scheduler's time, where that is later than its arrival.
+    goes out at `not_before`, the scheduler's time, where that is later than its arrival. `allowance_mb` is the memory that the action's
+    environment may use from now on, 0 for its limit.
     """
 
     node: str
@@ -146,6 +148,7 @@ class Grant:
     evict: tuple[Evicted, ...] = ()
     restore: bool = False
     not_before: float = 0.0
+    allowance_mb: int = 0
 
 
 @dataclass(slots=True, eq=False)

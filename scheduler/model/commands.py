@@ -36,6 +36,15 @@ class Resize:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Allow:
+    """Let an environment use `allowance_mb` of memory from now on. Its paused programs go on."""
+
+    environment: str
+    node: str
+    allowance_mb: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
     """Have the node kill a running action; its end comes as `Finished`."""
 
@@ -157,4 +166,4 @@ class NoteDraining:
     draining: bool
 
 
-Command = Start | Resize | Stop | Restore | Requeue | Finish | CloseEnvironment | NoteEnvironment | NoteNode | NoteDraining
+Command = Start | Resize | Allow | Stop | Restore | Requeue | Finish | CloseEnvironment | NoteEnvironment | NoteNode | NoteDraining

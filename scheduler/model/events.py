@@ -106,7 +106,8 @@ class Finished:
     With `waits_again` no result is stored. An outside API has refused the action, and the grant allows the action to wait again.
     `waited_s` are the seconds in the background, less the core-seconds got in the background. They count as queueing; `execution_s`
     excludes them. `told_by` names the source of this end: the worker's report, a stored result, or the scheduler, which then has to
-    store a result. `cause` is a word of `tangram/ends.py`, empty where the worker names none.
+    store a result. `cause` is a word of `tangram/ends.py`, empty where the worker names none. `memory_mb` is the most that the
+    action's environment held while it ran, `resident_mb` what the environment holds after its last running action; None if unknown.
     """
 
     id: str
@@ -121,6 +122,16 @@ class Finished:
     waits_again: bool = False
     told_by: Literal["worker", "result", "scheduler"] = "worker"
     cause: str = ""
+    memory_mb: int | None = None
+    resident_mb: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryWanted:
+    """An environment has used up its allowance of memory, `allowance_mb`, and its programs are paused."""
+
+    environment: str
+    allowance_mb: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,6 +354,7 @@ Event = (
     | Started
     | Sent
     | Used
+    | MemoryWanted
     | Finished
     | NodeJoined
     | NodeBeat

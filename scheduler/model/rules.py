@@ -29,6 +29,8 @@ class Rules:
         Whether running actions may grow and shrink.
     shares_cells
         Whether instances of several services may share a GPU cell, if its memory allows.
+    grants_memory
+        Whether environments are granted memory as they use it, on nodes that can do that. Else each holds its limit.
     pod_cores
         Cores that an environment holds for its whole life; None if cores are granted to actions.
     owned_cells
@@ -44,6 +46,7 @@ class Rules:
     preempts: bool = False
     resizes: bool = False
     shares_cells: bool = False
+    grants_memory: bool = False
     pod_cores: int | None = None
     owned_cells: bool = False
 

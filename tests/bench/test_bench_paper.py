@@ -12,9 +12,8 @@ import pytest
 
 from app.replay.traces import write_trace
 from bench import paper
-from bench.paper_plan import FULL, QUICK, plan
+from bench.paper_plan import ABLATED, FULL, QUICK, plan
 from bench.workloads import ai_coding
-from scheduler.policies import PARTS
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
@@ -58,7 +57,7 @@ def test_a_quick_run_writes_every_table(quick: Path) -> None:
         for table in section.tables:
             chapter = text.split(f"### {table.heading}\n")[1] if table.heading else text
             assert all(f"{entry.row}" in chapter for entry in table.entries)
-    assert all(f"| without {part} |" in text for part in PARTS)
+    assert all(f"| without {part} |" in text for part in ABLATED)
     assert "Not carried out" not in text
     assert text.count("Lowest mean ACT: ") == sum(
         table.kind == "policies" for section in plan(SMALL, 1, Path("rollouts.jsonl")) for table in section.tables
@@ -79,7 +78,7 @@ def test_the_full_plan_has_the_sizes_of_the_paper() -> None:
     assert {entry.case.cluster.nodes * entry.case.cluster.cores for entry in batch.entries} == {1280}
     (cores,) = sections["cores"].tables
     assert {entry.case.cluster.nodes * entry.case.cluster.cores / entry.case.trajectories for entry in cores.entries} == {0.75, 1.0, 3.0}
-    assert {entry.case.without for table in sections["ablation"].tables for entry in table.entries} == {(), *((part,) for part in PARTS)}
+    assert {entry.case.without for table in sections["ablation"].tables for entry in table.entries} == {(), *((part,) for part in ABLATED)}
 
 
 @pytest.mark.parametrize(
