@@ -71,7 +71,8 @@ it is large (`tangram.blobs`). Bytes (`data`, `body`) are otherwise base64 text,
 
 What a worker reports as `finished` has, of a request to an outside API, `answer`: `{"status", "retry_after_s", "tokens",
 "requests"}`, the last three where there is something to say; and `waits_again`, true, where the API refused it and its
-grant said `may_wait_again`: then no result is stored, and the scheduler grants the action once more.
+grant said `may_wait_again`: then no result is stored, and the scheduler grants the action once more. The same holds for a `cpu.open`
+that its node could not carry out: another node opens the environment.
 
 A *payload* is the JSON result that the tasks of this system store in the Celery result backend:
 `{"status", "value", "reason", "cause", "dop", "act": {"queue_s", "overhead_s", "execution_s"}}`, with status `succeeded`
@@ -204,8 +205,8 @@ class WireGrant(TypedDict):
     `units` is the DoP that the program is told, `most_units` what the grant may grow to while the action runs.
     `core_ids` or `cell_ids` are ids on the node, `evict` names the instances to be thrown off first, in order. In the
     `background` a command has no core of its own, so that `core_ids` is empty, and uses what other commands leave idle on the
-    node. Of an action that draws on quotas: `may_wait_again`, whether it goes back to
-    the queue when the API refuses it; `not_before`, when its request may go out; `usage_header`, the header of the answer
+    node. `may_wait_again` says whether an action goes back to the queue when the API refuses it, or its node cannot open it.
+    Of an action that draws on quotas: `not_before`, when its request may go out; `usage_header`, the header of the answer
     that says how many tokens it cost; `hosts`, the hosts that its request may reach, without which it may reach public addresses.
     `allowance_mb` is the memory that the action's environment may use before the action starts. It is absent where the limit holds.
     """

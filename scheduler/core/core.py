@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from scheduler.core.admission import Admission
@@ -244,6 +245,10 @@ class Core:
         if event.waits_again and may_wait_again(running.waiting.action, running.grant):
             self._wait_again(running, event.reason or "the API refused it", now)
             return
+        if event.waits_again and running.waiting.action.kind == "cpu.open":
+            if self._nodes.open_elsewhere(running, event.reason, now):
+                return
+            event = replace(event, status="cancelled" if running.stopping else "failed", told_by="scheduler")  # no result is stored
         if event.status == "succeeded" and event.told_by == "worker":  # other sources lack figures
             self._ends.learn(running, event)
         # The core knows better than the worker why it had an action stopped.

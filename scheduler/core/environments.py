@@ -63,7 +63,7 @@ class Environments:
         self.shares = Shares(state.limits.weights)
         """The memory of nodes and the start slots that jobs hold by environments. A job is active while it has any."""
         self.shares.offer(STARTS, state.limits.starting_limit)
-        self._order = OpenOrder(state, pools.cpu, self.opens, self.shares)
+        self.order = OpenOrder(state, pools.cpu, self.opens, self.shares)
         self._changed = False
         self._returns_seen = (0, 0)
         self.opening = 0
@@ -98,7 +98,7 @@ class Environments:
         self._changed = True
 
     def wait_again(self, waiting: Waiting, environment: Environment) -> None:
-        """Let an environment open on another node, since its node is gone or silent before it stood."""
+        """Let an environment open on another node, since its node is gone or silent before it stood, or could not open it."""
         self._count_opening(environment, -1)
         self._vacate(environment)
         environment.enter("waiting")
@@ -130,7 +130,7 @@ class Environments:
         self._changed, self._returns_seen = False, returns
         state = self._state
         while len(self.opens) and self.opening < state.limits.starting_limit and now >= self.next_start_s:
-            chosen = self._order.next(now)
+            chosen = self.order.next(now)
             if chosen is None:
                 return
             waiting, node = chosen
@@ -168,8 +168,9 @@ class Environments:
         self.shares.enter(environment.job)
 
     def next_start(self, now: float) -> float | None:
-        """Return when the cap on starts per second lets the next environment begin; None if it does not delay any."""
-        return self.next_start_s if len(self.opens) and self.next_start_s > now else None
+        """Return when time alone may let the next environment begin; None if none waits for time."""
+        times = (self.next_start_s, self.order.next_end_of_rest(now))
+        return min((at for at in times if at is not None and at > now), default=None) if len(self.opens) else None
 
     def _put(self, environment: Environment, node: Node, pod_cores: int) -> None:
         environment.enter("opening")
@@ -187,6 +188,7 @@ class Environments:
         """Note that an environment stands. Its parked actions go on, unless the environment is to be closed again."""
         self._count_opening(environment, -1)
         environment.enter("open")
+        self.order.opened(self._state.nodes[environment.node or ""])
         environment.last_used = now
         self.leases.begin(environment, now)
         self._note(environment)

@@ -23,18 +23,23 @@ draining.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from scheduler.core.ends import Ends
 from scheduler.core.environments import Environments
 from scheduler.core.pools import Pools
-from scheduler.model import NodeSpec, Running, Waiting, events
+from scheduler.model import Grant, NodeSpec, Running, Waiting, events
 from scheduler.model.commands import Command, NoteDraining, NoteNode, Requeue
 from scheduler.model.lifecycle import MISSED_BEATS, MOST_TRIES
-from scheduler.model.state import Node, State
+from scheduler.model.state import Node, State, memory_of
+from tangram.action import CORES, Action
 from tangram.ends import cause_of, loss_cause
 
 NODE_LOST = "node_lost"
 RESTARTED = "its worker was restarted"
+
+MOST_OPENS: Final = 3
+"""The most tries of an open that nodes could not carry out. What fails on as many nodes fails on any."""
 
 ASKED_BEATS = 4 * MISSED_BEATS
 """For so many beats a node is asked how an action that it does not run any more has ended."""
@@ -61,6 +66,17 @@ def may_run_elsewhere(state: State, running: Running) -> bool:
     movable = environment is not None if action.kind == "cpu.open" else action.idempotent and action.environment is None
     unwanted = running.stopping or (environment is not None and environment.close_requested)
     return movable and not unwanted and not _tried_out(running)
+
+
+def may_open_elsewhere(state: State, action: Action, grant: Grant) -> bool:
+    """Return whether an open waits for another node if the node of this grant cannot carry it out.
+
+    It must not have failed too often, and there must be another node for it, which may rest.
+    """
+    if action.kind != "cpu.open" or grant.attempt >= MOST_OPENS:
+        return False
+    others = (node for name, node in state.nodes.items() if name != grant.node and node.takes("cpu", action.requires))
+    return any(action.cost.least(CORES) <= node.spec.cores and memory_of(action) <= node.spec.memory_mb for node in others)
 
 
 def _tried_out(running: Running) -> bool:
@@ -231,6 +247,21 @@ class Nodes:
         node.last_beat, node.idle_beats = now, 0
         if node.silent:
             self._heard_again(node, now)
+
+    def open_elsewhere(self, running: Running, reason: str, now: float) -> bool:
+        """Have an open that its node could not carry out wait for another one, and the node rest. Return False if nobody wants it.
+
+        The caller has released the action.
+        """
+        node = self._state.nodes.get(running.grant.node)
+        environment = self._state.environments.get(running.waiting.action.environment or "")
+        if node is not None:
+            self._environments.order.not_opened(node, now)
+        if running.stopping or environment is None or environment.close_requested:
+            return False
+        running.waiting.refused += 1
+        self._wait_again(running, f"node {running.grant.node} could not open it: {reason}", now)
+        return True
 
     def lose(self, running: Running, reason: str, now: float) -> None:
         """Requeue or end an action of a node that is gone, or whose worker is another one."""

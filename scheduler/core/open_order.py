@@ -9,13 +9,15 @@
 4. The opens in the front queue go before all others. An open keeps a node if no open before it in this queue could stand on the same
    nodes, memory apart. Other opens may take the part of a kept node that will be left over once all its earlier environments are
    gone.
+5. A node that could not open an environment *rests*: nothing opens on it for `SHORTEST_REST_S`. Each further failure doubles the
+   rest, up to `LONGEST_REST_S`. An environment that it has opened ends the doubling.
 
 Under policies without shares all jobs count as one.
 
 *Bound.* An environment holds its memory for at most H seconds: while it opens, lives and closes. A start slot falls free within S
 seconds: while an environment opens, and 1 / `starts_per_s` if the rate is bounded. At most J jobs have opens that wait. An open
 that finds n - 1 opens of its job waiting begins within n · (KEPT_AFTER_S + H + J · (H + S)) seconds. A later open that goes first
-by priority counts twice. The bound holds for opens that an empty node could hold, while no node comes, goes, drains or is silent.
+by priority counts twice. The bound holds for opens that an empty node could hold, while no node comes, goes, drains, rests or is silent.
 Only environments may hold memory on the nodes, and also cores if environments hold cores.
 
 *Proof.* It suffices that a job's first open begins within KEPT_AFTER_S + H + J · (H + S) after it became the first. The open is due
@@ -52,6 +54,11 @@ KEPT_AFTER_S: Final = 60.0
 opens that soon find room by themselves. A longer time adds to the wait of a large environment: this time, and the time in which its
 node empties."""
 
+SHORTEST_REST_S: Final = 5.0
+LONGEST_REST_S: Final = 60.0
+"""The first and the longest rest of a node, in seconds. A full disk or a sick engine of containers takes minutes to mend. One failure in
+many costs a node little."""
+
 
 @dataclass(slots=True, eq=False)
 class _QueuePosition:
@@ -69,9 +76,9 @@ class OpenOrder:
 
     `_front` has the positions by job, in order. `_began` holds the last time at which a first open of a job began.
 
-    The other attributes hold for one decision. `_kept` has, for a kept node, its position and the memory and cores left for other
-    opens. `_able` has the nodes that meet the needs of an open when empty, memory apart. `_most_mb` has the most memory that an
-    open without a position can have on these nodes now.
+    The other attributes hold for one decision, at time `_now`. `_kept` has, for a kept node, its position and the memory and cores
+    left for other opens. `_able` has the nodes that meet the needs of an open when empty, memory apart. `_most_mb` has the most
+    memory that an open without a position can have on these nodes now.
     """
 
     def __init__(self, state: State, cpu: CpuPool, opens: OpenQueue, shares: Shares) -> None:
@@ -82,12 +89,13 @@ class OpenOrder:
         self._front: dict[str, _QueuePosition] = {}
         self._began: dict[str, float] = {}
         self._kept: dict[str, tuple[_QueuePosition, int, int]] = {}
+        self._now = 0.0
         self._able: dict[Needs, list[Node]] = {}
         self._most_mb: dict[Needs, int] = {}
 
     def next(self, now: float) -> tuple[Waiting, Node] | None:
         """Return the next open and its node; None if nothing fits. The open must begin now."""
-        self._able, self._most_mb = {}, {}
+        self._able, self._most_mb, self._now = {}, {}, now
         firsts = self._firsts()
         held_back = self._update_front(firsts, now)
         self._keep_nodes()
@@ -98,6 +106,19 @@ class OpenOrder:
         if chosen is firsts[job] or (job in self._front and chosen is self._front[job].waiting):
             self._began[job] = now
         return chosen, self._node_for(chosen)
+
+    def not_opened(self, node: Node, now: float) -> None:
+        """Have a node rest that could not open an environment."""
+        node.rest_s = min(LONGEST_REST_S, max(SHORTEST_REST_S, 2 * node.rest_s))
+        node.rests_until = now + node.rest_s
+
+    def opened(self, node: Node) -> None:
+        """Note that a node has opened an environment."""
+        node.rest_s = 0.0
+
+    def next_end_of_rest(self, now: float) -> float | None:
+        """Return when the next node has rested; None if no node rests."""
+        return min((node.rests_until for node in self._state.nodes.values() if node.rests_until > now), default=None)
 
     def _job(self, waiting: Waiting) -> str:
         return waiting.action.job if self._state.rules.shares else ""
@@ -182,8 +203,8 @@ class OpenOrder:
     def _nodes(self, needs: Needs) -> list[Node]:
         """Return the nodes that take environments and, when empty, meet the needs apart from memory."""
         if needs not in self._able:
-            nodes = self._state.nodes.values()
-            self._able[needs] = [node for node in nodes if node.spec.cores >= needs.cores and node.takes("cpu", needs.requires)]
+            able = (node for node in self._state.nodes.values() if node.spec.cores >= needs.cores and node.takes("cpu", needs.requires))
+            self._able[needs] = [node for node in able if node.rests_until <= self._now]
         return self._able[needs]
 
     def _room(self, node: Node, needs: Needs, waiting: Waiting | None = None) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from scheduler.core.core import Core
+from scheduler.core.nodes import may_open_elsewhere
 from scheduler.live.entries import (
     ActionEnded,
     ActionGranted,
@@ -232,11 +233,13 @@ class CommandExecutor:
             "received_at": running.waiting.received_at if running is not None else granted_at,
             "granted_at": granted_at,
             **({"allowance_mb": grant.allowance_mb} if grant.allowance_mb else {}),
-            **(self._api_words(running.waiting.action, grant) if running is not None and running.waiting.action.cost.quotas else {}),
+            **(self._words_of(running.waiting.action, grant) if running is not None else {}),
         }
 
-    def _api_words(self, action: Action, grant: Grant) -> dict[str, Any]:
-        """Return the fields that only grants with quotas have."""
+    def _words_of(self, action: Action, grant: Grant) -> dict[str, Any]:
+        """Return the fields that only grants of opens and grants with quotas have."""
+        if not action.cost.quotas:
+            return {"may_wait_again": True} if may_open_elsewhere(self._core.state, action, grant) else {}
         words: dict[str, Any] = {"may_wait_again": may_wait_again(action, grant)}
         if grant.not_before:
             words["not_before"] = grant.not_before

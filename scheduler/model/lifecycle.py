@@ -97,7 +97,7 @@ ENVIRONMENT: Final[Lifecycle[EnvironmentState, EnvironmentEnd]] = Lifecycle(
         "opening": {
             "open": "its node has opened it",
             "closed": "it could not be opened",
-            "waiting": "its node was lost, and it may open on another one",
+            "waiting": "its node was lost or could not open it, and it may open on another one",
             "lost": "its node was lost once too often, or its opening is set aside",
         },
         "open": {

@@ -31,6 +31,8 @@ class Node:
 
     Actions and environments on a `draining` node go on to their end; nothing else begins on it. A `silent` node has missed its beats,
     and nothing at all begins on it. In its last `idle_beats` beats the node has taken up no grant, though grants were sent to it.
+
+    A node that could not open an environment *rests* until `rests_until`, for `rest_s`: no environment begins to open on it.
     """
 
     spec: NodeSpec
@@ -42,6 +44,8 @@ class Node:
     draining: bool = False
     silent: bool = False
     idle_beats: int = 0
+    rest_s: float = 0.0
+    rests_until: float = 0.0
 
     def offers(self, pool: str, requires: tuple[str, ...]) -> bool:
         """Say whether the node belongs to `pool` and has all the labels of `requires`."""

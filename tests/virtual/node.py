@@ -73,6 +73,8 @@ class VirtualNode:
         self._network, self._ledger, self.settings = network, ledger, settings
         self.name, self.cores = name, cores
         self.starts = 0
+        self.is_sick = False
+        """Whether it can open no environment."""
         self.process: Process | None = None
         self.sandbox: VirtualSandbox | None = None
         self._left: tuple[VirtualEnvironment, ...] = ()
@@ -128,7 +130,7 @@ class VirtualNode:
         """Return what the node is, and what says how it is now."""
         settings, store, random = self.settings, MemoryStore(self._network.broker), self._network.world.random
         opening_s = lambda: random.choice((0.01, 0.1, 0.5, 2.0))  # noqa: E731
-        self.sandbox = sandbox = VirtualSandbox(worker, self._ledger, opening_s, self._left)
+        self.sandbox = sandbox = VirtualSandbox(worker, self._ledger, opening_s, lambda: self.is_sick, self._left)
         blobs = Blobs(store, patience_s=math.inf)  # type: ignore[arg-type]
         provide(CpuContext(settings=settings, blobs=blobs, sandbox=sandbox, streams=OutputStreams(store), giving=Giving()))  # type: ignore[arg-type]
         description = describe("cpu", settings.model_copy(update={"node_name": self.name}), cores=self.cores, memory_mb=4096)

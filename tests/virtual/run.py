@@ -222,6 +222,10 @@ class Run:
         elif what == "freeze":
             process.freeze()
             self.world.later(fault.lasts_s, process.thaw)
+        elif what == "sicken":
+            assert isinstance(victim, VirtualNode)
+            victim.is_sick = True
+            self.world.later(fault.lasts_s, lambda: setattr(victim, "is_sick", False))
         elif what == "cut":
             self.network.cut[process.name] = "silent" if fault.amount > 0 else "refused"
             self.world.later(fault.lasts_s, lambda: self.network.cut.pop(process.name, None))

@@ -13,7 +13,7 @@ from scheduler.learning.durations import speed_on
 from tangram import clock
 from tangram.elasticity import Amdahl
 from workers.cpu.abstract import Environment, EnvironmentSpec, ExecOutcome, ExecRequest, Execution, Given, Holding, Sandbox, Usage
-from workers.cpu.errors import EnvironmentGone, NoSuchFile
+from workers.cpu.errors import DiskFull, EnvironmentGone, NoSuchFile
 from workers.cpu.opening import Opening
 from workers.cpu.ports.exchange import HttpAnswer, HttpRequest
 from workers.cpu.ports.wait import Wait
@@ -276,9 +276,16 @@ class _Turn:
 class VirtualSandbox(Sandbox):
     """The environments of one worker process."""
 
-    def __init__(self, worker: str, ledger: Ledger, opening_s: Callable[[], float], left: tuple[VirtualEnvironment, ...] = ()) -> None:
+    def __init__(
+        self,
+        worker: str,
+        ledger: Ledger,
+        opening_s: Callable[[], float],
+        is_sick: Callable[[], bool],
+        left: tuple[VirtualEnvironment, ...] = (),
+    ) -> None:
         """Begin with the idle environments of those that the worker before this one has `left`."""
-        self._worker, self._ledger, self._opening_s = worker, ledger, opening_s
+        self._worker, self._ledger, self._opening_s, self._is_sick = worker, ledger, opening_s, is_sick
         self._environments = {one.spec.id: one.adopted(worker, self._forget) for one in left if not one.is_busy}
 
     @property
@@ -292,6 +299,8 @@ class VirtualSandbox(Sandbox):
         clock.sleep(self._opening_s())
         if opening is not None:
             opening.check()
+        if self._is_sick():
+            raise DiskFull("the disk of the node is full")
         if spec.id not in self._environments:
             self._environments[spec.id] = VirtualEnvironment(spec, self._worker, self._ledger, self._forget)
         return self._environments[spec.id]

@@ -94,6 +94,8 @@ def scenario(seed: int) -> Scenario:
             faults.append(replace(_fault(draw, kind), at_s=begin_s, lasts_s=8.0))
     faults += _of_the_broker(random.Random(f"broker {seed}"))
     faults = _with_restarts(faults, random.Random(f"restarts {seed}"))
+    sick = random.Random(f"sick {seed}")
+    faults += [_fault(sick, "sicken node") for _ in range(sick.choice((0, 0, 0, 0, 1, 2)))]
     outage_s = random.Random(f"outage {seed}").choice((60.0, 60.0, 10.0))
     drawn = Scenario(seed, cores, rollouts, tuple(sorted(faults, key=lambda fault: fault.at_s)), outage_s=outage_s)
     return _with_services(drawn, random.Random(f"services {seed}"))

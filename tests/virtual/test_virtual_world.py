@@ -66,6 +66,13 @@ def test_a_node_that_is_silent_for_a_while_loses_nothing(kind: str) -> None:
     assert broken == [] and [status for _, status, _ in told] == ["succeeded"] * 3
 
 
+def test_environments_open_elsewhere_while_a_node_can_open_none() -> None:
+    rollouts = tuple(replace(ROLLOUT, name=f"t{number}", begins_s=float(number)) for number in range(6))
+    broken, log, _, told = story(Scenario(1, (4, 2), rollouts, (Fault(0.0, "sicken node", lasts_s=20.0),)))
+
+    assert broken == [] and [status for _, status, _ in told] == ["succeeded"] * 18, log
+
+
 def test_what_was_lost_with_the_store_is_not_run_again_by_a_scheduler_that_knows_it_from_the_journal_alone() -> None:
     faults = (
         Fault(2.0, "cut trainer", lasts_s=20.0, amount=5.0),

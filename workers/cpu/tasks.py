@@ -39,8 +39,13 @@ def open_environment(
     opening = Opening(call.header.get("timeout_s") or cpu().settings.open_timeout_s)
     spec = EnvironmentSpec(id=environment, image=image, memory_mb=memory_mb)
     node.attach(call, lambda reason: opening.cancel(reason, call.cancel_cause))
-    with refusals():
-        opening.run(lambda: _opened(spec, files, opening), undo=Environment.close)
+    try:
+        with refusals():
+            opening.run(lambda: _opened(spec, files, opening), undo=Environment.close)
+    except ActionFailed as error:
+        if error.cause != "sandbox_failed" or not call.grant.get("may_wait_again"):
+            raise
+        call.waits_again, call.status, call.reason, call.cause = True, error.status, error.reason, error.cause
 
 
 def _opened(spec: EnvironmentSpec, files: Any, opening: Opening) -> Environment:

@@ -1,0 +1,112 @@
+"""Opens that a node could not carry out: they wait for another node, and the node rests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scheduler.core.nodes import may_open_elsewhere
+from scheduler.core.open_order import LONGEST_REST_S, SHORTEST_REST_S
+from scheduler.model import commands, events
+
+
+def fails(w: Any, environment: str, reason: str = "its disk is full") -> None:
+    """Have the node of an open report that it could not carry it out, as a worker does."""
+    id = f"open-{environment}"
+    again = may_open_elsewhere(w.core.state, w.core.state.running[id].waiting.action, w.grants[id])
+    w.finish(id, "failed", reason=reason, cause="sandbox_failed", waits_again=again)
+
+
+def test_an_open_that_failed_goes_to_another_node_and_its_node_rests(world: Any) -> None:
+    # Given a node that cannot open anything, and is preferred since nothing stands on it
+    w = world().node("sick").node("well")
+    w.open("other")
+    first = w.core.state.environments["other"].node
+    w.open("e0", finish=False)
+    sick = w.grants["open-e0"].node
+    assert sick != first
+    # When it fails
+    fails(w, "e0")
+    # Then the other node opens it, and all that come while the first one rests
+    assert w.grants["open-e0"].node == first
+    w.finish("open-e0")
+    for number in range(1, 5):
+        w.open(f"e{number}")
+    assert {w.core.state.environments[f"e{number}"].node for number in range(5)} == {first}
+    # And the first node is tried again after that
+    w.tick(SHORTEST_REST_S)
+    w.open("later")
+    assert w.core.state.environments["later"].node == sick
+
+
+def test_rests_grow_while_opens_fail_and_begin_anew_after_one_that_succeeded(world: Any) -> None:
+    w = world().node("n0", cores=64, labels=frozenset({"large"})).node("n1", cores=1)
+    rests = []
+    for number, ends_well in enumerate((False, False, False, False, False, False, True, False)):
+        # When the large node, which is preferred, fails on an open
+        w.open(f"e{number}", finish=False)
+        assert w.grants[f"open-e{number}"].node == "n0"
+        fails(w, f"e{number}")
+        began = w.now
+        w.finish(f"open-e{number}")
+        # Then an open that only it could carry out waits until it has rested
+        w.open(f"probe{number}", finish=False, requires=("large",))
+        while f"open-probe{number}" not in w.grants:
+            w.wake()
+        rests.append(w.now - began)
+        w.finish(f"open-probe{number}", "succeeded" if ends_well else "cancelled")
+
+    assert rests == [SHORTEST_REST_S, 10.0, 20.0, 40.0, LONGEST_REST_S, LONGEST_REST_S, LONGEST_REST_S, SHORTEST_REST_S]
+
+
+def test_an_open_fails_after_three_nodes_and_where_there_is_no_other_node(world: Any) -> None:
+    # Given four nodes that cannot open anything
+    w = world().node("n0").node("n1").node("n2").node("n3")
+    w.open("e0", finish=False)
+    tried = []
+    for _ in range(3):
+        tried.append(w.grants["open-e0"].node)
+        fails(w, "e0", "no engine")
+    # Then three have tried, and the trainer is told what the last one said
+    assert len(set(tried)) == 3
+    assert (w.ends["open-e0"].status, w.ends["open-e0"].reason, w.ends["open-e0"].cause) == ("failed", "no engine", "sandbox_failed")
+    # And an open for which there is one node fails at once
+    w = world().node("n0").node("small", memory_mb=10).node("api", pools=("api",))
+    w.open("e1", finish=False, memory_mb=100)
+    fails(w, "e1")
+    assert w.ends["open-e1"].status == "failed"
+    w.open("e2", memory_mb=100)
+    assert w.core.state.environments["e2"].state == "open"
+
+
+def test_an_open_that_was_cancelled_meanwhile_does_not_go_elsewhere(world: Any) -> None:
+    w = world().node("n0").node("n1")
+    w.open("e0", finish=False)
+    w.handle(events.Cancelled(ids=("open-e0",)))
+    fails(w, "e0")
+
+    # No result is stored, so the scheduler stores one
+    assert (w.ends["open-e0"].status, w.ends["open-e0"].by_worker) == ("cancelled", False)
+    assert w.core.state.environments == {}
+
+
+def test_an_environment_whose_client_has_gone_does_not_go_elsewhere(world: Any) -> None:
+    w = world().node("n0").node("n1")
+    w.open("e0", finish=False, client="c")
+    w.handle(events.ClientGone(client="c", reason="silent"))
+    fails(w, "e0")
+
+    assert w.ends["open-e0"].status in ("cancelled", "failed")
+    assert w.core.state.environments == {}
+
+
+def test_where_all_nodes_rest_opens_wait_for_the_first_that_has_rested(world: Any) -> None:
+    w = world().node("n0").node("n1")
+    w.open("e0", finish=False)
+    fails(w, "e0")
+    fails(w, "e0")
+
+    w.wake()
+
+    assert w.now == SHORTEST_REST_S
+    assert w.grants["open-e0"].attempt == 3
+    assert [one.reason for one in w.of(commands.Requeue)] == [f"node n{number} could not open it: its disk is full" for number in (0, 1)]
