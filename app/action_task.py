@@ -33,8 +33,9 @@ class Call:
     """One try of an action on this node.
 
     A task's body fills in what it knows better than a stopwatch round it: `execution_s` without preparation, and without the
-    `waited_s` seconds for which it waited in the background, `cpu_s` core-seconds used, and `status` with `reason` and `cause`
-    (`tangram/ends.py`) where the action ended otherwise than by a return. `answer` is what an outside API said, for the scheduler; with
+    `background_s` seconds for which it wanted a core in the background and had none; `slept_s`, for which it slept there by its own will,
+    a part of `execution_s`; `cpu_s` core-seconds used; and `status` with `reason` and `cause` (`tangram/ends.py`) where the action ended
+    otherwise than by a return. `answer` is what an outside API said, for the scheduler; with
     `waits_again` it refused, and no result is stored. A call whose result does not count is `refused`. `grant` is what it holds now, as of
     the scheduler's message `stamp`, (epoch, serial).
     """
@@ -48,7 +49,8 @@ class Call:
     reason: str = ""
     cause: str = ""
     execution_s: float | None = None
-    waited_s: float = 0.0
+    background_s: float = 0.0
+    slept_s: float = 0.0
     cpu_s: float = 0.0
     cancel_reason: str = ""
     cancel_cause: str = ""
@@ -138,16 +140,16 @@ class ActionTask(Task):  # type: ignore[misc]
 
     @staticmethod
     def _payload(call: Call, value: Any) -> Payload:
-        queue_s = max(0.0, call.grant["granted_at"] - call.grant["received_at"]) + call.waited_s
-        execution_s = call.execution_s or 0.0
-        overhead_s = max(0.0, clock.time() - call.grant["submitted_at"] - queue_s - execution_s)
+        queue_s = max(0.0, call.grant["granted_at"] - call.grant["received_at"])
+        background_s, execution_s = call.background_s, call.execution_s or 0.0
+        overhead_s = max(0.0, clock.time() - call.grant["submitted_at"] - queue_s - background_s - execution_s)
         return {
             "status": call.status,
             "value": value,
             "reason": call.reason,
             "cause": call.cause,
             "dop": call.grant["units"],
-            "act": {"queue_s": queue_s, "overhead_s": overhead_s, "execution_s": execution_s},
+            "act": {"queue_s": queue_s, "background_s": background_s, "overhead_s": overhead_s, "execution_s": execution_s},
         }
 
 

@@ -93,7 +93,9 @@ class Smoke:
         done = self._env.submit(f"echo {self._word}").result(STEP_S)
         if done.exit_code != 0 or done.stdout != f"{self._word}\n":
             raise SmokeFailed(f"exit code {done.exit_code}, output {done.stdout!r}, errors {done.stderr!r}")
-        return f"queue {done.act.queue_s:.3f} s, overhead {done.act.overhead_s:.3f} s, execution {done.act.execution_s:.3f} s"
+        act = done.act
+        parts = {"queue": act.queue_s, "background": act.background_s, "overhead": act.overhead_s, "execution": act.execution_s}
+        return ", ".join(f"{name} {seconds:.3f} s" for name, seconds in parts.items())
 
     def _files(self) -> str:
         data = self._word.encode() + bytes(range(256)) * 16

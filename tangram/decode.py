@@ -42,6 +42,7 @@ class _Times(BaseModel):
     """The parts of the ACT that the stack measured, seconds."""
 
     queue_s: _Seconds
+    background_s: _Seconds = 0.0
     execution_s: _Seconds
 
 
@@ -161,10 +162,10 @@ def stored_value(kind: str, meta: Meta) -> Any:
 
 
 def _act(payload: _Payload, submitted: float) -> Act:
-    """Account for the whole wait of the trainer: what was neither queueing nor execution was overhead."""
-    queue_s, execution_s = payload.act.queue_s, payload.act.execution_s
-    overhead_s = max(0.0, clock.monotonic() - submitted - queue_s - execution_s)
-    return Act(queue_s=queue_s, overhead_s=overhead_s, execution_s=execution_s)
+    """Account for the whole wait of the trainer: what the stack has not measured was overhead."""
+    parts = payload.act
+    overhead_s = max(0.0, clock.monotonic() - submitted - parts.queue_s - parts.background_s - parts.execution_s)
+    return Act(queue_s=parts.queue_s, background_s=parts.background_s, overhead_s=overhead_s, execution_s=parts.execution_s)
 
 
 _Timer = Callable[[], Act]

@@ -27,20 +27,23 @@ class SubmissionCut(TangramError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Act:
-    """Action completion time by part, in seconds: `queue_s + overhead_s + execution_s = total_s`.
+    """Action completion time by part, in seconds: `queue_s + background_s + overhead_s + execution_s = total_s`.
 
-    `queue_s` is the wait for resources in the scheduler, `execution_s` the action's own run, `overhead_s` all
-    the rest from submission to result: messages, journal, applying the grant, restoring a model.
+    `queue_s` is the wait for resources in the scheduler, without any progress. `execution_s` is the action's own run. A command without
+    cores of its own runs in the background, on idle time of the node: what it gets there is execution, too, and so is the time in which
+    it sleeps by its own will. `background_s` is the time in which it wanted a core there and had none. `overhead_s` is all the rest from
+    submission to result: messages, journal, applying the grant, restoring a model.
     """
 
     queue_s: float
+    background_s: float = 0.0
     overhead_s: float
     execution_s: float
 
     @property
     def total_s(self) -> float:
         """Submission to result."""
-        return self.queue_s + self.overhead_s + self.execution_s
+        return self.queue_s + self.background_s + self.overhead_s + self.execution_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

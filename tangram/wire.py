@@ -75,8 +75,8 @@ grant said `may_wait_again`: then no result is stored, and the scheduler grants 
 that its node could not carry out: another node opens the environment.
 
 A *payload* is the JSON result that the tasks of this system store in the Celery result backend:
-`{"status", "value", "reason", "cause", "dop", "act": {"queue_s", "overhead_s", "execution_s"}}`, with status `succeeded`
-or, for commands only, `timed_out`. All other ends are Celery failures of the classes in `tangram.errors`.
+`{"status", "value", "reason", "cause", "dop", "act": {"queue_s", "background_s", "overhead_s", "execution_s"}}`, with status
+`succeeded` or, for commands only, `timed_out`. All other ends are Celery failures of the classes in `tangram.errors`.
 A `cause` is a word of `tangram/ends.py`, or empty; the report `finished` has it, too, and so has `tangram.stop`.
 Times on the wire are seconds since the epoch, durations seconds.
 
@@ -161,9 +161,10 @@ OUTPUT_TTL_S = 3600
 
 
 class WireAct(TypedDict):
-    """Parts of an ACT, seconds. What a command waited in the background is part of `queue_s`, not of `execution_s`."""
+    """Parts of an ACT, seconds."""
 
     queue_s: float
+    background_s: float
     overhead_s: float
     execution_s: float
 

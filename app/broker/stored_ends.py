@@ -32,6 +32,7 @@ def stored_end(action_id: str, kind: str, raw: object) -> StoredEnd | None:
         status="timed_out" if stored.get("status") == "timed_out" else "succeeded",
         reason=str(stored.get("reason", "")),
         cause=str(stored.get("cause", "")),
+        background_s=_seconds(act, "background_s"),
         execution_s=_seconds(act, "execution_s"),
         cpu_s=_seconds(value, "cpu_s"),
     )

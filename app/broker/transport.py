@@ -362,7 +362,7 @@ class KombuTransport:
     def _store(self, action_id: str, message: str, status: str, reason: str, environment_lost_on: str, cause: str) -> None:
         backend = self._app.backend
         if status == "succeeded":
-            act = {"queue_s": 0.0, "overhead_s": 0.0, "execution_s": 0.0}
+            act = {"queue_s": 0.0, "background_s": 0.0, "overhead_s": 0.0, "execution_s": 0.0}
             payload = {"status": status, "value": None, "reason": reason, "cause": cause, "dop": 0, "act": act}
             backend.store_result(action_id, payload, "SUCCESS")
             return

@@ -116,6 +116,7 @@ _ROWS: tuple[tuple[str, str, str], ...] = (
     ("mean ACT", "mean_act", "{:.3f} s"),
     ("p95 ACT", "p95_act", "{:.3f} s"),
     ("mean queueing", "mean_queue", "{:.3f} s"),
+    ("mean background", "mean_background", "{:.3f} s"),
     ("mean execution", "mean_execution", "{:.3f} s"),
     ("mean overhead", "mean_overhead", "{:.3f} s"),
     ("step duration", "step_duration", "{:.1f} s"),

@@ -35,6 +35,7 @@ _ACT_COLUMNS = {
     "p95_act": "p95",
     "p99_act": "p99",
     "mean_queue": "queue",
+    "mean_background": "back",
     "mean_execution": "exec",
     "mean_overhead": "over",
 }
@@ -254,7 +255,7 @@ def show_report(document: Mapping[str, Any], *, as_json: bool) -> None:
     table = Figures(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
     # Names give way to figures where the terminal is narrow.
     table.add_column("seconds", overflow="fold")
-    for column in ("n", "bad", "ours", "program", "ACT", "p95", "queue", "over", "exec", "CPU"):
+    for column in ("n", "bad", "ours", "program", "ACT", "p95", "queue", "back", "over", "exec", "CPU"):
         table.add_column(column, justify="right", no_wrap=True)
     for name, stats in [("all", document["total"]), *document["by_kind"].items(), *document["by_job"].items()]:
         table.add_row(name, *_stats_cells(stats))
@@ -262,7 +263,7 @@ def show_report(document: Mapping[str, Any], *, as_json: bool) -> None:
     console.print(table)
     console.print(
         "bad: ended otherwise than succeeded; ours: by a fault of the infrastructure; program: by the program's, which includes commands "
-        "that exited non-zero; ACT: mean, = queue + over(head) + exec(ution); CPU: core-seconds used",
+        "that exited non-zero; ACT: mean, = queue + back(ground) + over(head) + exec(ution); CPU: core-seconds used",
         soft_wrap=True,
     )
     console.print(
@@ -290,7 +291,8 @@ def _stats_cells(stats: Mapping[str, Any]) -> Sequence[str]:
     by_status: Mapping[str, int] = stats["by_status"]
     total = sum(by_status.values())
     act = stats["act"]
-    figures = (act["mean"], act["p95"], stats["mean_queue_s"], stats["mean_overhead_s"], stats["mean_execution_s"])
+    means = ("mean_queue_s", "mean_background_s", "mean_overhead_s", "mean_execution_s")
+    figures = (act["mean"], act["p95"], *(stats[mean] for mean in means))
     by_fault: Mapping[str, int] = stats["by_fault"]
     unfinished = sum(count for status, count in by_status.items() if status not in ACTION.ends)
     counts = (total, total - unfinished - by_status.get("succeeded", 0), by_fault.get("infrastructure", 0), by_fault.get("program", 0))

@@ -138,6 +138,7 @@ class ActAnswer(BaseModel):
     """Where the time of an action went, seconds."""
 
     queue_s: float
+    background_s: float
     overhead_s: float
     execution_s: float
 

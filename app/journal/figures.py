@@ -26,7 +26,7 @@ from app.journal.models import (
     header_of,
     table,
 )
-from app.journal.rollup import HOUR_S, ActionFigures, merged_mean, merged_summary
+from app.journal.rollup import HOUR_S, PARTS, ActionFigures, merged_mean, merged_summary
 from app.journal.runs import RunRecord
 from scheduler.learning.durations import MEASURED, Observation
 from scheduler.model.stats import Summary
@@ -73,6 +73,7 @@ class ActStats:
     by_fault: Mapping[str, int]
     act: Summary
     mean_queue_s: float
+    mean_background_s: float
     mean_overhead_s: float
     mean_execution_s: float
     core_s_reserved: float
@@ -116,10 +117,7 @@ def act_report_in(connection: Connection, selection: Selection) -> ActReport:
         Action.status,
         Action.cause,
         Action.fault,
-        Action.queue_s,
-        Action.overhead_s,
-        Action.execution_s,
-        Action.act_s,
+        *(getattr(Action, part) for part in PARTS),
         Action.cpu_s,
     )
     where = conditions_of(selection)
@@ -192,10 +190,7 @@ def _observation(row: AnyRow) -> Observation:
 class _Group:
     by_status: Counter[str] = field(default_factory=Counter)
     by_cause: Counter[str] = field(default_factory=Counter)
-    queue_s: list[float] = field(default_factory=list)
-    overhead_s: list[float] = field(default_factory=list)
-    execution_s: list[float] = field(default_factory=list)
-    act_s: list[float] = field(default_factory=list)
+    parts: dict[str, list[float]] = field(default_factory=lambda: {part: [] for part in PARTS})
     cpu_s: float = 0.0
     reserved: dict[str, float] = field(default_factory=lambda: {CORES: 0.0, CELLS: 0.0})
     rolled_up: ActionFigures = field(default_factory=ActionFigures)
@@ -206,10 +201,8 @@ class _Group:
             self.by_cause[row.cause] += 1
         self.cpu_s += row.cpu_s or 0.0
         if row.status in CARRIED_OUT:
-            self.queue_s.append(row.queue_s)
-            self.overhead_s.append(row.overhead_s)
-            self.execution_s.append(row.execution_s)
-            self.act_s.append(row.act_s)
+            for part, seconds in self.parts.items():
+                seconds.append(getattr(row, part) or 0.0)
 
     def add_hour(self, row: AnyRow) -> None:
         self.by_status[row.status] += row.actions
@@ -228,10 +221,8 @@ class _Group:
             by_status=dict(sorted(self.by_status.items())),
             by_cause=dict(sorted(self.by_cause.items())),
             by_fault=dict(sorted(by_fault.items())),
-            act=merged_summary(self.act_s, self.rolled_up, "act_s"),
-            mean_queue_s=merged_mean(self.queue_s, self.rolled_up, "queue_s"),
-            mean_overhead_s=merged_mean(self.overhead_s, self.rolled_up, "overhead_s"),
-            mean_execution_s=merged_mean(self.execution_s, self.rolled_up, "execution_s"),
+            act=merged_summary(self.parts["act_s"], self.rolled_up, "act_s"),
+            **{f"mean_{part}": merged_mean(self.parts[part], self.rolled_up, part) for part in PARTS if part != "act_s"},
             core_s_reserved=self.reserved[CORES],
             cell_s_reserved=self.reserved[CELLS],
             core_s_used=self.cpu_s,

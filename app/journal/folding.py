@@ -251,9 +251,10 @@ class Fold:
                 "units": end.dop,
                 "unit_s": end.unit_s,
                 "queue_s": end.queue_s,
+                "background_s": end.background_s,
                 "overhead_s": end.overhead_s,
                 "execution_s": end.execution_s,
-                "act_s": end.queue_s + end.overhead_s + end.execution_s,
+                "act_s": end.act_s,
                 "cpu_s": end.cpu_s,
             },
         )

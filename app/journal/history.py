@@ -42,6 +42,7 @@ class PastAction(NamedTuple):
     units: int | None
     unit_s: float | None
     queue_s: float | None
+    background_s: float | None
     overhead_s: float | None
     execution_s: float | None
     act_s: float | None

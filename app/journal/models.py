@@ -97,6 +97,7 @@ class Action(Base):
     units: Mapped[int | None] = mapped_column(Integer)
     unit_s: Mapped[float | None]
     queue_s: Mapped[float | None]
+    background_s: Mapped[float | None] = mapped_column(server_default=text("0"))
     overhead_s: Mapped[float | None]
     execution_s: Mapped[float | None]
     act_s: Mapped[float | None]
@@ -289,6 +290,7 @@ class ActionHour(Base):
     actions: Mapped[int] = mapped_column(BigInteger)
     act_s: Mapped[float]
     queue_s: Mapped[float]
+    background_s: Mapped[float] = mapped_column(server_default=text("0"))
     overhead_s: Mapped[float]
     execution_s: Mapped[float]
     cpu_s: Mapped[float]

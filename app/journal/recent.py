@@ -15,6 +15,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, func, select
 
 from app.journal.models import Action
+from app.journal.rollup import PARTS
 
 WINDOW_S: Final = 3600
 """Seconds back that `Recent` knows."""
@@ -36,6 +37,7 @@ class Ended:
     actions: int
     act_s: float
     queue_s: float
+    background_s: float
     overhead_s: float
     execution_s: float
 
@@ -72,8 +74,7 @@ class Recent:
 
 def _ended_in(connection: Connection, start: float, end: float) -> tuple[Ended, ...]:
     alike: tuple[Any, ...] = (Action.job, Action.kind, Action.node, Action.status, Action.fault, Action.cause)
-    parts = ("act_s", "queue_s", "overhead_s", "execution_s")
-    sums = (func.count().label("actions"), *(func.sum(getattr(Action, part)).label(part) for part in parts))
+    sums = (func.count().label("actions"), *(func.sum(getattr(Action, part)).label(part) for part in PARTS))
     query = select(*alike, *sums).where(Action.ended_at.is_not(None), Action.ended_at >= start, Action.ended_at < end).group_by(*alike)
     return tuple(
         Ended(
@@ -84,7 +85,7 @@ def _ended_in(connection: Connection, start: float, end: float) -> tuple[Ended, 
             fault=row.fault or "",
             cause=row.cause or "",
             actions=row.actions,
-            **{part: getattr(row, part) or 0.0 for part in parts},
+            **{part: getattr(row, part) or 0.0 for part in PARTS},
         )
         for row in connection.execute(query)
     )
@@ -100,6 +101,7 @@ class Tally:
     caller: int = 0
     act_s: float = 0.0
     queue_s: float = 0.0
+    background_s: float = 0.0
     overhead_s: float = 0.0
     execution_s: float = 0.0
     causes: Counter[str] = field(default_factory=Counter)
@@ -110,22 +112,18 @@ class Tally:
         self.ours += ended.actions * ended.ours
         self.program += ended.actions * (ended.fault == "program")
         self.caller += ended.actions * (ended.fault == "caller")
-        for part in ("act_s", "queue_s", "overhead_s", "execution_s"):
+        for part in PARTS:
             setattr(self, part, getattr(self, part) + getattr(ended, part))
         if ended.ours:
             self.causes[ended.cause] += ended.actions
 
     def document(self) -> dict[str, object]:
         """Return the counts as JSON has them; means are in seconds."""
-        part = {name: getattr(self, name) / self.ended if self.ended else 0.0 for name in ("act_s", "queue_s", "overhead_s", "execution_s")}
         return {
             "ended": self.ended,
             "ours": self.ours,
             "program": self.program,
             "caller": self.caller,
-            "mean_act": part["act_s"],
-            "mean_queue": part["queue_s"],
-            "mean_overhead": part["overhead_s"],
-            "mean_execution": part["execution_s"],
+            **{f"mean_{part.removesuffix('_s')}": getattr(self, part) / self.ended if self.ended else 0.0 for part in PARTS},
             "causes": dict(self.causes.most_common()),
         }

@@ -43,7 +43,7 @@ from app.journal.models import (
     ServiceInstance,
     table,
 )
-from app.journal.rollup import ActionFigures, Key, by_hour, hour_of
+from app.journal.rollup import PARTS, ActionFigures, Key, by_hour, hour_of
 from app.journal.unfinished import ENDS_LOADED_S
 from app.journal.writing import LeaseLost
 from scheduler.model.lifecycle import NODE_HELD
@@ -210,7 +210,7 @@ def _remove_actions(
     last = (Grant.action == Action.id) & (Grant.attempt == Action.attempts) & Grant.released_at.is_not(None)
     columns = (
         Action.id, Action.job, Action.kind, Action.action_class, Action.status, Action.submitted_at, Action.ended_at, Action.cause,
-        Action.fault, Action.act_s, Action.queue_s, Action.overhead_s, Action.execution_s, Action.cpu_s, Action.unit_s, Grant.resource,
+        Action.fault, *(getattr(Action, part) for part in PARTS), Action.cpu_s, Action.unit_s, Grant.resource,
     )  # fmt: skip
     ended = (Action.ended_at.is_not(None), Action.ended_at >= after[0], Action.ended_at < before)
     query = select(*columns).join_from(Action, Grant, last, isouter=True).where(*ended, tuple_(Action.ended_at, Action.id) > tuple_(*after))

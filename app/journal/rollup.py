@@ -19,7 +19,7 @@ from scheduler.model.stats import Summary, mean, summary
 from tangram.action import CELLS, CORES
 
 HOUR_S: Final = 3600
-PARTS: Final = ("act_s", "queue_s", "overhead_s", "execution_s")
+PARTS: Final = ("act_s", "queue_s", "background_s", "overhead_s", "execution_s")
 BINS_PER_OCTAVE: Final = 16
 SUMS: Final = (*PARTS, "cpu_s", "core_s", "cell_s")
 SMALLEST_S: Final = 1e-4

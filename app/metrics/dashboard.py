@@ -93,8 +93,8 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             _graph(
                 "Parts of the ACT",
                 "s",
-                "Means of queueing, overhead and execution; they add up to the ACT.",
-                *((_mean(f"tangram_act_{part}_seconds", ""), part) for part in ("queue", "overhead", "execution")),
+                "Means of queueing, background, overhead and execution; they add up to the ACT.",
+                *((_mean(f"tangram_act_{part}_seconds", ""), part) for part in ("queue", "background", "overhead", "execution")),
                 stacked=True,
             ),
             _graph("Mean ACT by kind", "s", "Submission to result.", (_mean("tangram_act_seconds", "kind"), "{{kind}}")),

@@ -41,6 +41,7 @@ def _table() -> tuple[Family, ...]:
         # Actions
         Family("scheduler", "histogram", "tangram_act_seconds", action, "Submission to result of ended actions.", ACT_S),
         Family("scheduler", "histogram", "tangram_act_queue_seconds", action, "Queueing part of the ACT.", ACT_S),
+        Family("scheduler", "histogram", "tangram_act_background_seconds", action, "Background part of the ACT.", ACT_S),
         Family("scheduler", "histogram", "tangram_act_overhead_seconds", action, "Overhead part of the ACT.", ACT_S),
         Family("scheduler", "histogram", "tangram_act_execution_seconds", action, "Execution part of the ACT.", ACT_S),
         Family("scheduler", "counter", "tangram_actions_received_total", action, "Actions that came in."),

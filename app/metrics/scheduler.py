@@ -42,7 +42,7 @@ from scheduler.model.lifecycle import NODE_HELD
 from tangram.ends import fault_of_end
 from tangram.settings import Settings
 
-PARTS = ("queue_s", "overhead_s", "execution_s")
+PARTS = ("queue_s", "background_s", "overhead_s", "execution_s")
 RATIO_BINS = (-24, -16, -8, -4, -2, 1, 3, 7, 15, 23)
 """Upper edges of `tangram_prediction_ratio`, in eighths of a doubling: from an eighth to eight times what was expected."""
 
@@ -184,9 +184,7 @@ class SchedulerMetrics(Collector):
     def _end(self, known: Known, entry: ActionEnded) -> None:
         end, group = entry.end, known.group
         parts = self._parts_of(group)
-        for part, seconds in zip(
-            parts, (end.queue_s + end.overhead_s + end.execution_s, *(getattr(end, one) for one in PARTS)), strict=True
-        ):
+        for part, seconds in zip(parts, (end.act_s, *(getattr(end, one) for one in PARTS)), strict=True):
             part.observe(seconds)
         fault = fault_of_end(end.kind, end.cause)
         self._counter("tangram_actions_total", (*group, end.status, fault)).inc()

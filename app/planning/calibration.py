@@ -39,7 +39,7 @@ POLICIES = ("static:1", "elastic")
 SPEED = 4.0
 GPUS = 2
 KEYS = ("mean_act", "p95_act", "step_duration")
-FIGURES = (*KEYS, "mean_queue", "mean_execution", "mean_overhead")
+FIGURES = (*KEYS, "mean_queue", "mean_background", "mean_execution", "mean_overhead")
 
 
 class _Figures(BaseModel):

@@ -173,7 +173,7 @@ class LiveReplay:
         total_s = time.perf_counter() - began
         act = getattr(result, "act", None)
         status = result.status if isinstance(result, ExecResult) else status
-        queue_s, execution_s = (act.queue_s, act.execution_s) if act is not None else (0.0, 0.0)
+        queue_s, background_s, execution_s = (act.queue_s, act.background_s, act.execution_s) if act is not None else (0.0, 0.0, 0.0)
         units = getattr(result, "dop", 0)
         self._records.append(
             ActionRecord(
@@ -186,7 +186,8 @@ class LiveReplay:
                 submitted_at=submitted,
                 ended_at=time.time(),
                 queue_s=queue_s,
-                overhead_s=total_s - queue_s - execution_s,
+                background_s=background_s,
+                overhead_s=total_s - queue_s - background_s - execution_s,
                 execution_s=execution_s,
                 units=units,
                 floor_s=recorded.floor_s,

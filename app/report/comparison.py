@@ -25,6 +25,7 @@ MEASURES: Final = (
     Measure("p95_act", "p95 ACT, s"),
     Measure("p99_act", "p99 ACT, s"),
     Measure("mean_queue", "mean queueing, s"),
+    Measure("mean_background", "mean time in the background, s"),
     Measure("mean_overhead", "mean overhead, s"),
     Measure("mean_execution", "mean execution, s"),
     Measure("duration", "first submission to last end, s"),
@@ -69,6 +70,7 @@ def _act(stats: ActStats) -> dict[str, float]:
     return {
         "mean_act": stats.act.mean,
         "mean_queue": stats.mean_queue_s,
+        "mean_background": stats.mean_background_s,
         "mean_overhead": stats.mean_overhead_s,
         "mean_execution": stats.mean_execution_s,
     }

@@ -20,10 +20,11 @@ from app.report.tables import FAULTS, Table, ends, series_table
 from app.report.text import in_picture, seconds
 from tangram.action import CELLS, CORES
 
-QUEUE, OVERHEAD, EXECUTION, ACT = "#d97706", "#8b95a5", "#2f9e8f", "#5b7cfa"
+QUEUE, BACKGROUND, OVERHEAD, EXECUTION, ACT = "#d97706", "#e6b566", "#8b95a5", "#2f9e8f", "#5b7cfa"
 PARTS: Final = (
     ("ACT", "act_s", ACT),
     ("queueing", "queue_s", QUEUE),
+    ("background", "background_s", BACKGROUND),
     ("overhead", "overhead_s", OVERHEAD),
     ("execution", "execution_s", EXECUTION),
 )
@@ -122,7 +123,7 @@ def parts_picture(subject: Subject, key: str, title: str, groups: Mapping[str, A
     """Return the mean ACT of groups of actions, split into its parts."""
     shown = {name: stats for name, stats in groups.items() if stats.act.count}
     names = sorted(shown, key=lambda name: -shown[name].act.mean)[:MOST_BARS]
-    parts = (("queueing", "mean_queue_s", QUEUE), ("overhead", "mean_overhead_s", OVERHEAD), ("execution", "mean_execution_s", EXECUTION))
+    parts = [(name, f"mean_{field}", colour) for name, field, colour in PARTS[1:]]
     data = [
         {
             "type": "bar", "orientation": "h", "name": part, "marker": {"color": colour}, "y": list(range(len(names))),
@@ -293,7 +294,8 @@ def describe(action: PastAction, began: float) -> str:
     ]
     if action.act_s is not None:
         lines.append(
-            f"ACT {seconds(action.act_s)} s, of it {seconds(action.queue_s)} s queueing, {seconds(action.execution_s)} s execution"
+            f"ACT {seconds(action.act_s)} s, of it {seconds(action.queue_s)} s queueing, {seconds(action.background_s)} s background, "
+            f"{seconds(action.execution_s)} s execution"
         )
     return "<br>".join(lines)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,9 +17,6 @@ from scheduler.model.lifecycle import ACTION
 from tangram.action import CORES
 
 INFRASTRUCTURE: Final = "infrastructure"
-
-LEAST_WAIT_S: Final = 0.01
-"""What is less is the difference between two clocks."""
 
 
 class Span(NamedTuple):
@@ -124,19 +120,10 @@ def waits(subject: Subject) -> Iterator[tuple[PastAction, Span]]:
 
 
 def background_waits(subject: Subject) -> Iterator[Span]:
-    """Give the time that commands waited in the background, which counts as queueing, spread evenly over their runs.
-
-    Of an action it is known as a sum: what its queueing has beyond the times without a grant.
-    """
-    without: defaultdict[str, float] = defaultdict(float)
-    for action, span in waits(subject):
-        without[action.id] += span.end - span.start
+    """Give the time for which commands wanted a core in the background and had none, spread evenly over their runs."""
     for action in subject.history.actions:
-        if action.queue_s is None or action.granted_at is None or action.ended_at is None or action.ended_at <= action.granted_at:
-            continue
-        waited_s = action.queue_s - without[action.id]
-        if waited_s > LEAST_WAIT_S:
-            yield Span(action.granted_at, action.ended_at, waited_s / (action.ended_at - action.granted_at))
+        if action.background_s and action.granted_at is not None and action.ended_at is not None and action.ended_at > action.granted_at:
+            yield Span(action.granted_at, action.ended_at, action.background_s / (action.ended_at - action.granted_at))
 
 
 def holdings(subject: Subject, resource: str) -> Iterator[tuple[PastAction, Span]]:

@@ -9,6 +9,7 @@ from typing import Final
 
 from app.journal.figures import ActStats
 from app.journal.history import PastAction
+from app.journal.rollup import PARTS
 from app.report.subject import INFRASTRUCTURE, Subject
 from app.report.text import count, plain, seconds, share
 from scheduler.model.stats import mean, summary
@@ -31,7 +32,8 @@ class Table:
     left_out: str = ""
 
 
-_ACT_COLUMNS = ("actions", "not succeeded", "mean ACT s", "p50 s", "p95 s", "p99 s", "queueing s", "overhead s", "execution s")
+_PART_COLUMNS = ("queueing s", "background s", "overhead s", "execution s")
+_ACT_COLUMNS = ("actions", "not succeeded", "mean ACT s", "p50 s", "p95 s", "p99 s", *_PART_COLUMNS)
 
 
 def act_table(caption: str, first: str, groups: Mapping[str, ActStats]) -> Table:
@@ -44,8 +46,8 @@ def _act_cells(stats: ActStats) -> tuple[str, ...]:
     total = sum(stats.by_status.values())
     going_on = stats.by_status.get("waiting", 0) + stats.by_status.get("running", 0)
     bad = total - going_on - stats.by_status.get("succeeded", 0)
-    parts = (stats.act.mean, stats.act.p50, stats.act.p95, stats.act.p99, stats.mean_queue_s, stats.mean_overhead_s, stats.mean_execution_s)
-    return (count(total), count(bad), *(seconds(value) for value in parts))
+    act, parts = stats.act, (stats.mean_queue_s, stats.mean_background_s, stats.mean_overhead_s, stats.mean_execution_s)
+    return (count(total), count(bad), *(seconds(value) for value in (act.mean, act.p50, act.p95, act.p99, *parts)))
 
 
 ClassKey = tuple[str, str, str]
@@ -65,7 +67,7 @@ def class_table(subject: Subject) -> Table:
     rows = []
     for (job, kind, name), actions in list(groups.items())[:MOST_CLASSES]:
         act = summary(action.act_s or 0.0 for action in actions)
-        parts = [mean([getattr(action, part) or 0.0 for action in actions]) for part in ("queue_s", "overhead_s", "execution_s")]
+        parts = [mean([getattr(action, part) or 0.0 for action in actions]) for part in PARTS[1:]]
         failed = sum(action.status != "succeeded" for action in actions)
         figures = (act.mean, act.p50, act.p95, act.p99, *parts, sum(action.cpu_s or 0.0 for action in actions))
         rows.append((plain(job), kind, plain(name), count(len(actions)), count(failed), *(seconds(value) for value in figures)))
@@ -85,13 +87,13 @@ def slowest_table(subject: Subject) -> Table:
             *_who(action),
             plain(action.node or ""),
             action.status,
-            *(seconds(value) for value in (action.act_s, action.queue_s, action.overhead_s, action.execution_s, action.cpu_s)),
+            *(seconds(getattr(action, part) or 0.0) for part in (*PARTS, "cpu_s")),
             str(action.units or ""),
             f"{action.submitted_at - subject.began:.1f}",
         )
         for action in slowest
     ]
-    figures = ("ACT s", "queueing s", "overhead s", "execution s", "CPU core-s", "units", "submitted at s")
+    figures = ("ACT s", *_PART_COLUMNS, "CPU core-s", "units", "submitted at s")
     columns = ("action", "job", "trajectory", "kind", "class", "node", "end", *figures)
     return Table(caption=f"The {len(rows)} slowest actions", columns=columns, rows=rows, words=7)
 

@@ -85,13 +85,19 @@ class Ends:
         finished: events.Finished | None,
         environment_lost_on: str = "",
     ) -> None:
-        """Note the end of a running action. `finished` is its worker's report; None if there was no report."""
+        """Note the end of a running action. `finished` is its worker's report.
+
+        Without a report, the time since the start of the action counts as execution.
+        """
         waiting = running.waiting
-        held_s = now - running.granted_at
-        waited_s = min(finished.waited_s, held_s) if finished else 0.0
-        queue_s = running.granted_at - waiting.received_at + waited_s
-        execution_s = min(finished.execution_s, held_s - waited_s) if finished else 0.0
-        overhead_s = max(0.0, now - waiting.submitted_at - queue_s - execution_s)
+        held_s, queue_s = now - running.granted_at, running.granted_at - waiting.received_at
+        if finished is not None:
+            slept_s = min(finished.slept_s, finished.waited_s)
+            background_s = min(finished.waited_s - slept_s, held_s)
+            execution_s = min(finished.execution_s + slept_s, held_s - background_s)
+        else:
+            background_s, execution_s = 0.0, max(0.0, now - running.started_at) if running.started_at is not None else 0.0
+        overhead_s = max(0.0, now - waiting.submitted_at - queue_s - background_s - execution_s)
         self._out.append(
             Finish(
                 id=waiting.id,
@@ -100,6 +106,7 @@ class Ends:
                 by_worker=finished is not None,
                 started_at=finished.started_at if finished and finished.started_at is not None else running.started_at,
                 queue_s=queue_s,
+                background_s=background_s,
                 overhead_s=overhead_s,
                 execution_s=execution_s,
                 cpu_s=finished.cpu_s if finished else 0.0,

@@ -86,7 +86,7 @@ class Answer(_Report):
 
 
 class Finished(_OfTry):
-    """An action has ended. Times are seconds; `waited_s` is the wait in the background."""
+    """An action has ended. Times are seconds, as in `events.Finished`."""
 
     type: Literal["finished"]
     status: End
@@ -95,6 +95,7 @@ class Finished(_OfTry):
     execution_s: Seconds = 0.0
     cpu_s: Seconds = 0.0
     waited_s: Seconds = 0.0
+    slept_s: Seconds = 0.0
     cause: Text = ""
     answer: Answer | None = None
     waits_again: Annotated[bool, Field(strict=True)] = False

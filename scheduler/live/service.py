@@ -207,7 +207,7 @@ class Service:
             why = poison.reason_of(found)
             self._executor.stop(commands.Stop(id=action_id, node=grant.node, attempt=grant.attempt, reason=why, cause=poison.CAUSE))
         queue_s = (now if grant is None else grant.granted_at) - kept.received_at
-        execution_s = stored.execution_s if stored is not None else 0.0
+        background_s, execution_s = (stored.background_s, stored.execution_s) if stored is not None else (0.0, 0.0)
         end = commands.Finish(
             id=action_id,
             status="failed" if stored is None else stored.status,
@@ -215,7 +215,8 @@ class Service:
             by_worker=stored is not None,
             started_at=None,
             queue_s=queue_s,
-            overhead_s=max(0.0, now - kept.submitted_at - queue_s - execution_s),
+            background_s=background_s,
+            overhead_s=max(0.0, now - kept.submitted_at - queue_s - background_s - execution_s),
             execution_s=execution_s,
             cpu_s=stored.cpu_s if stored is not None else 0.0,
             dop=0 if grant is None else grant.units,

@@ -89,6 +89,7 @@ class Finish:
     by_worker: bool
     started_at: float | None
     queue_s: float
+    background_s: float = 0.0
     overhead_s: float
     execution_s: float
     cpu_s: float
@@ -97,6 +98,11 @@ class Finish:
     environment_lost_on: str = ""
     cause: str = ""
     kind: str = ""
+
+    @property
+    def act_s(self) -> float:
+        """Submission to end."""
+        return self.queue_s + self.background_s + self.overhead_s + self.execution_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

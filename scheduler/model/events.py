@@ -104,10 +104,11 @@ class Finished:
     """A worker has ended an action: its processes are gone and its result is stored.
 
     With `waits_again` no result is stored. An outside API has refused the action, and the grant allows the action to wait again.
-    `waited_s` are the seconds in the background, less the core-seconds got in the background. They count as queueing; `execution_s`
-    excludes them. `told_by` names the source of this end: the worker's report, a stored result, or the scheduler, which then has to
-    store a result. `cause` is a word of `tangram/ends.py`, empty where the worker names none. `memory_mb` is the most that the
-    action's environment held while it ran, `resident_mb` what the environment holds after its last running action; None if unknown.
+    `waited_s` are the seconds in the background, less the core-seconds got in the background; `execution_s` excludes them. The action
+    slept by its own will for `slept_s` of them, which count as execution in the ACT; the others are its background part. `told_by`
+    names the source of this end: the worker's report, a stored result, or the scheduler, which then has to store a result. `cause` is
+    a word of `tangram/ends.py`, empty where the worker names none. `memory_mb` is the most that the action's environment held while it
+    ran, `resident_mb` what the environment holds after its last running action; None if unknown.
     """
 
     id: str
@@ -118,6 +119,7 @@ class Finished:
     execution_s: float = 0.0
     cpu_s: float = 0.0
     waited_s: float = 0.0
+    slept_s: float = 0.0
     answer: Answer | None = None
     waits_again: bool = False
     told_by: Literal["worker", "result", "scheduler"] = "worker"
@@ -206,11 +208,15 @@ class ServiceChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredEnd:
-    """The end of an action, read from its stored result, since its worker could not report it. Unknown seconds are 0."""
+    """The end of an action, read from its stored result, since its worker could not report it. Unknown seconds are 0.
+
+    `background_s` and `execution_s` are parts of the ACT.
+    """
 
     id: str
     status: End
     reason: str = ""
+    background_s: float = 0.0
     execution_s: float = 0.0
     cpu_s: float = 0.0
     cause: str = ""
@@ -224,6 +230,7 @@ class StoredEnd:
             reason=self.reason,
             execution_s=self.execution_s,
             cpu_s=self.cpu_s,
+            waited_s=self.background_s,
             told_by="result",
             cause=self.cause,
         )

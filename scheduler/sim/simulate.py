@@ -314,6 +314,7 @@ class Simulation:
             execution_s=now - live.began_at - live.waited_s,
             cpu_s=live.cpu_s,
             waited_s=live.waited_s,
+            slept_s=live.slept_s,
         )
         self._handle(finished, now)
 
@@ -347,6 +348,7 @@ class Simulation:
                 submitted_at=live.submitted_at - live.carried_queue_s,
                 ended_at=now,
                 queue_s=queue_s + live.carried_queue_s,
+                background_s=live.waited_s - live.slept_s,
                 overhead_s=live.overhead_s,
                 execution_s=execution_s,
                 units=live.units,

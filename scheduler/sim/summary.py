@@ -35,6 +35,7 @@ class ActionRecord:
     execution_s: float
     units: int
     floor_s: float
+    background_s: float = 0.0
     unit_seconds: float = 0.0
     cpu_s: float = 0.0
     reason: str = ""
@@ -43,7 +44,7 @@ class ActionRecord:
     @property
     def act_s(self) -> float:
         """Submission to result."""
-        return self.queue_s + self.overhead_s + self.execution_s
+        return self.queue_s + self.background_s + self.overhead_s + self.execution_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,14 +93,16 @@ def act_figures(records: Sequence[ActionRecord]) -> dict[str, float]:
     spread = summary(record.act_s for record in records)
     count = max(1, len(records))
     mean_queue = fsum(record.queue_s for record in records) / count
+    mean_background = fsum(record.background_s for record in records) / count
     mean_execution = fsum(record.execution_s for record in records) / count
     mean_overhead = fsum(record.overhead_s for record in records) / count
     return {
-        "mean_act": mean_queue + mean_execution + mean_overhead,
+        "mean_act": mean_queue + mean_background + mean_execution + mean_overhead,
         "p50_act": spread.p50,
         "p95_act": spread.p95,
         "p99_act": spread.p99,
         "mean_queue": mean_queue,
+        "mean_background": mean_background,
         "mean_execution": mean_execution,
         "mean_overhead": mean_overhead,
     }

@@ -43,7 +43,7 @@ def node(stack: Stack) -> Node:
 
 
 def test_what_workers_have_stored_is_read_as_the_ends_it_tells_of(stack: Stack) -> None:
-    act = {"queue_s": 0.5, "overhead_s": 0.1, "execution_s": 1.5}
+    act = {"queue_s": 0.5, "background_s": 0.75, "overhead_s": 0.1, "execution_s": 1.5}
     backend = stack.app.backend
     # Given results of all sorts, as workers store them
     for action_id, status in (("done", "succeeded"), ("late", "timed_out")):
@@ -60,8 +60,8 @@ def test_what_workers_have_stored_is_read_as_the_ends_it_tells_of(stack: Stack) 
     ends = transport.stored_ends({**kinds, "running": "cpu.exec", "missing": "cpu.exec"})
     # Then each that has ended is told, and no other
     assert ends == [
-        StoredEnd(id="done", status="succeeded", reason="why", execution_s=1.5, cpu_s=1.25),
-        StoredEnd(id="late", status="timed_out", reason="why", execution_s=1.5, cpu_s=1.25),
+        StoredEnd(id="done", status="succeeded", reason="why", background_s=0.75, execution_s=1.5, cpu_s=1.25),
+        StoredEnd(id="late", status="timed_out", reason="why", background_s=0.75, execution_s=1.5, cpu_s=1.25),
         StoredEnd(id="plain", status="succeeded"),
         StoredEnd(id="wrong", status="failed", reason="ValueError: no", cause="error"),
         StoredEnd(id="stopped", status="cancelled", reason="by the trainer", cause="cancelled"),

@@ -107,7 +107,7 @@ def test_figures_are_whole_on_a_narrow_terminal_and_what_waits_is_not_bad(
     monkeypatch.setenv("COLUMNS", str(columns))
     stats = {
         "by_status": {"succeeded": 31_413, "failed": 271, "waiting": 2}, "by_fault": {"program": 271},
-        "act": {"mean": 0.125, "p95": 12.345}, "mean_queue_s": 1234.56, "mean_overhead_s": 0.001,
+        "act": {"mean": 0.125, "p95": 12.345}, "mean_queue_s": 1234.56, "mean_background_s": 7.125, "mean_overhead_s": 0.001,
         "mean_execution_s": 99.5, "core_s_used": 5678.5, "core_s_reserved": 2.0,
     }  # fmt: skip
     node = {**NODE, "description": {"kinds": ["cpu"], "cores": 110, "cells": 223}, "running": 337, "environments": 441}
@@ -122,4 +122,4 @@ def test_figures_are_whole_on_a_narrow_terminal_and_what_waits_is_not_bad(
     assert max(map(len, shown.partition("bad: ended")[0].splitlines())) <= columns
     if columns == 80:
         row = next(line for line in shown.splitlines() if line.startswith("all"))
-        assert row.split() == ["all", "31686", "271", "0", "271", "0.125", "12.35", "1234.6", "0.001", "99.50", "5678.5"]
+        assert row.split() == ["all", "31686", "271", "0", "271", "0.125", "12.35", "1234.6", "7.125", "0.001", "99.50", "5678.5"]

@@ -128,10 +128,11 @@ def test_the_parts_of_the_time_add_up_to_the_wait() -> None:
     before = time.monotonic()
     submitted = before - 10.0
     value = {"exit_code": 0, "stdout": "", "stderr": ""}
-    result = {"status": "succeeded", "value": value, "dop": 1, "act": {"queue_s": 2.0, "execution_s": 5.0, "overhead_s": 99.0}}
+    act = {"queue_s": 2.0, "background_s": 1.0, "execution_s": 5.0, "overhead_s": 99.0}
+    result = {"status": "succeeded", "value": value, "dop": 1, "act": act}
     done = decode("cpu.exec", Meta(status="SUCCESS", result=result), submitted, BLOBS)
     assert isinstance(done, ExecResult)
-    assert (done.act.queue_s, done.act.execution_s) == (2.0, 5.0)
+    assert (done.act.queue_s, done.act.background_s, done.act.execution_s) == (2.0, 1.0, 5.0)
     assert before - submitted <= done.act.total_s <= time.monotonic() - submitted
 
 

@@ -44,7 +44,7 @@ def test_commands_of_a_session_share_state_and_say_how_they_ended(client: Client
         done = env.exec("pwd; echo $WORD; cat $HOME/file; echo wrong >&2; exit 3")
         whole_s = time.monotonic() - began
         assert (done.stdout, done.stderr, done.exit_code, done.status) == ("/\nkept\nkept\n", "wrong\n", 3, "succeeded")
-        parts = (done.act.queue_s, done.act.overhead_s, done.act.execution_s)
+        parts = (done.act.queue_s, done.act.background_s, done.act.overhead_s, done.act.execution_s)
         assert all(part >= 0 for part in parts) and 0 < done.act.execution_s <= sum(parts) <= whole_s
         # A fence leaves only the folder
         assert env.exec("echo $PWD ${WORD-none}", fence=True).stdout == "/ none\n"

@@ -81,7 +81,15 @@ def resized(name: str, *cores: int, background: bool = False) -> ActionResized:
 
 
 def ended(name: str, status: str = "succeeded", cause: str = "", at: float = 3.0, **parts: float | str) -> ActionEnded:
-    words: dict[str, Any] = {"queue_s": 1.0, "overhead_s": 0.5, "execution_s": 2.0, "cpu_s": 1.5, "unit_s": 4.0, **parts}
+    words: dict[str, Any] = {
+        "queue_s": 1.0,
+        "background_s": 0.25,
+        "overhead_s": 0.5,
+        "execution_s": 2.0,
+        "cpu_s": 1.5,
+        "unit_s": 4.0,
+        **parts,
+    }
     return ActionEnded(end=Finish(id=name, status=status, reason="", by_worker=True, started_at=None, dop=1, cause=cause, **words), at=at)  # type: ignore[arg-type]
 
 
@@ -110,7 +118,8 @@ def test_an_action_is_counted_from_its_reception_to_its_end() -> None:
     assert told.value("tangram_preemptions_total", job_name="j") == 1
     # And its end says how long all took, and gives its core back
     told(ended("a"))
-    assert told.value("tangram_act_seconds_sum", **GROUP) == 3.5
+    assert told.value("tangram_act_seconds_sum", **GROUP) == 3.75
+    assert told.value("tangram_act_background_seconds_sum", **GROUP) == 0.25
     assert told.value("tangram_act_queue_seconds_sum", **GROUP) == 1.0
     assert told.value("tangram_used_core_seconds_total", job_name="j") == 1.5
     assert told.value("tangram_actions_total", **GROUP, status="succeeded", fault="") == 1

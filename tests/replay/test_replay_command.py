@@ -63,7 +63,7 @@ def test_the_same_seed_gives_the_same_document_and_every_action_ends(policy: str
     assert first["policy"] == policy
     assert without_measured(first) == without_measured(second)
     assert (first["trajectories"], first["failed"]) == (9, 0)
-    parts = first["mean_queue"] + first["mean_execution"] + first["mean_overhead"]
+    parts = first["mean_queue"] + first["mean_background"] + first["mean_execution"] + first["mean_overhead"]
     assert first["mean_act"] == pytest.approx(parts)
 
 

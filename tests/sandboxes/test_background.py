@@ -207,7 +207,20 @@ def test_time_without_a_core_does_not_count(sandbox: Sandbox, env: Environment) 
     # Then it has ended by itself, and what it waited is counted apart
     (outcome,) = outcomes
     assert (outcome.status, outcome.exit_code) == ("succeeded", 0), outcome
-    assert outcome.waited_s > 0
+    assert outcome.background_s > 0
+
+
+def test_what_a_command_sleeps_in_the_background_is_execution(env: Environment) -> None:
+    # Given a command in the background that waits for something, and is looked at
+    with running(env, "mkfifo go; read -r line <go", BACK) as (execution, outcomes):
+        began = time.monotonic()
+        assert until(lambda: time.monotonic() > began + 1.0 and execution.used() is not None)
+        # When it has got it
+        assert printed(env, "echo on >go", session="other") == ""
+        assert until(lambda: bool(outcomes))
+    # Then most of its time was its own
+    (outcome,) = outcomes
+    assert min(outcome.execution_s, outcome.slept_s) > outcome.background_s, outcome
 
 
 def test_a_command_that_sleeps_in_the_background_is_out_of_time_as_elsewhere(env: Environment) -> None:

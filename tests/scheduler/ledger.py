@@ -80,7 +80,7 @@ class Ledger:
                 book = self.actions[command.id]
                 assert book.state in ("waiting", "running"), f"{command.id} ends twice"
                 self.cells.finish(command.id)
-                assert min(command.queue_s, command.overhead_s, command.execution_s) >= 0
+                assert min(command.queue_s, command.background_s, command.overhead_s, command.execution_s) >= 0
                 book.state, book.grant, book.ends = command.status, None, book.ends + 1
             case commands.NoteDraining():
                 (self.draining.add if command.draining else self.draining.discard)(command.name)

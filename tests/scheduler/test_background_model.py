@@ -77,7 +77,7 @@ def test_what_only_sleeps_is_as_fast_in_the_background_as_on_a_core(idle: bool) 
     machine.run_until(10.0)
 
     assert machine.ends[sleeper.id] == pytest.approx(5.0)
-    assert sleeper.cpu_s == 0.0
+    assert (sleeper.cpu_s, sleeper.waited_s, sleeper.slept_s) == pytest.approx((0.0, 5.0, 5.0))
 
 
 NEEDS = st.sampled_from([0.0, 0.125, 0.25, 0.5, 0.75, 1.0])
@@ -137,5 +137,6 @@ def test_whatever_comes_and_goes_work_is_done_once(capacity: int, moves: list[tu
     for live in machine.lives:
         assert live.done_s == pytest.approx(live.recorded.work_s, rel=1e-6)
         assert live.cpu_s == pytest.approx(live.recorded.work_s * live.busy, rel=1e-6)
+        assert live.slept_s <= min(live.waited_s, live.done_s - live.cpu_s) + 1e-9
         lasted_s = machine.ends[live.id] - live.submitted_at
         assert live.unit_seconds + live.waited_s + live.background_cpu_s == pytest.approx(lasted_s, rel=1e-6)

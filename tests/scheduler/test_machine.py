@@ -370,6 +370,7 @@ class CoreMachine(RuleBasedStateMachine):
         execution_s=st.sampled_from([0.0, 0.5, 3.0, 1e9]),
         cpu_s=st.sampled_from([0.0, 0.1, 0.5, 20.0]),
         waited_s=st.sampled_from([0.0, 0.0, 3.0, 1e9]),
+        slept_s=st.sampled_from([0.0, 0.0, 2.0, 1e9]),
     )
     def finishes(self, pick: int, status: Any, **fields: Any) -> None:
         chosen = self.some_running(pick)

@@ -51,6 +51,23 @@ def test_an_action_that_is_not_idempotent_is_lost_with_its_node(world: Any) -> N
     assert w.ends["a"].by_worker is False
 
 
+def test_the_time_that_a_lost_action_ran_is_execution(world: Any) -> None:
+    # Given an action that waited for a second, and started one second after its grant
+    w = world().node(cores=1)
+    w.run("first")
+    w.run("a")
+    w.tick(1.0)
+    w.finish("first")
+    w.tick(1.0)
+    w.handle(events.Started(id="a", attempt=1, at=w.now))
+    w.tick(5.0)
+
+    w.lose()
+
+    end = w.ends["a"]
+    assert (end.status, end.queue_s, end.background_s, end.overhead_s, end.execution_s) == ("lost", 1.0, 0.0, 1.0, 5.0)
+
+
 def test_an_action_that_was_being_stopped_is_not_tried_again(world: Any) -> None:
     w = world().node()
     w.run("a", idempotent=True)

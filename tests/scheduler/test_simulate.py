@@ -74,13 +74,14 @@ def test_every_action_has_one_record_whose_parts_are_what_it_took(drawn: Any, po
     assert len(run.actions) == len({record.id for record in run.actions}) == sum(1 for _ in trace.actions())
     for record in run.actions:
         assert record.status == "succeeded", record
-        assert min(record.queue_s, record.overhead_s, record.execution_s) >= 0
+        assert min(record.queue_s, record.background_s, record.overhead_s, record.execution_s) >= -1e-9
         assert record.act_s == pytest.approx(record.ended_at - record.submitted_at, abs=1e-6)
         assert record.act_s >= record.floor_s - 1e-6
     check_capacity(run, cluster)
     document = summarise(run)
     assert document["floor_act"] <= document["mean_act"] + 1e-6
-    assert document["mean_act"] == pytest.approx(document["mean_queue"] + document["mean_overhead"] + document["mean_execution"])
+    parts = ("mean_queue", "mean_background", "mean_overhead", "mean_execution")
+    assert document["mean_act"] == pytest.approx(sum(document[part] for part in parts))
     for share in (document["cpu_utilisation"], document["gpu_utilisation"]):
         assert 0.0 <= share <= 1.0 + 1e-9
 

@@ -41,14 +41,15 @@ def test_a_received_action_waits(engine: Engine, make: Any, tables: Any, write: 
 
 
 def test_a_whole_life_ends_with_times_and_without_the_message(engine: Engine, make: Any, tables: Any, write: Any) -> None:
-    for entry in (make.received(), make.granted(), make.ended()):
+    for entry in (make.received(), make.granted(), make.ended(background_s=0.5)):
         write(entry)
     row = tables.row(engine, "actions")
     assert tables.rows(engine, "messages") == []
     assert (row["status"], row["node"], row["units"], row["attempts"]) == ("succeeded", "n1", 2, 1)
     assert row["action_class"] == row["kind"] == "cpu.exec", "without a class it is in that of its kind"
     assert (row["granted_at"], row["started_at"], row["ended_at"]) == (101.0, 101.0, 103.0)
-    assert (row["queue_s"], row["overhead_s"], row["execution_s"], row["act_s"], row["cpu_s"]) == (1.0, 0.25, 2.0, 3.25, 1.5)
+    parts = ("queue_s", "background_s", "overhead_s", "execution_s", "act_s", "cpu_s")
+    assert [row[part] for part in parts] == [1.0, 0.5, 0.25, 2.0, 3.75, 1.5]
     grant = tables.row(engine, "grants")
     assert (grant["resource"], grant["core_ids"], grant["cell_ids"]) == ("cores", [4, 5], [])
     assert (grant["granted_at"], grant["released_at"]) == (101.0, 103.0)

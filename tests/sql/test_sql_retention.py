@@ -152,7 +152,8 @@ def test_totals_count_what_was_rolled_up(engine: Engine, make: Any, live: Any, w
         for was, is_now in [(old.total, new.total), *((old.by_job[job], new.by_job[job]) for job in old.by_job)]:
             assert (is_now.by_status, is_now.act.count) == (was.by_status, was.act.count)
             assert (is_now.by_cause, is_now.by_fault) == (was.by_cause, was.by_fault)
-            for name in ("mean_queue_s", "mean_overhead_s", "mean_execution_s", "core_s_reserved", "cell_s_reserved", "core_s_used"):
+            parts = ("mean_queue_s", "mean_background_s", "mean_overhead_s", "mean_execution_s")
+            for name in (*parts, "core_s_reserved", "cell_s_reserved", "core_s_used"):
                 assert getattr(is_now, name) == pytest.approx(getattr(was, name)), name
             assert is_now.act.mean == pytest.approx(was.act.mean)
             for name in ("p50", "p95", "p99"):

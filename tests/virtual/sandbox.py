@@ -151,7 +151,7 @@ class VirtualExecution(Execution):
             execution_s=self._ran_s + self._background_s,
             cpu_s=self._cpu_s,
             max_rss_mb=1.0,
-            waited_s=self._waited_s,
+            background_s=self._waited_s,
             cause=cause,
         )
 

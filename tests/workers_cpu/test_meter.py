@@ -15,9 +15,11 @@ class Scripted(Meter):
 
     longest_s, sample_cost_s = 0.5, 0.0005
     found_s: float | None = 0.0
+    busy: bool = False
 
     def measure(self) -> float | None:
         """Return the total."""
+        self.is_runnable = self.busy
         return self.found_s
 
 
@@ -48,6 +50,32 @@ def test_what_a_sample_missed_counts_only_for_the_time_that_passed(monkeypatch: 
     meter = played(monkeypatch, [0.5, 900.0, 0.5, 900.5])
     assert meter.usage is not None
     assert meter.usage.background_cpu_s < 3.1
+
+
+@pytest.mark.parametrize(
+    ("totals", "busy", "starved_s"),
+    [
+        ([0.0, 0.0, 0.0, 0.0], [False, False, False, False], 0.0),  # it sleeps
+        ([0.5, 1.0, 1.5, 2.0], [True, True, True, True], 0.0),  # it has a core
+        ([0.0, 0.1, 0.2, 0.2], [True, True, True, True], 1.55),  # it wants one; it did so from the middle of the first half second
+        ([0.25, 0.5, 0.75, 1.0], [True, False, True, False], 0.0),  # it wants one half of the time, and has it
+        ([2.0, 4.0, 4.0, 4.0], [True, True, True, True], 0.75),  # it has several for a second, and then none
+    ],
+)
+def test_a_command_lacks_a_core_where_it_wants_one_and_gets_none(
+    monkeypatch: pytest.MonkeyPatch, totals: list[float], busy: list[bool], starved_s: float
+) -> None:
+    monkeypatch.setattr(backend, "_CORES", 4)
+    now = [100.0]
+    monkeypatch.setattr(backend, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    meter = Scripted()
+    meter.set_background(True)
+    # When it is sampled
+    for meter.found_s, meter.busy in zip(totals, busy, strict=True):
+        now[0] += 0.5
+        meter.sample()
+    # Then it has waited for what it got less, and lacked a core only while it wanted one
+    assert (meter.starved_s, meter.starved_s <= meter.waited_s) == (pytest.approx(starved_s), True)
 
 
 def test_a_sample_that_finds_nothing_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

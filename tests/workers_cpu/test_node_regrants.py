@@ -226,13 +226,13 @@ def test_what_a_report_of_use_says(node: Node) -> None:
 
 
 def test_the_end_says_what_was_waited(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given a call that has waited; when it is over; then its report says so
+    # Given a call that has waited for a core for 1.5 s and slept for another; when it is over; then its report says so
     said: list[dict[str, Any]] = []
     call = claim(node, core_ids=[], background=True)
-    call.waited_s, call.execution_s = 2.5, 0.5
+    call.background_s, call.slept_s, call.execution_s = 1.5, 1.0, 1.5
     monkeypatch.setattr(node._reporter, "put", said.append)
     node.finish(call)
-    assert (said[0]["type"], said[0]["waited_s"], said[0]["execution_s"]) == ("finished", 2.5, 0.5)
+    assert [said[0][word] for word in ("type", "waited_s", "slept_s", "execution_s")] == ["finished", 2.5, 1.0, 0.5]
 
 
 def test_a_try_that_waits_for_a_thread_is_at_hand(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,8 +186,9 @@ class ExecOutcome:
     """How a command ended; `lost` where its environment has ended by itself.
 
     `exit_code` is there for `succeeded` only (128 + n for a shell ended by signal n); the output is what was printed
-    so far in any case. `execution_s` runs from handing the command over to the end of its processes, less `waited_s`: the
-    seconds in the background, less the core-seconds that it got there. `cpu_s` are the core-seconds of its process tree;
+    so far in any case. `execution_s` runs from handing the command over to the end of its processes, less `background_s`: the seconds in
+    which it wanted a core in the background and had none. It slept in the background by its own will for `slept_s`, a part of
+    `execution_s`. `cpu_s` are the core-seconds of its process tree;
     `max_rss_mb` is the largest resident memory of the tree that was seen. `cause` says why it ended so, where it did not end well
     (`tangram/ends.py`).
     """
@@ -201,7 +202,8 @@ class ExecOutcome:
     execution_s: float
     cpu_s: float
     max_rss_mb: float
-    waited_s: float = 0.0
+    background_s: float = 0.0
+    slept_s: float = 0.0
     cause: str = ""
 
 

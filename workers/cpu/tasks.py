@@ -175,7 +175,8 @@ def execute(
         node.attach(call, execution.kill, execution.resize, execution.used)
         with cpu().giving.to(call.id, execution.give):
             outcome = execution.wait()
-        call.execution_s, call.waited_s, call.cpu_s = outcome.execution_s, outcome.waited_s, outcome.cpu_s
+        call.execution_s, call.background_s, call.slept_s = outcome.execution_s, outcome.background_s, outcome.slept_s
+        call.cpu_s = outcome.cpu_s
         call.status, call.reason, call.cause = outcome.status, outcome.reason, outcome.cause
         if outcome.status == "lost":
             raise EnvironmentGone(f"environment {environment} is lost: {outcome.reason}", outcome.cause)

@@ -95,7 +95,8 @@ class Meter(ABC):
     `usage` is as of the last sample, None before the first. It grows by what was used between two samples. The total of a sample can
     fall, since what a process has used is in nobody's count once it has ended and nobody waits for it. In the background
     a command waits for as many seconds as it gets fewer core-seconds: `waited_s`, as of the last sample. For a part of this time it
-    may sleep by itself. `starved_s` is the time in which it wanted a core and had none. Any thread may ask and sample.
+    may sleep by itself. `starved_s` is the time in which it wanted a core and had none: the time in which samples find it runnable, less
+    the core-seconds that it got. This difference is right in the mean, so a later sample may lower it. Any thread may ask and sample.
 
     A running command is sampled often at first, for short commands, then every `longest_s` seconds. All running commands
     together may cost `SAMPLING_LOAD` of a core, so where there are many the interval is longer; one sample takes about `sample_cost_s`.
@@ -113,7 +114,7 @@ class Meter(ABC):
         """Whether a thread of the command wanted a core at the last sample."""
         self._lock = threading.Lock()
         self._background = False
-        self._sampled_at, self._found_s, self._ahead_s = 0.0, 0.0, 0.0
+        self._sampled_at, self._found_s, self._ahead_s, self._lacked_s = 0.0, 0.0, 0.0, 0.0
         self._interval_s = FIRST_SAMPLE_S
 
     @property
@@ -168,7 +169,8 @@ class Meter(ABC):
             behind_s = passed_s - got_s - self._ahead_s
             self._ahead_s = min(-min(0.0, behind_s), TICKS_S)
             self.waited_s += max(0.0, behind_s)
-            self.starved_s += max(0.0, behind_s) * (was_runnable + self.is_runnable) / 2
+            self._lacked_s += passed_s * (was_runnable + self.is_runnable) / 2 - min(got_s, passed_s)
+            self.starved_s = min(self.waited_s, max(0.0, self._lacked_s))
         self._sampled_at = now
 
     def over(self, ended_rss_mb: float = 0.0) -> float:

@@ -178,7 +178,7 @@ class Run:
         held_s = self._held_before_s + max(0.0, time.monotonic() - self._held_since)
         counted_from = self._began - self._spent_s + starved_s
         execution = counted_from + request.timeout_s + min(held_s, request.timeout_s) if request.timeout_s else NEVER
-        silent_s = starved_s - self._starved_until_printed_s
+        silent_s = max(0.0, starved_s - self._starved_until_printed_s)
         silence = self._printed + silent_s + request.output_timeout_s if request.output_timeout_s else NEVER
         if execution <= silence:
             return execution, f"ran longer than {request.timeout_s:g} s" if request.timeout_s else ""
@@ -352,8 +352,8 @@ class Run:
         return Ending("failed", None, reason or "what held the session's processes was killed", self.meter.last_s, "sandbox_failed")
 
     def _outcome(self, ending: Ending) -> ExecOutcome:
-        waited_s = self.meter.waited_s
-        execution_s = max(0.0, time.monotonic() - self._began - waited_s)
+        background_s = self.meter.starved_s
+        execution_s = max(0.0, time.monotonic() - self._began - background_s)
         self._session.remember_folder()
         held = [capture.finish() for capture in self._streams.captures]
         self._hand_on(held)
@@ -374,7 +374,8 @@ class Run:
             execution_s=execution_s,
             cpu_s=ending.cpu_s,
             max_rss_mb=self.meter.max_rss_mb,
-            waited_s=waited_s,
+            background_s=background_s,
+            slept_s=self.meter.waited_s - background_s,
             cause=cause,
         )
 
