@@ -58,7 +58,7 @@ class Gateway:
         self.tokens = Tokens(engine)
         self.journal = Journal(engine)
         self.sessions = Sessions(settings)
-        self.records = Records(self.store)
+        self.records = Records(self.store, self.journal)
         self.tables = Tables(self.store)
         self.environments = Environments(self.records, self.journal)
         self.runs = JoinedRuns(self.store)

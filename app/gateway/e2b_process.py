@@ -78,8 +78,13 @@ async def start(request: Request) -> Response:
         ends_at=None if limit_s is None else now + limit_s,
         word=secrets.token_hex(8),
     )
-    table = (await gateway_of(request)).tables.of(named_sandbox(request))
+    gateway, named = await gateway_of(request), named_sandbox(request)
+    table = gateway.tables.of(named)
     record, process = await table.begin(program, access_token_of(request))
+    if record is not None:
+        gateway.records.note(record)
+    elif await gateway.records.read(named) is not None:  # the store had lost it
+        record, process = await table.begin(program, access_token_of(request))
     try:
         sandbox = await checked_sandbox(request, record)
         assert process is not None, "the sandbox is open, and the token is its own"

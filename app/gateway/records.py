@@ -8,12 +8,17 @@
 | `tangram-gw-e2b-<id>`, `tangram-gw-rex-<id>` | what shapes know of its processes and shells; they live and go with the record |
 
 A record is written before the environment is opened, so that of two processes with the same key one opens and both wait.
+
+The store may lose its data. So a process keeps the records of open environments that it has read or written, at most `MOST_KEPT`. What is
+missing in the store is written there again, with its names, if the environment still stands by the journal.
 """
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
+from collections import OrderedDict
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -21,7 +26,7 @@ from redis.asyncio import Redis
 from redis.asyncio.lock import Lock
 
 from app.gateway.errors import BadRequest
-from app.gateway.journal import Standing
+from app.gateway.journal import Journal, Standing
 from app.gateway.sessions import digest
 from tangram.calls import Place
 
@@ -31,11 +36,15 @@ KEPT_S = 24 * 3600
 MOST_CPUS = 1024
 """The most cores that a command may be said to be able to use."""
 
+MOST_KEPT = 20_000
+"""The records that a process keeps in memory, of about 1 KB each."""
+
 LOCKED_S = 30.0
 """Seconds after which a lock of a process that has died is free again."""
 
 PROCESSES_PREFIX, SHELLS_PREFIX = "tangram-gw-e2b-", "tangram-gw-rex-"
 
+_log = logging.getLogger(__name__)
 _PREFIX = "tangram-gw-env-"
 _LOCK_PREFIX = "tangram-gw-lease-"
 _NAME_PREFIX = "tangram-gw-name-"
@@ -121,11 +130,12 @@ class Record(BaseModel):
 
 
 class Records:
-    """Reads and writes records. Every method raises what redis-py raises."""
+    """Reads and writes records. Every method raises what redis-py raises, and `InfraFailed` when the journal is needed and is away."""
 
-    def __init__(self, store: Redis) -> None:
-        """Keep them in `store`."""
-        self._store = store
+    def __init__(self, store: Redis, journal: Journal) -> None:
+        """Keep them in `store`; the `journal` says which of those that the store has lost still stand."""
+        self._store, self._journal = store, journal
+        self._kept: OrderedDict[str, Record] = OrderedDict()
         self._read = store.register_script(_READ)
         self._change = store.register_script(_CHANGE)
         self._forget = store.register_script(_FORGET)
@@ -133,6 +143,7 @@ class Records:
     async def enter(self, record: Record) -> None:
         """Write a new record."""
         await self._store.set(_PREFIX + record.id, record.model_dump_json(exclude_defaults=True), ex=record.kept_s)
+        self.note(record)
 
     async def adopt(self, job: str, environment: str, known: Standing) -> Record:
         """Write a record of an environment that was opened elsewhere, or return the one that another process has written."""
@@ -146,13 +157,19 @@ class Records:
             ends_at=known.ends_at,
             access_token=secrets.token_urlsafe(24),
         )
+        return await self._enter_unless_there(record)
+
+    async def _enter_unless_there(self, record: Record) -> Record:
         await self._store.set(_PREFIX + record.id, record.model_dump_json(exclude_defaults=True), nx=True, ex=record.kept_s)
         return await self.read(record.id) or record
 
     async def change(self, record: Record) -> bool:
         """Write a record anew, unless it was removed meanwhile; say whether it was there."""
         content = record.model_dump_json(exclude_defaults=True)
-        return bool(await self._change(keys=[*_keys(record.id), *record.names], args=[content, record.kept_s]))
+        was_there = bool(await self._change(keys=[*_keys(record.id), *record.names], args=[content, record.kept_s]))
+        if was_there:
+            self.note(record)
+        return was_there
 
     def alone(self, environment: str) -> Lock:
         """Return what keeps others, in whatever process, from renewing the lease of an environment meanwhile: a context manager."""
@@ -161,12 +178,39 @@ class Records:
     async def read(self, environment: str) -> Record | None:
         """Return a record and keep it longer; None where there is none."""
         raw = await self._read(keys=_keys(environment), args=[KEPT_S])
-        return None if raw is None else Record.model_validate_json(raw)
+        return await self._restored(environment) if raw is None else self.note(Record.model_validate_json(raw))
 
     async def read_all(self, environments: list[str]) -> list[Record]:
         """Return those records that there are."""
         raws = await self._store.mget([_PREFIX + one for one in environments]) if environments else []
-        return [Record.model_validate_json(raw) for raw in raws if raw is not None]
+        found = [
+            await self._restored(one) if raw is None else self.note(Record.model_validate_json(raw))
+            for one, raw in zip(environments, raws, strict=True)
+        ]
+        return [record for record in found if record is not None]
+
+    def note(self, record: Record) -> Record:
+        """Keep the record of an open environment in memory, and return it."""
+        self._kept.pop(record.id, None)
+        if record.state == "open":
+            self._kept[record.id] = record
+            if len(self._kept) > MOST_KEPT:
+                self._kept.popitem(last=False)
+        return record
+
+    async def _restored(self, environment: str) -> Record | None:
+        """Write a record again that the store has lost, and its names; None where it is not known, or the environment stands no longer."""
+        known = self._kept.get(environment)
+        if known is None:
+            return None
+        standing = await self._journal.standing(known.job, environment)
+        if standing is None:
+            self._kept.pop(environment, None)
+            return None
+        _log.warning("the result store has lost the record of environment %s, which is written again", environment)
+        for name in known.names:
+            await self._store.set(name, known.id, nx=True, ex=known.kept_s)
+        return await self._enter_unless_there(known.model_copy(update={"ends_at": standing.ends_at or known.ends_at}))
 
     async def claim(self, name: str, record: Record) -> str:
         """Have a name lead to a record unless it leads to another; return the id that it leads to."""
@@ -183,10 +227,15 @@ class Records:
     async def id_of(self, name: str) -> str | None:
         """Return the id that a name leads to."""
         found = await self._store.get(name)
-        return None if found is None else _text(found)
+        if found is not None:
+            return _text(found)
+        known = next((record for record in self._kept.values() if name in record.names), None)
+        restored = await self._restored(known.id) if known is not None else None
+        return None if restored is None else restored.id
 
     async def forget(self, environment: str, names: tuple[str, ...] = ()) -> bool:
         """Remove a record and its names; say whether there was one."""
+        self._kept.pop(environment, None)
         return bool(await self._forget(keys=[*_keys(environment), *names], args=[environment]))
 
 

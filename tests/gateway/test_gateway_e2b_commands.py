@@ -62,6 +62,17 @@ def test_a_command_whose_number_was_given_before_runs_and_has_its_own_result(ser
         assert all(0 < store.ttl(key) <= 3600 and b"killed" in key for key in left), left
 
 
+def test_a_sandbox_whose_record_the_store_has_lost_goes_on(served: Served, e2b_options: dict[str, str]) -> None:
+    sandbox = e2b.Sandbox.create(**e2b_options, metadata={"task": "7"})
+    sandbox.files.write("kept", "yes")
+    asked = (lambda: sandbox.commands.run("cat kept").stdout, lambda: sandbox.files.read("kept"), lambda: sandbox.get_info().metadata["task"])
+    for ask in asked:
+        with served.store() as store:
+            assert store.delete(*store.keys(f"tangram-gw-*{sandbox.sandbox_id}*"))
+        assert ask() in ("yes", "7")
+    assert sandbox.kill()
+
+
 def test_a_command_whose_connection_is_cut_runs_once_and_to_its_end(served: Served, e2b_sandbox: e2b.Sandbox) -> None:
     running = e2b_sandbox.commands.run("until [ -e on ]; do sleep 0.05; done; echo ran >> ledger", background=True)
     running.disconnect()

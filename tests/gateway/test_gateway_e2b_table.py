@@ -15,6 +15,9 @@ from app.gateway.e2b_table import Process, Program, Table, Tables
 from app.gateway.records import KEPT_S, PROCESSES_PREFIX, SHELLS_PREFIX, Record, Records, record_key
 from tests.conftest import RedisUrls
 
+NO_JOURNAL: Any = None
+"""Nothing here is lost, so nothing asks the journal."""
+
 PROGRAM = Program(cmd="/bin/sh", started_at=1.0, word="w")
 
 
@@ -33,14 +36,14 @@ async def begin(table: Table) -> Process:
 async def test_nothing_begins_for_a_wrong_token_or_before_the_sandbox_is_open(redis_urls: RedisUrls, state: str, token: str) -> None:
     async with Redis(unix_socket_path=str(redis_urls.socket)) as store:
         tables, record = Tables(store), sandbox("env-1", state=state)
-        await Records(store).enter(record)
+        await Records(store, NO_JOURNAL).enter(record)
         assert await tables.of("env-1").begin(PROGRAM, token) == (record, None)
         assert await tables.of("env-1").all() == []
 
 
 async def test_what_goes_with_the_record_is_kept_as_long_as_it(redis_urls: RedisUrls) -> None:
     async with Redis(unix_socket_path=str(redis_urls.socket)) as store:
-        await Records(store).enter(sandbox("env-1"))
+        await Records(store, NO_JOURNAL).enter(sandbox("env-1"))
         await store.hset(SHELLS_PREFIX + "env-1", "name", "session")
         for key in (record_key("env-1"), SHELLS_PREFIX + "env-1"):
             await store.expire(key, 100)
@@ -61,7 +64,7 @@ async def test_a_process_whose_end_is_known_is_found_no_more(redis_urls: RedisUr
     async with Redis(unix_socket_path=str(redis_urls.socket)) as store:
         tables = Tables(store)
         for name in ("env-1", "env-2"):
-            await Records(store).enter(sandbox(name))
+            await Records(store, NO_JOURNAL).enter(sandbox(name))
         table = tables.of("env-1")
         process = await begin(table)
         assert await table.find(process.pid) == process

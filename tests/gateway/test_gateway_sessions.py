@@ -38,13 +38,18 @@ class Pool(BlockingConnectionPool):
         return await super().get_connection(*args, **options)
 
 
+def environments_of(pool: Any, engine: Any) -> Environments:
+    journal = Journal(engine)
+    return Environments(Records(Redis(connection_pool=pool), journal), journal)
+
+
 def test_a_create_that_fails_by_itself_leaves_the_environment_to_others_of_its_key(served: Served) -> None:
     pool = Pool.from_url(redis_url(find_addresses(served.live.settings).result_url))
     engine = open_engine(served.live.stack.database_url)
 
     async def run(blocker: httpx.Client, blocking: str) -> None:
         sessions = Sessions(served.live.settings)
-        environments = Environments(Records(Redis(connection_pool=pool)), Journal(engine))
+        environments = environments_of(pool, engine)
         try:
             caller = await sessions.caller("keyed")
             # Given two creates with the same key, which wait for memory
@@ -77,7 +82,7 @@ async def test_a_create_among_too_many_is_to_be_tried_again(served: Served) -> N
     pool = BlockingConnectionPool.from_url(url, max_connections=1, timeout=0.05)
     taken = await pool.get_connection()
     engine, sessions = open_engine(served.live.stack.database_url), Sessions(served.live.settings)
-    environments = Environments(Records(Redis(connection_pool=pool)), Journal(engine))
+    environments = environments_of(pool, engine)
     try:
         caller = await sessions.caller("too-many")
         # When an environment is to be opened, then that is to be tried again after a while, and counts as the system's affair

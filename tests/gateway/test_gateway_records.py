@@ -1,0 +1,100 @@
+"""Records of environments that the result store has lost: the gateway writes them again where the environment still stands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
+
+from redis.asyncio import Redis
+
+from app.gateway.errors import InfraFailed
+from app.gateway.journal import Standing
+from app.gateway.records import Record, Records, name_key
+from tests.conftest import RedisUrls
+
+NAME = name_key("j", "name", "n")
+RECORD = Record(
+    id="env-1",
+    job="j",
+    trajectory="t",
+    open_id="o",
+    state="open",
+    image="python:3.12",
+    metadata={"task": "7"},
+    variables={"A": "b"},
+    names=(NAME,),
+    created_at=1.0,
+    lease_s=60.0,
+    ends_at=100.0,
+    access_token="key",
+)
+
+
+class Journal:
+    """Which environments stand; away while `is_away`."""
+
+    def __init__(self) -> None:
+        self.standing_ids = {("j", "env-1")}
+        self.is_away = False
+
+    async def standing(self, job: str, environment: str) -> Standing | None:
+        if self.is_away:
+            raise InfraFailed("the journal cannot be read", "stack_unreachable")
+        return Standing(trajectory="t", created_at=1.0, ends_at=200.0) if (job, environment) in self.standing_ids else None
+
+
+async def opened(store: Any, journal: Journal) -> Records:
+    records = Records(store, journal)  # type: ignore[arg-type]
+    await records.enter(RECORD)
+    assert await records.claim(NAME, RECORD) == RECORD.id
+    return records
+
+
+@pytest.mark.parametrize("way", ["id", "name", "list"])
+async def test_a_record_that_the_store_has_lost_is_there_again_with_its_names(redis_urls: RedisUrls, way: str) -> None:
+    async with Redis(unix_socket_path=str(redis_urls.socket)) as store:
+        journal = Journal()
+        records = await opened(store, journal)
+        # When the store comes back without its data
+        await store.flushall()
+        if way == "id":
+            found = await records.read("env-1")
+        elif way == "list":
+            (found,) = await records.read_all(["env-1"])
+        else:
+            assert await records.id_of(NAME) == "env-1"
+            found = await records.read("env-1")
+        # Then it is all there, with the lease that the journal knows, for other processes, too
+        assert found == RECORD.model_copy(update={"ends_at": 200.0})
+        other = Records(store, journal)  # type: ignore[arg-type]
+        assert await other.read("env-1") == found
+        assert await other.id_of(NAME) == "env-1"
+
+
+async def test_a_record_of_an_environment_that_stands_no_longer_is_gone(redis_urls: RedisUrls) -> None:
+    async with Redis(unix_socket_path=str(redis_urls.socket)) as store:
+        journal = Journal()
+        records = await opened(store, journal)
+        # Given an environment that another process has closed, and forgotten
+        journal.standing_ids.clear()
+        await Records(store, journal).forget("env-1", (NAME,))  # type: ignore[arg-type]
+
+        assert await records.read("env-1") is None
+        assert await records.id_of(NAME) is None
+        assert await records.read_all(["env-1"]) == []
+
+
+async def test_without_the_journal_a_lost_record_is_an_outage_and_not_a_closed_environment(redis_urls: RedisUrls) -> None:
+    async with Redis(unix_socket_path=str(redis_urls.socket)) as store:
+        journal = Journal()
+        records = await opened(store, journal)
+        await store.flushall()
+
+        journal.is_away = True
+        with pytest.raises(InfraFailed):
+            await records.read("env-1")
+        journal.is_away = False
+        assert await records.read("env-1") is not None
