@@ -65,8 +65,12 @@ def test_a_command_whose_number_was_given_before_runs_and_has_its_own_result(ser
 def test_a_sandbox_whose_record_the_store_has_lost_goes_on(served: Served, e2b_options: dict[str, str]) -> None:
     sandbox = e2b.Sandbox.create(**e2b_options, metadata={"task": "7"})
     sandbox.files.write("kept", "yes")
-    asked = (lambda: sandbox.commands.run("cat kept").stdout, lambda: sandbox.files.read("kept"), lambda: sandbox.get_info().metadata["task"])
-    for ask in asked:
+    ways = (
+        lambda: sandbox.commands.run("cat kept").stdout,
+        lambda: sandbox.files.read("kept"),
+        lambda: sandbox.get_info().metadata["task"],
+    )
+    for ask in ways:
         with served.store() as store:
             assert store.delete(*store.keys(f"tangram-gw-*{sandbox.sandbox_id}*"))
         assert ask() in ("yes", "7")
