@@ -18,6 +18,7 @@ from tangram.action import Action
 from tangram.arguments import takes
 from tangram.calls import CallOptions, Conversation, ExecOptions, Limits, OpenOptions, Place, ServiceOptions
 from tangram.errors import TangramError
+from tangram.following import OnText, follow_async
 from tangram.handles import AsyncHandle
 from tangram.requests import Headers
 from tangram.results import Chunk, ExecResult, HttpAnswer, Logprobs, Response, Scores, Snapshot, Texts
@@ -60,10 +61,10 @@ class AsyncClient:
         """Return a teacher's log-probabilities: for each sequence of n token ids n-1 floats.
 
         A sequence may be a list, an `array.array`, a numpy array or a row of one. With `top_k`, 0 to 128, the result also has the rank of
-        each id, and the `top_k` most likely ids of each position.
+        each id, and the `top_k` most likely ids of each position. Where arrays of numpy went in, such come back.
         """
         logprobs: Logprobs = await self._run(calls.logprobs(self.job, service, token_ids, options, top_k=top_k))
-        return logprobs
+        return logprobs.like(token_ids)
 
     @takes(ServiceOptions)
     async def generate(
@@ -153,10 +154,14 @@ class AsyncEnvironment:
         return self._place.trajectory
 
     @takes(ExecOptions)
-    async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
-        """Run a shell command and wait for it; see `Environment.exec`."""
-        result: ExecResult = await self._session.submit(calls.execute(self._place, command, **options))
-        return result
+    async def exec(
+        self, command: str, *, on_stdout: OnText | None = None, on_stderr: OnText | None = None, **options: Unpack[ExecOptions]
+    ) -> ExecResult:
+        """Run a shell command and wait for it; see `Environment.exec`. Callbacks may be coroutine functions."""
+        if on_stdout is None and on_stderr is None:
+            return await (await self.submit(command, **options))
+        options["stream"] = True
+        return await follow_async(await self.submit(command, **options), on_stdout, on_stderr)
 
     @takes(ExecOptions)
     async def submit(self, command: str, **options: Unpack[ExecOptions]) -> AsyncHandle[ExecResult]:

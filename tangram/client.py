@@ -16,6 +16,7 @@ from tangram.action import Action
 from tangram.arguments import takes
 from tangram.calls import CallOptions, Conversation, ExecOptions, Limits, OpenOptions, Place, ServiceOptions
 from tangram.errors import TangramError
+from tangram.following import OnText, follow
 from tangram.handles import Handle
 from tangram.requests import Headers
 from tangram.results import Chunk, ExecResult, HttpAnswer, Logprobs, Response, Scores, Snapshot, Texts
@@ -72,10 +73,10 @@ class Client:
         """Return a teacher's log-probabilities: for each sequence of n token ids n-1 floats.
 
         A sequence may be a list, an `array.array`, a numpy array or a row of one. With `top_k`, 0 to 128, the result also has the rank of
-        each id, and the `top_k` most likely ids of each position.
+        each id, and the `top_k` most likely ids of each position. Where arrays of numpy went in, such come back.
         """
         logprobs: Logprobs = self._run(calls.logprobs(self.job, service, token_ids, options, top_k=top_k))
-        return logprobs
+        return logprobs.like(token_ids)
 
     @takes(ServiceOptions)
     def generate(
@@ -158,13 +159,18 @@ class Environment:
         return self._place.trajectory
 
     @takes(ExecOptions)
-    def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
-        """Run a shell command and wait for it.
+    def exec(
+        self, command: str, *, on_stdout: OnText | None = None, on_stderr: OnText | None = None, **options: Unpack[ExecOptions]
+    ) -> ExecResult:
+        """Run a shell command and wait for it. `on_stdout` and `on_stderr` get what it prints as text, as it comes, in this thread.
 
         A command that fails is a result with its exit code. One that was killed at a timeout is a result with status
         `timed_out` and what it had printed. Everything else that can happen to an action is raised.
         """
-        return self.submit(command, **options).result()
+        if on_stdout is None and on_stderr is None:
+            return self.submit(command, **options).result()
+        options["stream"] = True
+        return follow(self.submit(command, **options), on_stdout, on_stderr)
 
     @takes(ExecOptions)
     def submit(self, command: str, **options: Unpack[ExecOptions]) -> Handle[ExecResult]:

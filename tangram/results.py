@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -124,6 +125,8 @@ class Scores(list[float]):
 class Logprobs(list[list[float]]):
     """Log-probabilities of a teacher: for n token ids n-1 floats, a list per sequence; carries `act` and `dop`.
 
+    Each list is an array of numpy where the token ids came as such (`like`).
+
     Where `top_k` was asked for, it also carries the following for each of these floats. Otherwise they are empty.
     """
 
@@ -135,6 +138,20 @@ class Logprobs(list[list[float]]):
     """By sequence and position: the `top_k` most likely ids, the most likely first; all ids where the vocabulary is smaller."""
     top_logprobs: Sequence[Sequence[Sequence[float]]] = ()
     """The log-probabilities of `top_ids`."""
+
+    def like(self, token_ids: object) -> Self:
+        """Return it, with an array of numpy for each sequence where the ids were one, or a list or tuple with some.
+
+        Log-probabilities are then float32, ranks and ids int32; what is `top_k` by position has two dimensions.
+        """
+        numpy = sys.modules.get("numpy")
+        given = token_ids if isinstance(token_ids, list | tuple) else (token_ids,)
+        if numpy is not None and any(isinstance(one, numpy.ndarray) for one in given):
+            self[:] = (numpy.array(values, numpy.float32) for values in self)
+            self.ranks = [numpy.array(values, numpy.int32) for values in self.ranks]
+            self.top_ids = [numpy.array(values, numpy.int32) for values in self.top_ids]
+            self.top_logprobs = [numpy.array(values, numpy.float32) for values in self.top_logprobs]
+        return self
 
 
 class Texts(list[str]):

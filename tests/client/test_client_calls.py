@@ -98,7 +98,7 @@ def test_wrong_words_are_named(make: Any, field: str) -> None:
 def test_a_word_that_is_no_option_names_the_method_and_the_nearest_option(client: Any) -> None:
     environment = Environment if client is Client else AsyncEnvironment
     calls_with = {
-        client.open: {"memory": 5},
+        client.open: {"memory_gb": 5},
         client.call: {"uri": "http://x"},
         environment.exec: {"timeout": 5},
         environment.submit: {"timeout": 5},
@@ -109,7 +109,7 @@ def test_a_word_that_is_no_option_names_the_method_and_the_nearest_option(client
             method(None, "x", **options)
         said.append(str(caught.value))
     assert said == [
-        f"{client.__name__}.open() has no option 'memory': did you mean memory_mb?",
+        f"{client.__name__}.open() has no option 'memory_gb': did you mean memory_mb?",
         f"{client.__name__}.call() has no option 'uri': did you mean url?",
         f"{environment.__name__}.exec() has no option 'timeout': did you mean timeout_s?",
         f"{environment.__name__}.submit() has no option 'timeout': did you mean timeout_s?",

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import pytest
 
 from app.local.processes import wait_until
@@ -178,6 +179,23 @@ def test_ranks_and_most_likely_ids_come_with_log_probs(peer: Any, settings: Sett
     assert (list(found), found.ranks) == ([[-0.5, -1.5], []], [[1, 3], []])
     assert (found.top_ids, found.top_logprobs) == ([[[2, 8], [7, 9]], []], [[[-0.5, -2.0], [-0.25, -1.0]], []])
     assert peer.seen[0].arguments["top_k"] == 2
+
+
+def test_log_probs_come_back_as_numpy_where_that_went_in(peer: Any, settings: Settings) -> None:
+    value = {
+        "logprobs": pack_floats([[-0.5, -1.5], []]),
+        "ranks": pack_ints([[1, 3], []]),
+        "top_ids": pack_ints([[2, 8, 7, 9], []]),
+        "top_logprobs": pack_floats([[-0.5, -2.0, -0.25, -1.0], []]),
+    }
+    peer.behave = lambda seen: peer.payload(value)
+    with Client(settings=settings) as client:
+        found = client.logprobs("teacher", [np.array([1, 2, 3]), np.array([4])], top_k=2)
+        rows = client.logprobs("teacher", np.array([[1, 2, 3], [4, 5, 6]]), top_k=2)
+    for logprobs in (found, rows):
+        kinds = [(part[0].dtype, part[0].shape) for part in (logprobs, logprobs.ranks, logprobs.top_ids, logprobs.top_logprobs)]
+        assert kinds == [(np.float32, (2,)), (np.int32, (2,)), (np.int32, (2, 2)), (np.float32, (2, 2))]
+        assert (logprobs[0].tolist(), logprobs.top_ids[0].tolist(), logprobs[1].size) == ([-0.5, -1.5], [[2, 8], [7, 9]], 0)
 
 
 def test_a_call_carries_its_quota_and_keeps_keys_out_of_flower(peer: Any, settings: Settings) -> None:
