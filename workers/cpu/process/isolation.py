@@ -47,10 +47,10 @@ SWITCHES = ("/proc/sys", "/proc/sysrq-trigger", "/proc/acpi", "/proc/fs", "/proc
 """What the kernel lets the host's root write without any capability. A worker that is root is that inside, too, unless it chooses users."""
 ETC = "/etc"
 PUBLIC = (
-    *("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d"),
+    *("ld.so.cache", "ld.so.conf", "ld.so.conf.d"),
     *("passwd", "group", "nsswitch.conf", "shells"),
     *("hosts", "host.conf", "hostname", "resolv.conf", "gai.conf", "networks", "protocols", "services", "rpc", "ethertypes"),
-    *("ssl/certs", "ssl/openssl.cnf", "ca-certificates*", "pki/tls/certs", "pki/tls/openssl.cnf", "pki/ca-trust/extracted"),
+    *("ssl/openssl.cnf", "ca-certificates*", "pki/tls/certs", "pki/tls/openssl.cnf", "pki/ca-trust/extracted"),
     *("crypto-policies", "gnutls"),
     *("localtime", "timezone", "locale.*", "os-release", "lsb-release", "debian_version", "*-release", "issue", "login.defs"),
     *("profile", "bash.bashrc", "bashrc", "inputrc", "terminfo", "vim", "manpath.config", "groff"),
@@ -61,6 +61,8 @@ PUBLIC = (
 """What an environment sees of /etc: the names, or patterns of them, that programs of many kinds need, and that hold no password and no
 key. What may hold one is not here, such as the files for proxies, packages and indices: `environment`, `apt`, `pip.conf`, `gitconfig`.
 """
+LARGE = ("alternatives", "ssl/certs")
+"""Further such folders. Each has hundreds of links, so it is mounted: the copies would take most of the time in which a sandbox starts."""
 
 HOME, USER = "/home/user", "user"
 PLACES = ("/app", "/logs", "/solution", "/tests")
@@ -158,6 +160,7 @@ class View:
             ["tmpfs", "/dev/shm", str(SHARED_BYTES)],
             ["remount-ro", "/dev"],
             ["ro-bind", str(self.base / "etc"), "/etc"],
+            *(["ro-bind-try", f"{ETC}/{name}", f"/etc/{name}"] for name in LARGE if _is_folder(self.base / "etc" / name)),
             ["ro-bind", str(folders.control), CONTROL],
             ["symlink", "/tmp", "/var/tmp"],
             ["bind", str(folders.work), HOME],
@@ -234,6 +237,10 @@ def counts_by_namespace() -> bool:
     return os.geteuid() != 0 and (int(major), int("".join(filter(str.isdigit, minor)) or 0)) >= (5, 14)
 
 
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
 def _system() -> list[Step]:
     there = [path for path in SYSTEM if os.path.isdir(path)]
     return [["symlink", os.readlink(path), path] if os.path.islink(path) else ["ro-bind", path, path] for path in there]
@@ -242,14 +249,17 @@ def _system() -> list[Step]:
 def copy_etc(folder: Path, shell: str) -> None:
     """Copy to `folder` what environments see of /etc: one mount of the copy is faster than one for each file."""
     made = {folder}
-    for name in PUBLIC:
+    for name in (*PUBLIC, *LARGE):
         for source in glob.glob(f"{ETC}/{name}"):
             target = folder / os.path.relpath(source, ETC)
             target.parent.mkdir(parents=True, exist_ok=True)
             made.update(path for path in target.parents if path.is_relative_to(folder))
             # What the worker's user may not read is no more there than before, and links lead where they led.
             with contextlib.suppress(OSError, shutil.Error):
-                if os.path.isdir(source) and not os.path.islink(source):
+                if name in LARGE and _is_folder(Path(source)):
+                    made.add(target)
+                    target.mkdir()
+                elif _is_folder(Path(source)):
                     shutil.copytree(source, target, symlinks=True)
                 else:
                     shutil.copy2(source, target, follow_symlinks=False)

@@ -41,7 +41,7 @@ def folders_of_programs(search_path: str, known: Sequence[str], private: Sequenc
             seen.add(folder)
             if os.path.isdir(folder):
                 found.update(_installed_in(folder))
-                waiting.extend(_linked(folder))
+                waiting.extend(set(_linked(folder)))
     shown = sorted(path for path in found.union(programs) if not any(_is_in(secret, path) for secret in private))
     shown = [path for path in shown if not any(_is_in(path, folder) for folder in (private[0], *known))]
     return tuple(path for path in shown if not any(_is_in(path, other) for other in shown if other != path))
