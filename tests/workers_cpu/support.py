@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
-import subprocess
-import sys
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, Pipe
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
@@ -158,18 +159,48 @@ Asked = tuple[str, str, str]
 """An environment, a session of it, and a command."""
 
 
+@dataclass
+class Worker:
+    """A worker to be killed: a fork of this process with a sandbox of its own."""
+
+    process: ForkProcess
+    hears: Connection
+
+    def is_idle(self) -> bool:
+        """Wait until all its commands are over."""
+        return bool(self.hears.recv() == "over")
+
+    def kill(self) -> None:
+        """Kill it, and wait until it has ended."""
+        self.process.kill()
+        self.process.join()
+
+
 @contextmanager
-def worker_to_be_killed(base: Path, *commands: Asked, background: bool = False, **options: object) -> Iterator[subprocess.Popen[bytes]]:
-    """Start `killed_worker` with a sandbox in `base`; yield it once the last one of the commands is about to run."""
-    argv = [sys.executable, "-m", "tests.workers_cpu.killed_worker", str(base), json.dumps(options), json.dumps(commands)]
-    argv += ["background"] if background else []
-    with subprocess.Popen(argv, cwd=Path(__file__).parents[2], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
-        try:
-            assert worker.stdout is not None
-            assert worker.stdout.readline() == b"running\n"
-            yield worker
-        finally:
-            worker.kill()
+def worker_to_be_killed(base: Path, *commands: Asked, background: bool = False, **options: Any) -> Iterator[Worker]:
+    """Start a worker with a sandbox in `base`; yield it once the last one of the commands, maybe in the background, is about to run."""
+    hears, tells = Pipe(duplex=False)
+
+    def work() -> None:
+        box = ProcessSandbox(base, **options)
+        for number, (environment, session, command) in enumerate(commands, 1):
+            last = number == len(commands)
+            if last:
+                tells.send("running")
+            request = ExecRequest(action_id="a", command=command, session=session, holding=Holding(background=background and last))
+            box.open(EnvironmentSpec(id=environment)).start(request).wait()
+        tells.send("over")
+        signal.pause()
+
+    worker = Worker(get_context("fork").Process(target=work), hears)
+    worker.process.start()
+    tells.close()
+    try:
+        assert hears.recv() == "running"
+        yield worker
+    finally:
+        worker.kill()
+        hears.close()
 
 
 def in_background(pid: int, means: Means) -> bool:

@@ -47,12 +47,11 @@ def test_a_sandbox_waits_for_what_ends_the_commands_of_a_killed_worker(tmp_path:
     nap = f"315.59375{RUN}"
     with worker_to_be_killed(tmp_path / "box", ("e1", "main", f"setsid sleep {nap} &"), ("e1", "main", f"sleep {nap}")) as worker:
         assert sleepers(nap, 2)
-        below = {process.pid for process in tree.descendants(worker.pid)}
+        below = {process.pid for process in tree.descendants(worker.process.pid)}
         cleanup = below.intersection(processes_with("workers.cpu.process.fork_server"))
         for pid in cleanup:
             freeze(pid)
         worker.kill()
-        worker.wait()
     # When a sandbox takes over the folder
     with ThreadPoolExecutor() as threads:
         taking = threads.submit(ProcessSandbox, tmp_path / "box")
