@@ -5,7 +5,7 @@
 | `/health` | 200 while the process answers; no token |
 | `/ready` | 200 while tokens, records and a scheduler can be reached, else 503; no token |
 | `/metrics` | figures of this process for Prometheus; no token |
-| `/docs`, `/openapi.json` | all routes |
+| `/docs`, `/redoc`, `/openapi.json` | all routes |
 | everything else | the shapes, `SHAPES` |
 """
 
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import uvicorn
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
+from fastapi_offline import FastAPIOffline
 from redis import RedisError
 from starlette.exceptions import HTTPException
 
@@ -42,6 +43,7 @@ from app.gateway import (
 from app.gateway.access import Access
 from app.gateway.context import Gateway, GatewayOf
 from app.gateway.heads import BoundedHeads
+from app.gateway.reference import describe
 from app.gateway.shape import CAUSE_HEADER, of_http
 from app.journal.database import open_latest
 from tangram.errors import StackUnreachable, TangramError
@@ -106,7 +108,8 @@ def make_app(settings: Settings, database_url: str) -> FastAPI:
             yield
         engine.dispose()
 
-    app = FastAPI(title="ARL-Tangram gateway", version="1", lifespan=lifespan)
+    app = FastAPIOffline(title="ARL-Tangram gateway", version="1", lifespan=lifespan)
+    describe(app)
     app.add_middleware(ports.ByName)
     app.add_middleware(Access, body_limit_bytes=settings.gateway_body_mb * 2**20)
     app.add_exception_handler(HTTPException, _answer_http)
