@@ -80,6 +80,25 @@ def _pair(value: float, before: float) -> dict[str, float | None]:
     return {"run": value, "against": before, "ratio": value / before if before else None}
 
 
+def verdict(subject: Subject, against: Subject | None) -> str:
+    """Return what a report says, in a sentence: how a subject went, or how it differs from another one."""
+    if against is None:
+        total = subject.figures.total
+        return (
+            f"{count(sum(total.by_status.values()))} actions in {seconds(subject.ended - subject.began)} s, with a mean ACT of "
+            f"{seconds(total.act.mean)} s, {seconds(total.mean_queue_s)} s of it queueing. {count(subject.not_succeeded)} did not succeed, "
+            f"{count(subject.failed_by_us)} of them by our fault."
+        )
+    these, those = measured(subject), measured(against)
+    name, other = map(plain, labels(subject, against))
+    differs = ", ".join(
+        f"{words} {change(these[key], those[key]) or 'not to be compared'}"
+        for key, words in (("mean_act", "mean ACT"), ("duration", "duration"), ("core_s_reserved", "core-seconds reserved"))
+    )
+    ours, theirs = count(these["infrastructure"]), count(those["infrastructure"])
+    return f"{name} against {other}: {differs}; by our fault {ours} against {theirs} actions."
+
+
 def comparison_table(document: Mapping[str, Any], names: tuple[str, str]) -> Table:
     """Return the comparison as a table."""
     rows = []

@@ -19,7 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
 from app.report import pictures
-from app.report.comparison import compare, comparison_table, kinds_table, replay_table
+from app.report.comparison import compare, comparison_table, kinds_table, replay_table, verdict
 from app.report.pictures import Picture
 from app.report.subject import Subject, labels
 from app.report.tables import MOST_SLOWEST, Table, act_table, class_table, ends_table, slowest_table, unfinished_table
@@ -52,6 +52,7 @@ def render(subject: Subject, against: Subject | None = None) -> str:
     template = environment.get_template("page.html.jinja")
     return template.render(
         title=plain(subject.title if against is None else " against ".join(labels(subject, against))),
+        verdict=verdict(subject, against),
         made_at=_local_time(subject.now),
         sections=sections,
         figures={block.key: _data(block) for section in sections for block in section.blocks if isinstance(block, Picture)},
@@ -126,7 +127,7 @@ def _tiles(subject: Subject) -> list[tuple[str, str]]:
 
 
 def _remarks(subject: Subject) -> list[str]:
-    remarks = [f"First submission {_local_time(subject.began)}. ACT is submission to result: queueing, overhead and execution."]
+    remarks = [f"First submission {_local_time(subject.began)}. ACT is submission to result: queueing, background, overhead and execution."]
     if not subject.history.actions:
         remarks = ["There is no action of it in the journal."]
     if subject.run is not None and subject.run.ended_at is None:

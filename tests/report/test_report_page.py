@@ -110,6 +110,7 @@ def test_ends_are_told_by_fault_and_cause(busy: Scene, tmp_path: Path, browser: 
         found.page.locator("figure", has=found.page.locator("#run-ends")).locator("summary").click()
         rows = found.page.locator("table", has_text="Ends by fault and cause").inner_text().splitlines()
         assert "infrastructure (ours)\tnode_lost\tlost\tnode n1 was lost\tcoding\t2\t18.2%" in rows
+        assert found.page.inner_text(".verdict").endswith("did not succeed, 2 of them by our fault.")
         assert [tile for tile in found.lines(".tiles div") if tile.startswith("by our fault")] == ["by our fault\n2"]
 
 
@@ -269,6 +270,8 @@ def test_two_runs_of_two_journals_are_compared(scene: Scene, tmp_path: Path, bro
     assert "2.00 × lower" in forked("report", *words, cwd=tmp_path).stdout
     with opened(browser, written(tmp_path, *words)) as found:
         assert found.page.inner_text("h1") == "elastic against static:1"
+        differs = "mean ACT 2.00 × lower, duration 1.17 × lower, core-seconds reserved the same; by our fault 0 against 0 actions."
+        assert found.page.inner_text(".verdict") == f"elastic against static:1: {differs}"
         assert "mean ACT, s\t2.000\t4.000\t2.00 × lower" in found.page.inner_text("#comparison")
         assert [place for place in found.page.evaluate("[...document.querySelectorAll('section')].map(one => one.id)")] == [
             "comparison", "run", "against",
