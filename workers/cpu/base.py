@@ -69,29 +69,38 @@ def make_afresh(base: Path, folders: Sequence[str]) -> None:
         (base / name).mkdir(mode=0o700)
 
 
-def remove_tree(folder: Path) -> None:
+def remove_tree(folder: Path | str) -> None:
     """Remove a folder and all in it, also where the program inside took the permissions away, and however deep its folders are.
 
     A folder within a folder is first moved up to the top. So neither the length of a path nor the depth of a recursion bounds what can be
     removed.
     """
     _let_in(folder)
-    moved = (folder / f"{secrets.token_hex(8)}.{number}" for number in itertools.count())
-    for entry in _entries(folder):
-        if entry.is_dir(follow_symlinks=False):
-            _let_in(entry.path)
-        else:
-            os.unlink(entry.path)
+    word = secrets.token_hex(8)
+    moved = (f"{folder}/{word}.{number}" for number in itertools.count())
+    for path in _folders_left(folder):
+        _let_in(path)
     while left := [entry.path for entry in _entries(folder)]:
         for path in left:
-            for entry in _entries(path):
-                if entry.is_dir(follow_symlinks=False):
-                    _let_in(entry.path)
-                    os.rename(entry.path, next(moved))
-                else:
-                    os.unlink(entry.path)
+            for inner in _folders_left(path):
+                _let_in(inner)
+                os.rename(inner, next(moved))
             os.rmdir(path)
     os.rmdir(folder)
+
+
+def _folders_left(folder: Path | str) -> list[str]:
+    """Remove what is in a folder; return its folders that are not empty."""
+    left = []
+    for entry in _entries(folder):
+        if not entry.is_dir(follow_symlinks=False):
+            os.unlink(entry.path)
+            continue
+        try:
+            os.rmdir(entry.path)
+        except OSError:
+            left.append(entry.path)
+    return left
 
 
 def _let_in(folder: Path | str) -> None:

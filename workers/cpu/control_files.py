@@ -1,4 +1,4 @@
-"""Files of control groups: small reads and writes, and where the hierarchies are mounted.
+"""Files of the kernel: small reads and writes of control groups, and where their hierarchies are mounted.
 
 The standard library only, since the fork server of the process sandbox imports this.
 """
@@ -9,6 +9,8 @@ import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def write(path: str, value: str) -> None:
@@ -22,8 +24,20 @@ def write(path: str, value: str) -> None:
 
 def read(path: str) -> str:
     """Return the text of a control file. Raises `OSError`."""
-    with open(path, "rb", buffering=0) as file:
-        return file.read().decode()
+    return read_bytes(path).decode()
+
+
+def read_bytes(path: str) -> bytes:
+    """Return what is in a file of the kernel's, which gives a page at a time. Raises `OSError`."""
+    # This is most of what a walk over processes does, and twice as fast as with a file object.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        found = b""
+        while chunk := os.read(descriptor, PAGE_BYTES):
+            found += chunk
+        return found
+    finally:
+        os.close(descriptor)
 
 
 def keyed(path: str, key: str) -> int:

@@ -34,7 +34,7 @@ from workers.cpu.errors import ContainerFailed, SandboxError, SessionUnavailable
 from workers.cpu.ports.network import Network
 from workers.cpu.process import tree
 from workers.cpu.shell.backend import Backend, Backends, Event, Exited, Gone, HungUp, Refused, Spawned
-from workers.cpu.shell.dialect import READ_BY_SHELL, WRITTEN_BY_SHELL, ProtocolFolder, make_fifo, make_file
+from workers.cpu.shell.dialect import READ_BY_SHELL, ProtocolFolder, make_fifo
 
 START, LAUNCH = "start", "launch"
 log = logging.getLogger(__name__)
@@ -95,13 +95,10 @@ class ContainerBackend(Backend):
 
     def _prepare(self, control: ProtocolFolder, cwd: str) -> str:
         """Write what the shell starts with; return the FIFO on which it waits."""
-        start, launch = str(control.folder / START), str(control.folder / LAUNCH)
+        start, launch = f"{control.folder}/{START}", f"{control.folder}/{LAUNCH}"
         if not os.path.exists(start):
             make_fifo(start, READ_BY_SHELL)
-            # The worker's umask must not keep the container's user out.
-            os.chmod(control.folder, 0o755)
-        if not os.path.exists(control.state):
-            make_file(control.state, WRITTEN_BY_SHELL)
+        control.keep_state()
         argv = " ".join(map(shlex.quote, self._container.dialect.argv(control)))
         lines = (
             f"read -r line <{control.inside}/{START}",

@@ -198,11 +198,11 @@ class ContainerSandbox(Sandbox):
             backends=ContainerBackends(container, self._core_map),
             drain=self._drain,
             dialect=container.dialect,
-            control_folder=container.control,
+            control_folder=str(container.control),
             control_inside=INSIDE,
             home=WORK,
             start_timeout_s=self._options.start_timeout_s,
-            state_folder=container.control / STATES,
+            state_folder=f"{container.control}/{STATES}",
             state_inside=STATES_INSIDE,
         )
         files = ContainerFiles(container, self._options.uid, self._options.gid, self._max_file_bytes)

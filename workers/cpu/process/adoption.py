@@ -80,7 +80,7 @@ class Adoption:
         found = []
         for folder in self._environments.iterdir():
             try:
-                record = Record.read(Folders(folder).record)
+                record = Record.read(Folders(str(folder)).record)
             except (OSError, ValueError) as error:
                 log.warning("what the worker before this one left in %s is removed: %s", folder, error)
                 continue
@@ -93,7 +93,7 @@ class Adoption:
         if record.made != self._made:
             raise SessionUnavailable("it was set up in another way than this worker does that")
         ends, control_of = self._ends[record.spec.id], {session.control: name for name, session in record.sessions.items()}
-        environment = make(record, Folders(self._environments / record.spec.id))
+        environment = make(record, Folders(f"{self._environments}/{record.spec.id}"))
         for end in ends:
             if not isinstance(end.channel, int) and not end.control and environment.anchor is not None:
                 environment.anchor.adopt(end.channel, end.pid)

@@ -85,8 +85,7 @@ class ProcessBackend(Backend):
         setup = self._setup
         if self._supervisor is None:
             return  # It has said why, or its end follows.
-        if not os.path.exists(control.state):
-            control.keep_state()
+        control.keep_state()
         try:
             groups = self._joined()
         except OSError as error:
@@ -307,7 +306,7 @@ class ProcessBackends(Backends):
 
     def backend(self, control: ProtocolFolder) -> ProcessBackend:
         """Return a fresh supervisor; see the base class."""
-        return ProcessBackend(*self._supervisor(control.folder.name), self._setup, self._core_map)
+        return ProcessBackend(*self._supervisor(control.name), self._setup, self._core_map)
 
     def adopt(self, channel: socket.socket, supervisor: int) -> ProcessBackend:
         """Return a supervisor that the worker before this one has got."""

@@ -47,7 +47,7 @@ class ProcessEnvironment(ShellEnvironment):
     @property
     def work_folder(self) -> Path:
         """Return the folder in which sessions start, on the host."""
-        return self._folders.work
+        return Path(self._folders.work)
 
     def drop_record(self) -> None:
         """Have no successor of this worker go on with the environment."""
@@ -61,7 +61,7 @@ class ProcessEnvironment(ShellEnvironment):
             self._memory.remove()
         root = self._folders.root
         # An environment of the same id may be opened as soon as this one is closed.
-        gone = root.with_name(f"{root.name}.{secrets.token_hex(4)}.closed")
+        gone = f"{root}.{secrets.token_hex(4)}.closed"
         with contextlib.suppress(FileNotFoundError):
             os.rename(root, gone)
-            self._leftovers.removed(f"the folder of environment {self._spec.id} ({gone.name})", lambda: remove_tree(gone))
+            self._leftovers.removed(f"the folder of environment {self._spec.id} ({os.path.basename(gone)})", lambda: remove_tree(gone))

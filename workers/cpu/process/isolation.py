@@ -24,10 +24,12 @@ Commands may only read protocol folders. Otherwise a command could replace a fil
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -81,50 +83,49 @@ HARDENING = ("--die-with-parent", "--new-session", "--cap-drop", "ALL")
 class Folders:
     """The folders of one environment on the host."""
 
-    root: Path
+    root: str
 
     @property
-    def work(self) -> Path:
+    def work(self) -> str:
         """Return the work folder."""
-        return self.root / "work"
+        return f"{self.root}/work"
 
     @property
-    def temporary(self) -> Path:
+    def temporary(self) -> str:
         """Return what is `/tmp`, or `TMPDIR` where `/tmp` is the host's."""
-        return self.root / "tmp"
+        return f"{self.root}/tmp"
 
-    def place(self, path: str) -> Path:
+    def place(self, path: str) -> str:
         """Return what is at one of `PLACES`."""
-        return self.root / "places" / os.path.basename(path)
+        return f"{self.root}/places/{os.path.basename(path)}"
 
     @property
-    def control(self) -> Path:
+    def control(self) -> str:
         """Return the folder of the protocol folders of its sessions."""
-        return self.root / "control"
+        return f"{self.root}/control"
 
     @property
-    def states(self) -> Path:
+    def states(self) -> str:
         """Return the folder of what shells write themselves."""
-        return self.control / "states"
+        return f"{self.control}/states"
 
     @property
-    def record(self) -> Path:
+    def record(self) -> str:
         """Return the file that says what a successor of the worker must know."""
-        return self.root / "record.json"
+        return f"{self.root}/record.json"
 
-    @property
-    def new_root(self) -> Path:
-        """Return the empty folder on which its root folder is mounted, where bubblewrap does not do that."""
-        return self.root / "root"
+    def make(self, places: Sequence[str] = (), owner: int | None = None) -> None:
+        """Make those that are needed, with `places` of `PLACES`. Raises `OSError`.
 
-    def make(self, owner: int | None = None, *, is_set_apart: bool) -> None:
-        """Make those that are needed. What commands may write belongs to the user `owner`, if there is one, else to the worker's."""
-        self.root.mkdir(mode=0o700)
-        places = [self.place(path) for path in PLACES] if is_set_apart else []
-        for folder in (self.work, self.temporary, self.control, self.states, *([self.new_root] if is_set_apart else []), *places):
-            folder.mkdir(parents=True)
+        What commands may write belongs to the user `owner`, if there is one, else to the worker's.
+        """
+        os.mkdir(self.root, 0o700)
+        places = [self.place(path) for path in places]
+        above = [os.path.dirname(places[0])] if places else []
+        for folder in (self.work, self.temporary, self.control, self.states, *above, *places):
+            os.mkdir(folder)
             # The worker's umask must not keep the environment's user out.
-            folder.chmod(0o1777 if folder == self.temporary else 0o755)
+            os.chmod(folder, 0o1777 if folder == self.temporary else 0o755)
         if owner is not None:
             for folder in (self.work, self.temporary, self.states, *places):
                 os.chown(folder, owner, owner)
@@ -147,9 +148,14 @@ class View:
         """Return those of `PLACES` below which no program of the host is shown; see `OWN`."""
         return tuple(place for place in PLACES if not any(f"{path}/".startswith(f"{place}/") for path in self.shown))
 
+    @property
+    def new_root(self) -> Path:
+        """Return the empty folder on which each environment has its own root folder mounted, where bubblewrap does not do that."""
+        return self.base / "root"
+
     def anchor(self, folders: Folders, user: int | None) -> dict[str, object]:
         """Return what the fork server is asked, to make the namespaces of the environment with these folders, for a user of the host."""
-        steps = [["root", str(folders.new_root)], *self._steps(folders), ["remount-ro", ""]]
+        steps = [["root", str(self.new_root)], *self._steps(folders), ["remount-ro", ""]]
         return {"view": steps, "host_name": HOST_NAME, "user": user or 0}
 
     def _steps(self, folders: Folders) -> list[Step]:
@@ -161,12 +167,12 @@ class View:
             ["remount-ro", "/dev"],
             ["ro-bind", str(self.base / "etc"), "/etc"],
             *(["ro-bind-try", f"{ETC}/{name}", f"/etc/{name}"] for name in LARGE if _is_folder(self.base / "etc" / name)),
-            ["ro-bind", str(folders.control), CONTROL],
+            ["ro-bind", folders.control, CONTROL],
             ["symlink", "/tmp", "/var/tmp"],
-            ["bind", str(folders.work), HOME],
-            ["bind", str(folders.temporary), "/tmp"],
-            *(["bind", str(folders.place(path)), path] for path in self.places),
-            ["bind", str(folders.states), STATES],
+            ["bind", folders.work, HOME],
+            ["bind", folders.temporary, "/tmp"],
+            *(["bind", folders.place(path), path] for path in self.places),
+            ["bind", folders.states, STATES],
             *(["ro-bind-try", path, path] for path in (*TOPOLOGY, *SWITCHES, *self.shown)),
             # Where the system's folders show the sandbox's own.
             *([["tmpfs", str(self.base), "0"]] if str(self.base).startswith(SYSTEM) else []),
@@ -203,11 +209,16 @@ class Bubblewrap(View):
 
 
 def view_for(base: Path, search_path: str, shell: str) -> View:
-    """Return what environments see, whose commands have PATH `search_path`. Makes their /etc, unless environments that stand see it."""
+    """Return what environments see, whose commands have PATH `search_path`.
+
+    Makes their /etc, unless environments that stand see it.
+    """
     if not (base / "etc").is_dir() or not any((base / "etc").iterdir()):
         copy_etc(base / "etc", shell)
     private = (str(base), os.path.realpath(Path.home()), str(Path.home()))
-    return View(base=base, shown=folders_of_programs(search_path, (*SYSTEM, *OWN, "/etc"), private, [shell]))
+    view = View(base=base, shown=folders_of_programs(search_path, (*SYSTEM, *OWN, "/etc"), private, [shell]))
+    view.new_root.mkdir(mode=0o700, exist_ok=True)
+    return view
 
 
 def find_bubblewrap(view: View) -> Bubblewrap | None:
@@ -237,10 +248,12 @@ def counts_by_namespace() -> bool:
     return os.geteuid() != 0 and (int(major), int("".join(filter(str.isdigit, minor)) or 0)) >= (5, 14)
 
 
+@functools.cache
 def _is_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
+@functools.cache
 def _system() -> list[Step]:
     there = [path for path in SYSTEM if os.path.isdir(path)]
     return [["symlink", os.readlink(path), path] if os.path.islink(path) else ["ro-bind", path, path] for path in there]

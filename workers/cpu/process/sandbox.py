@@ -55,6 +55,7 @@ from workers.cpu.process.groups import Groups, MemoryGroup, find_groups
 from workers.cpu.process.isolation import (
     CONTROL,
     HOME,
+    PLACES,
     PROCESSES,
     STATES,
     USER,
@@ -251,11 +252,11 @@ class ProcessSandbox(Sandbox):
         return self._environment(spec, self._dialect, self._view)
 
     def _environment(self, spec: EnvironmentSpec, dialect: Dialect, view: View | None) -> ProcessEnvironment:
-        folders = Folders(self._base / "environments" / spec.id)
+        folders = Folders(f"{self._base}/environments/{spec.id}")
         user = self._users.take() if view is not None and self._users is not None else None
         record = Record(folders.record, spec, self._made(), {"user": user, "memory_mb": spec.memory_mb or self.default_memory_mb})
         try:
-            folders.make(user, is_set_apart=view is not None)
+            folders.make(PLACES if view is not None else (), user)
             record.write()
             return self._built(record, folders, dialect, view)
         except (OSError, SandboxError):
@@ -289,8 +290,8 @@ class ProcessSandbox(Sandbox):
             limits = replace(limits, processes=limits.processes or PROCESSES)
         files: HomeFiles
         if view is None:
-            anchor, files = None, HostFiles(self._max_file_bytes, str(folders.work))
-            home, control, states = str(folders.work), str(folders.control), str(folders.states)
+            anchor, files = None, HostFiles(self._max_file_bytes, folders.work)
+            home, control, states = folders.work, folders.control, folders.states
         else:
             asked = {**view.anchor(folders, user), "of": spec.id}
             anchor = Anchor(self._fork_client, asked, groups, limits.as_rlimits())
@@ -330,7 +331,7 @@ class ProcessSandbox(Sandbox):
             raise SandboxError(f"the memory of environment {record.spec.id} cannot be bounded: {error}") from error
 
     def _shell_variables(self, folders: Folders, dialect: Dialect, *, is_set_apart: bool) -> dict[str, str]:
-        own = {"HOME": str(folders.work), "TMPDIR": str(folders.temporary)}
+        own = {"HOME": folders.work, "TMPDIR": folders.temporary}
         if is_set_apart:
             own = {"HOME": HOME, "TMPDIR": "/tmp", "USER": USER, "LOGNAME": USER}
         return {"PATH": self._search_path, **own, "LANG": "C.UTF-8", "TERM": "dumb", "SHELL": dialect.program}

@@ -16,8 +16,9 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
+from workers.cpu.control_files import PAGE_BYTES, read_bytes
+
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 PF_EXITING = 0x4  # linux/sched.h: set before a dying process closes its files, long before it is a zombie
 HAS_CHILDREN_FILES = os.path.exists("/proc/thread-self/children")
 
@@ -49,19 +50,6 @@ class Process:
     def identity(self) -> Identity:
         """Return what tells this process from a later one of the same id."""
         return (self.pid, self.start)
-
-
-def read_bytes(path: str) -> bytes:
-    """Return what is in a file of the kernel's, which gives a page at a time. Raises `OSError`."""
-    # This is most of what a walk does, and twice as fast as with a file object.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        found = b""
-        while chunk := os.read(descriptor, PAGE_BYTES):
-            found += chunk
-        return found
-    finally:
-        os.close(descriptor)
 
 
 def _status(pid: int | str) -> list[bytes]:

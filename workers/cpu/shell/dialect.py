@@ -32,7 +32,6 @@ import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from workers.cpu.abstract import ExecRequest
 from workers.cpu.errors import FolderUnusable, NoSuchFolder, NoSuchProgram, ProgramUnusable, SandboxError, SessionUnavailable
@@ -99,52 +98,48 @@ def refusal(word: str, cwd: str | None, words: Sequence[str] | None) -> SandboxE
 
 @dataclass(frozen=True, slots=True)
 class ProtocolFolder:
-    """The folder of a session's protocol files, and where the shell sees it.
+    """The folder of a session's protocol files, and the file with its saved state; each also as the shell sees it.
 
     Shells may run as another user than the worker. They can neither remove a file nor write one that only the worker writes. The
-    shell writes the state, so that may lie in another folder. The folder itself can then be mounted read-only. (FIFOs can be
+    shell writes the state, so that lies in another folder. The folder itself can then be mounted read-only. (FIFOs can be
     written all the same.)
     """
 
-    folder: Path
+    folder: str
     inside: str
-    state_folder: Path
+    state: str
+    """The file with the exported variables and the functions, as of the last report."""
     state_inside: str
+
+    @property
+    def name(self) -> str:
+        """Return the name of the folder."""
+        return os.path.basename(self.folder)
 
     @property
     def go(self) -> str:
         """Return the FIFO that names the next run."""
-        return str(self.folder / "go")
+        return f"{self.folder}/go"
 
     @property
     def done(self) -> str:
         """Return the FIFO on which a run is reported."""
-        return str(self.folder / "done")
+        return f"{self.folder}/done"
 
     @property
     def text(self) -> str:
         """Return the file with the text to evaluate."""
-        return str(self.folder / "text")
-
-    @property
-    def state(self) -> str:
-        """Return the file with the exported variables and the functions, as of the last report."""
-        return str(self.state_folder / self._state_name)
-
-    @property
-    def _state_name(self) -> str:
-        """Return the state's name: that of the session where the folder is not the session's own."""
-        return "state" if self.state_folder == self.folder else self.folder.name
+        return f"{self.folder}/text"
 
     def seen(self, path: str) -> str:
         """Return one of these files as the shell sees it."""
-        return f"{self.state_inside if path == self.state else self.inside}/{os.path.basename(path)}"
+        return self.state_inside if path == self.state else f"{self.inside}/{os.path.basename(path)}"
 
     def make(self) -> None:
         """Make the folder and the FIFOs for runs."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        os.makedirs(self.folder, exist_ok=True)
         # The worker's umask must not keep a shell of another user out.
-        self.folder.chmod(0o755)
+        os.chmod(self.folder, 0o755)
         make_fifo(self.go, READ_BY_SHELL)
         make_fifo(self.done, WRITTEN_BY_SHELL)
 
@@ -162,19 +157,25 @@ class ProtocolFolder:
 
     def write(self, path: str, content: bytes) -> None:
         """Write one of these files for the shell to read: a fresh one, as whoever has the last one open could hold a lease on it."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+        remove_file(path)
         make_file(path, READ_BY_SHELL, content)
 
     def keep_state(self) -> None:
-        """Make the file of the state, which the shell rewrites after each run."""
-        make_file(self.state, WRITTEN_BY_SHELL)
+        """Make the file of the state where there is none; the shell rewrites it after each run."""
+        if not os.path.exists(self.state):
+            make_file(self.state, WRITTEN_BY_SHELL)
 
 
 def make_fifo(path: str, mode: int) -> None:
     """Make a FIFO of just this mode, whatever the umask."""
     os.mkfifo(path, 0o600)
     os.chmod(path, mode)
+
+
+def remove_file(path: str) -> None:
+    """Remove a file; nothing where it is gone. Raises `OSError`."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 def empty_file(path: str) -> None:

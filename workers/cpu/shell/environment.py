@@ -100,6 +100,7 @@ class ShellEnvironment(Environment):
             if self._cleared:  # the end of the environment was faster, and has ended this session, too
                 return
             session.close()
+            session.remove_files()
         with self._lock:
             self._unended.remove(session)
 

@@ -69,10 +69,10 @@ class Grants:
             try:
                 backend.park()
             finally:
-                if self._lent is not None and (self._running or self._requests):
+                self._lend()
+                if self._lent is not None:
                     self._lend_to(backend, self._lent)
                 self._idle.add(backend)
-                self._lend()
 
     @property
     def serves_requests(self) -> bool:

@@ -8,16 +8,14 @@ that late output of one command never appears in another's.
 from __future__ import annotations
 
 import array
-import contextlib
 import fcntl
 import os
 import select
 import termios
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
-from workers.cpu.shell.dialect import WRITTEN_BY_SHELL, make_fifo
+from workers.cpu.shell.dialect import WRITTEN_BY_SHELL, make_fifo, remove_file
 
 CHUNK_BYTES = 65_536
 DRAIN_PAUSE_S = 0.01
@@ -26,19 +24,18 @@ DRAIN_PAUSE_S = 0.01
 class StreamFifo:
     """The FIFO of one stream of a session; renewed when it was handed to the drain."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: str, name: str) -> None:
         self._folder, self._name, self._count = folder, name, 0
         self.path = self._make()
 
     def _make(self) -> str:
-        path = str(self._folder / f"{self._name}.{self._count}")
+        path = f"{self._folder}/{self._name}.{self._count}"
         make_fifo(path, WRITTEN_BY_SHELL)
         return path
 
     def renew(self) -> None:
         """Use another FIFO from now on; whoever has the old one open keeps it."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.path)
+        remove_file(self.path)
         self._count += 1
         self.path = self._make()
 

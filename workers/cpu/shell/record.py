@@ -1,6 +1,7 @@
 """What the next worker must know of an environment to go on with it, in a file that no command of an environment that is set apart sees.
 
-It is written when the environment is opened, when a session begins, and when a session loses its shell: never for a command.
+It is written when the environment is opened. A line is added when a session begins, loses its shell, or is to end: never for a command.
+A later line on a session takes the place of an earlier one.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from workers.cpu.abstract import EnvironmentSpec
+from workers.cpu.shell.dialect import make_file, remove_file
 
 _CONTROL = re.compile(r"[0-9a-f]{16}")
 
@@ -41,7 +43,7 @@ class Record:
     """
 
     def __init__(
-        self, path: Path, spec: EnvironmentSpec, made: Mapping[str, Any], own: Mapping[str, Any], opened_at: float | None = None
+        self, path: str, spec: EnvironmentSpec, made: Mapping[str, Any], own: Mapping[str, Any], opened_at: float | None = None
     ) -> None:
         self.path, self.spec, self.made, self.own = path, spec, made, own
         self.opened_at = time.time() if opened_at is None else opened_at
@@ -50,14 +52,15 @@ class Record:
         self._dropped = False
 
     @classmethod
-    def read(cls, path: Path) -> Record:
+    def read(cls, path: str) -> Record:
         """Return what the worker before this one has written. Raises `OSError` or `ValueError`."""
         try:
-            said = json.loads(path.read_text())
+            said, *changes = map(json.loads, Path(path).read_text().splitlines())
             record = cls(path, EnvironmentSpec(**said["spec"]), said["made"], said["own"], float(said["opened_at"]))
-            record._sessions = {str(name): SessionRecord(**session) for name, session in said["sessions"].items()}
+            sessions = {name: session for change in (said, *changes) for name, session in change["sessions"].items()}
+            record._sessions = {name: SessionRecord(**session) for name, session in sessions.items() if session is not None}
             return record
-        except (LookupError, TypeError) as error:
+        except (LookupError, TypeError, AttributeError) as error:
             raise ValueError(f"its record makes no sense: {error}") from error
 
     @property
@@ -66,34 +69,34 @@ class Record:
         return dict(self._sessions)
 
     def write(self) -> None:
-        """Write it in one step. Raises `OSError`."""
-        with self._lock:
-            self._write()
-
-    def _write(self) -> None:
-        if not self._dropped:
-            sessions = {name: asdict(session) for name, session in self._sessions.items()}
-            draft = self.path.with_name(f"{self.path.name}.new")
-            said = {"spec": asdict(self.spec), "made": self.made, "own": self.own, "opened_at": self.opened_at, "sessions": sessions}
-            draft.write_text(json.dumps(said))
-            os.replace(draft, self.path)
+        """Write it, before there are sessions. Raises `OSError`."""
+        said = {"spec": asdict(self.spec), "made": self.made, "own": self.own, "opened_at": self.opened_at, "sessions": {}}
+        make_file(self.path, 0o600, json.dumps(said).encode())
 
     def note(self, name: str, session: SessionRecord) -> None:
         """Take note of a session as it is now."""
         with self._lock:
             if self._sessions.get(name) != session:
                 self._sessions[name] = session
-                self._write_or_drop()
+                self._add_or_drop(name, asdict(session))
 
     def forget(self, name: str) -> None:
         """Take note that a session is to end."""
         with self._lock:
             if self._sessions.pop(name, None) is not None:
-                self._write_or_drop()
+                self._add_or_drop(name, None)
 
-    def _write_or_drop(self) -> None:
+    def _add_or_drop(self, name: str, session: dict[str, Any] | None) -> None:
+        line = f"\n{json.dumps({'sessions': {name: session}})}".encode()
         try:
-            self._write()
+            if not self._dropped:
+                descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+                try:
+                    is_whole = os.write(descriptor, line) == len(line)
+                finally:
+                    os.close(descriptor)
+                if not is_whole:
+                    self._drop()
         except OSError:
             # A full disk must not fail a command. An old record would be wrong.
             self._drop()
@@ -105,4 +108,4 @@ class Record:
 
     def _drop(self) -> None:
         self._dropped = True
-        self.path.unlink(missing_ok=True)
+        remove_file(self.path)

@@ -38,6 +38,7 @@ LONGEST_REPORT = 64
 KILLED = 128 + SIGKILL
 """The exit code of what the kernel has ended."""
 _CODE = "[0-9]|[1-9][0-9]|1[0-9][0-9]|2[0-4][0-9]|25[0-5]"
+_REPORT = re.compile(f"(?P<run>[0-9a-f]{{16}}) (?:(?P<refusal>{'|'.join(REFUSALS)}) )?(?P<code>{_CODE})\n".encode())
 NEVER = float("inf")
 
 
@@ -82,7 +83,6 @@ class Run:
         self._session, self._request, self._shell = session, request, shell
         self._hooks = hooks
         self._name = secrets.token_hex(8)
-        self._ours = re.compile(f"{self._name} (?:({'|'.join(REFUSALS)}) )?({_CODE})\n".encode())
         self._descriptors = contextlib.ExitStack()
         with self._descriptors:
             # Both ends, so that neither side's opening blocks and no hang-up is seen between two openings.
@@ -268,17 +268,18 @@ class Run:
         """Take the shell's report if there is one; a line of another run is none of ours."""
         with contextlib.suppress(BlockingIOError):
             self._report += os.read(self._done, CHUNK_BYTES)
-        found = self._ours.search(self._report)
+        own = self._name.encode()
+        found = next((report for report in _REPORT.finditer(self._report) if report["run"] == own), None)
         # Commands can write here, too. No report is as long as what they may leave without an end.
         self._report = self._report[-LONGEST_REPORT:]
         if found is None or self._kill is not None or self._ending is not None:
             return
-        self._check_refused((found[1] or b"").decode())
+        self._check_refused((found["refusal"] or b"").decode())
         if self._streams.terminal is not None:
             # The shell has the terminal, and would end with it at any later moment.
-            self._end("succeeded", "", "", int(found[2]))
+            self._end("succeeded", "", "", int(found["code"]))
         else:
-            self._ending = Ending("succeeded", int(found[2]), "", self.meter.over())
+            self._ending = Ending("succeeded", int(found["code"]), "", self.meter.over())
 
     def _check_refused(self, word: str) -> None:
         """Raise what kept the command from beginning, if something did: the shell says so, or its program never opened its streams."""

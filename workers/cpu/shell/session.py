@@ -24,7 +24,6 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from pathlib import Path
 
 from workers.cpu.errors import MemoryFull, ProcessesLeft, SessionUnavailable
 from workers.cpu.ports.network import Network
@@ -41,27 +40,27 @@ SAVE_LIMIT_S, SAVE_PAUSE_S = 5.0, 0.002
 class SessionSetup:
     """What a session is made of; the same for all sessions of an environment.
 
-    `control_folder` holds the folders of sessions, and shells see it as `control_inside`; they start in `home`. Where
-    shells must not write there, their states are in `state_folder`, which they see as `state_inside`.
+    `control_folder` holds the folders of sessions, and shells see it as `control_inside`; they start in `home`. Their states are in
+    `state_folder`, which they see as `state_inside`.
     """
 
     backends: Backends
     drain: Drain
     dialect: Dialect
-    control_folder: Path
+    control_folder: str
     control_inside: str
+    state_folder: str
+    state_inside: str
     home: str
     start_timeout_s: float
-    state_folder: Path | None = None
-    state_inside: str = ""
     record: Record | None = None
     """What a successor of this worker is told of the sessions, where they may have one."""
 
     def control(self, name: str = "") -> ProtocolFolder:
         """Return the protocol folder of one more session, or that of a `name`."""
         name = name or secrets.token_hex(8)
-        folder, inside = self.control_folder / name, f"{self.control_inside}/{name}"
-        return ProtocolFolder(folder, inside, self.state_folder or folder, self.state_inside or inside)
+        folder, inside = f"{self.control_folder}/{name}", f"{self.control_inside}/{name}"
+        return ProtocolFolder(folder, inside, f"{self.state_folder}/{name}", f"{self.state_inside}/{name}")
 
 
 class NotReady(SessionUnavailable):
@@ -203,7 +202,7 @@ class Session:
     def _note(self) -> None:
         """Tell a successor of this worker where the session is."""
         if self.setup.record is not None and not self.closed:
-            self.setup.record.note(self._name, SessionRecord(self.control.folder.name, self._cwd))
+            self.setup.record.note(self._name, SessionRecord(self.control.name, self._cwd))
 
     def resume(self, backend: Backend | None, shell: int) -> None:
         """Go on with what the worker before this one has left: a backend, and its shell if `shell` is its process id."""
@@ -211,8 +210,9 @@ class Session:
             # The next shell begins afresh, with the state that was saved.
             shutil.rmtree(self.control.folder, ignore_errors=True)
             return
-        for fifo in (*self.control.folder.glob("out.*"), *self.control.folder.glob("err.*")):
-            fifo.unlink(missing_ok=True)
+        for fifo in os.scandir(self.control.folder):
+            if fifo.name.startswith(("out.", "err.")):
+                os.unlink(fifo)
         self._make_streams()
         self._backend, self._shell = backend, Shell(backend, shell) if shell else None
 
@@ -344,12 +344,13 @@ class Session:
                 self._backend.hang_up()
 
     def close(self) -> None:
-        """End all processes of the session and remove its protocol folder.
+        """End all processes of the session; its files stay, see `remove_files`.
 
         Raises `ProcessesLeft` when some did not end within `CLOSE_LIMIT_S` seconds, nor in as many more after what held them was ended by
         force.
         """
-        self.hang_up()
+        if not self.closed:
+            self.hang_up()
         backend = self._backend
         ended = backend is None or _has_ended(backend)
         with self._changed:
@@ -359,6 +360,9 @@ class Session:
             self._backend = None
         if backend is not None:
             backend.close()
+
+    def remove_files(self) -> None:
+        """Remove what the protocol has left of a session that has ended."""
         shutil.rmtree(self.control.folder, ignore_errors=True)
         with contextlib.suppress(OSError):
             os.unlink(self.control.state)

@@ -19,7 +19,7 @@ from functools import partial
 from tangram.arguments import script_place
 from workers.cpu.abstract import Data, EndOfInput, ExecRequest, WindowSize
 from workers.cpu.dop import with_dop
-from workers.cpu.shell.dialect import READ_BY_SHELL, make_fifo
+from workers.cpu.shell.dialect import READ_BY_SHELL, make_fifo, remove_file
 from workers.cpu.shell.output import CHUNK_BYTES, Capture
 from workers.cpu.shell.session import Session, Shell
 from workers.cpu.shell.terminal import END, TYPE, Terminal, TerminalCapture
@@ -67,16 +67,15 @@ class CommandStreams:
         """Return what is to be run for `words`: a text that is too long for an argument goes into a file, which a shell reads."""
         if (place := script_place(words)) is None:
             return words
-        path = session.control.folder / SCRIPT
-        session.control.write(str(path), words[place].encode())
-        self._opened.callback(path.unlink, missing_ok=True)
-        return [*words[:place], f". {shlex.quote(session.control.seen(str(path)))}", *words[place + 1 :]]
+        path = f"{session.control.folder}/{SCRIPT}"
+        session.control.write(path, words[place].encode())
+        self._opened.callback(remove_file, path)
+        return [*words[:place], f". {shlex.quote(session.control.seen(path))}", *words[place + 1 :]]
 
     def _open_input(self, session: Session) -> str:
         """Make the FIFO, open both its ends, and return it as the shell sees it."""
-        path = str(session.control.folder / INPUT)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+        path = f"{session.control.folder}/{INPUT}"
+        remove_file(path)
         make_fifo(path, READ_BY_SHELL)
         self.input = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         return session.control.seen(path)
