@@ -2,6 +2,7 @@
 
 from tangram.action import Action, Cost
 from tangram.aio import AsyncClient, AsyncEnvironment
+from tangram.calls import CallOptions, ExecOptions, Limits, OpenOptions, ServiceOptions
 from tangram.client import Client, Environment
 from tangram.elasticity import Amdahl, Flat, Table
 from tangram.errors import (
@@ -19,6 +20,8 @@ from tangram.errors import (
     TangramError,
     Unknown,
 )
+from tangram.file_scripts import FileInfo
+from tangram.files import AsyncFiles, Files
 from tangram.handles import AsyncHandle, Handle
 from tangram.results import Act, Chunk, ExecResult, HttpAnswer, Logprobs, Response, Scores, Snapshot, Texts
 from tangram.session import ClientClosed
@@ -37,22 +40,30 @@ __all__ = [
     "Amdahl",
     "AsyncClient",
     "AsyncEnvironment",
+    "AsyncFiles",
     "AsyncHandle",
+    "CallOptions",
     "Chunk",
     "Client",
     "ClientClosed",
     "Cost",
     "Environment",
     "EnvironmentLost",
+    "ExecOptions",
     "ExecResult",
+    "FileInfo",
+    "Files",
     "Flat",
     "Handle",
     "HttpAnswer",
     "InvalidAction",
+    "Limits",
     "Logprobs",
+    "OpenOptions",
     "Response",
     "ResultNotReady",
     "Scores",
+    "ServiceOptions",
     "Settings",
     "Snapshot",
     "StackUnreachable",

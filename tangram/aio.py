@@ -18,6 +18,7 @@ from tangram.action import Action
 from tangram.arguments import takes
 from tangram.calls import CallOptions, Conversation, ExecOptions, Limits, OpenOptions, Place, ServiceOptions
 from tangram.errors import TangramError
+from tangram.files import AsyncFiles
 from tangram.following import OnText, follow_async
 from tangram.handles import AsyncHandle
 from tangram.requests import Headers
@@ -167,6 +168,11 @@ class AsyncEnvironment:
     async def submit(self, command: str, **options: Unpack[ExecOptions]) -> AsyncHandle[ExecResult]:
         """Submit a shell command and return a handle on it."""
         return AsyncHandle(self._session.submit(calls.execute(self._place, command, **options)))
+
+    @property
+    def files(self) -> AsyncFiles:
+        """Its files; see `Environment.files`."""
+        return AsyncFiles(self._session, self._place)
 
     async def read_file(self, path: str) -> bytes:
         """Return the bytes of a file."""

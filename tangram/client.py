@@ -16,6 +16,7 @@ from tangram.action import Action
 from tangram.arguments import takes
 from tangram.calls import CallOptions, Conversation, ExecOptions, Limits, OpenOptions, Place, ServiceOptions
 from tangram.errors import TangramError
+from tangram.files import Files
 from tangram.following import OnText, follow
 from tangram.handles import Handle
 from tangram.requests import Headers
@@ -176,6 +177,11 @@ class Environment:
     def submit(self, command: str, **options: Unpack[ExecOptions]) -> Handle[ExecResult]:
         """Submit a shell command and return a handle on it; does not wait."""
         return self._session.submit(calls.execute(self._place, command, **options))
+
+    @property
+    def files(self) -> Files:
+        """Its files: reading and writing several at once, listing, moving, and folders from and to this machine."""
+        return Files(self._session, self._place)
 
     def read_file(self, path: str) -> bytes:
         """Return the bytes of a file."""

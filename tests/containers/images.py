@@ -21,7 +21,7 @@ PYTHON = "tangram-test-python:1"
 TOOLS = (
     "sh cat mkdir chmod ls echo sleep true false env id kill ps dd rm cp mv touch yes head tail wc grep sed find test setsid "
     "nproc mount umount ping wget nc hostname sync seq tr sort awk nslookup ifconfig mknod chroot ln od cut du df stat timeout usleep "
-    "tee mkfifo readlink swapon insmod reboot unshare nsenter dmesg sysctl su basename dirname mktemp rmdir stty"
+    "tee mkfifo readlink swapon insmod reboot unshare nsenter dmesg sysctl su basename dirname mktemp rmdir stty tar base64"
 )
 GNU_TOOLS = "sh cat mkdir ls rm cp mv head tail wc grep sed find sort tr make"
 """What prints the same in a container as on this machine only if it is the same program."""

@@ -1,0 +1,363 @@
+"""Files of an environment: `env.files`, for both clients.
+
+| call                                        | becomes                                                                    |
+|---------------------------------------------|----------------------------------------------------------------------------|
+| `read`, `write` of one file                 | `cpu.read_file`, `cpu.write_file`, in parts of `PART_BYTES`; no core       |
+| `read`, `write` of several, `upload` and    | one command with a tar archive as base64 in its output or its text. What   |
+| `download` of folders                       | is too large for that goes through a file of the environment, in parts     |
+| all others                                  | one command                                                                |
+
+Each operation is a generator that yields actions and is sent their results. So the sync and the async client differ only in how they wait.
+Commands run in a shell session of their own, `SESSION`, which begins in the environment's home as `read_file` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import os
+import secrets
+import shlex
+import tarfile
+from collections.abc import Callable, Generator, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+from tangram import calls, file_scripts
+from tangram.action import Action
+from tangram.arguments import UNWRITABLE, iterable, whole_number
+from tangram.calls import Place
+from tangram.errors import ActionError, ActionFailed, ActionRefused, InvalidAction
+from tangram.file_scripts import FileInfo
+from tangram.results import ExecResult
+from tangram.session import Session
+
+T = TypeVar("T")
+Steps = Generator[Action, Any, T]
+Content = bytes | str
+
+PART_BYTES = 4 << 20
+SESSION = "tangram-files"
+
+_PROBLEMS = {file_scripts.MISSING: "NoSuchFile", file_scripts.INVALID: "FileUnusable"}
+_FROM_TEXT = 't=$(mktemp) && trap \'rm -f "$t"\' EXIT && base64 -d >"$t" || exit\n'
+_TO_TEXT = "t=$(mktemp) && trap 'rm -f \"$t\"' EXIT || exit\n"
+
+
+class Files:
+    """Files of an environment. Relative paths begin in its home, which is also `~`.
+
+    Raises `ActionRefused` with the problem `NoSuchFile` or `FileUnusable` for what is not there, or is not what the call needs.
+    """
+
+    def __init__(self, session: Session, place: Place) -> None:
+        """Stand for the files of an environment; `Environment.files` makes these."""
+        self._session, self._place = session, place
+
+    @overload
+    def read(self, path: str) -> bytes: ...  # type: ignore[overload-overlap]
+    @overload
+    def read(self, path: Iterable[str]) -> dict[str, bytes]: ...
+    def read(self, path: str | Iterable[str]) -> bytes | dict[str, bytes]:
+        """Return the bytes of a file, or of several files by path."""
+        found: bytes | dict[str, bytes] = self._run(_read(self._place, path))
+        return found
+
+    def write(self, path: str | Mapping[str, Content], data: Content = b"", mode: int | None = None) -> None:
+        """Write a file, or several that are given by path; folders above are made, text is UTF-8.
+
+        `mode` are the permission bits of a single file.
+        """
+        self._run(_write(self._place, path, data, mode))
+
+    def list(self, path: str = "~", depth: int = 1) -> list[FileInfo]:
+        """Return what is in a folder, by path; with a larger `depth` also what is in folders below it."""
+        return self._run(_list(self._place, path, depth))
+
+    def exists(self, path: str) -> bool:
+        """Return whether anything is at a path, be it a link that leads nowhere."""
+        return self._run(_exists(self._place, path))
+
+    def stat(self, path: str) -> FileInfo:
+        """Return what is at a path; a link is not followed."""
+        return self._run(_stat(self._place, path))
+
+    def make_dir(self, *paths: str) -> None:
+        """Make folders, and those above them. A folder may be there already."""
+        self._run(_on_each(self._place, file_scripts.MAKE_ALL, paths))
+
+    def remove(self, *paths: str) -> None:
+        """Remove files, and folders with all that is in them. What is not there counts as removed."""
+        self._run(_on_each(self._place, file_scripts.REMOVE, paths))
+
+    def rename(self, path: str, to: str) -> FileInfo:
+        """Give a file or a folder another path, and return what is there then. A file that has this path is replaced."""
+        return self._run(_rename(self._place, path, to))
+
+    def upload(self, local: str | os.PathLike[str], path: str) -> None:
+        """Write a local file to a path, or what is in a local folder into a folder there. Raises `OSError` for what cannot be read."""
+        self._run(_upload(self._place, path, _Local.pack(local)))
+
+    def download(self, path: str, local: str | os.PathLike[str]) -> None:
+        """Write a file to a local path, or what is in a folder into a local folder. Raises `OSError` for what cannot be written.
+
+        Raises `ActionRefused` for an archive with names or links that lead out of the local folder.
+        """
+        _Local.unpack(self._run(_pack(self._place, path)), local)
+
+    def _run(self, steps: Steps[T]) -> T:
+        action, value = _next(steps)
+        while action is not None:
+            try:
+                answer, error = self._session.submit(action).result(), None
+            except ActionError as raised:
+                answer, error = None, raised
+            action, value = _next(steps, answer, error)
+        done: T = value
+        return done
+
+
+class AsyncFiles:
+    """Files of an environment, for coroutines; see `Files`."""
+
+    def __init__(self, session: Session, place: Place) -> None:
+        """Stand for the files of an environment; `AsyncEnvironment.files` makes these."""
+        self._session, self._place = session, place
+
+    @overload
+    async def read(self, path: str) -> bytes: ...  # type: ignore[overload-overlap]
+    @overload
+    async def read(self, path: Iterable[str]) -> dict[str, bytes]: ...
+    async def read(self, path: str | Iterable[str]) -> bytes | dict[str, bytes]:
+        """Return the bytes of a file, or of several files by path."""
+        found: bytes | dict[str, bytes] = await self._run(_read(self._place, path))
+        return found
+
+    async def write(self, path: str | Mapping[str, Content], data: Content = b"", mode: int | None = None) -> None:
+        """Write a file, or several that are given by path; see `Files.write`."""
+        await self._run(_write(self._place, path, data, mode))
+
+    async def list(self, path: str = "~", depth: int = 1) -> list[FileInfo]:
+        """Return what is in a folder, by path; see `Files.list`."""
+        return await self._run(_list(self._place, path, depth))
+
+    async def exists(self, path: str) -> bool:
+        """Return whether anything is at a path; see `Files.exists`."""
+        return await self._run(_exists(self._place, path))
+
+    async def stat(self, path: str) -> FileInfo:
+        """Return what is at a path; a link is not followed."""
+        return await self._run(_stat(self._place, path))
+
+    async def make_dir(self, *paths: str) -> None:
+        """Make folders, and those above them. A folder may be there already."""
+        await self._run(_on_each(self._place, file_scripts.MAKE_ALL, paths))
+
+    async def remove(self, *paths: str) -> None:
+        """Remove files, and folders with all that is in them; see `Files.remove`."""
+        await self._run(_on_each(self._place, file_scripts.REMOVE, paths))
+
+    async def rename(self, path: str, to: str) -> FileInfo:
+        """Give a file or a folder another path; see `Files.rename`."""
+        return await self._run(_rename(self._place, path, to))
+
+    async def upload(self, local: str | os.PathLike[str], path: str) -> None:
+        """Write a local file, or what is in a local folder, to a path; see `Files.upload`."""
+        await self._run(_upload(self._place, path, await asyncio.to_thread(_Local.pack, local)))
+
+    async def download(self, path: str, local: str | os.PathLike[str]) -> None:
+        """Write a file, or what is in a folder, to a local path; see `Files.download`."""
+        await asyncio.to_thread(_Local.unpack, await self._run(_pack(self._place, path)), local)
+
+    async def _run(self, steps: Steps[T]) -> T:
+        action, value = _next(steps)
+        while action is not None:
+            try:
+                answer, error = await self._session.submit(action), None
+            except ActionError as raised:
+                answer, error = None, raised
+            action, value = _next(steps, answer, error)
+        done: T = value
+        return done
+
+
+def _next(steps: Steps[Any], answer: Any = None, error: ActionError | None = None) -> tuple[Action | None, Any]:
+    """Tell the steps how their last action ended, and return their next one, or None and their value."""
+    try:
+        return (steps.send(answer) if error is None else steps.throw(error)), None
+    except StopIteration as end:
+        return None, end.value
+
+
+class _Local:
+    """Archives of local files; a folder's begins with the folder itself, `.`."""
+
+    @staticmethod
+    def pack(local: str | os.PathLike[str]) -> bytes:
+        file = io.BytesIO()
+        with tarfile.open(fileobj=file, mode="w") as archive:
+            folder = os.path.isdir(local)
+            archive.add(local if folder else os.path.realpath(local), "." if folder else "0")
+        return file.getvalue()
+
+    @staticmethod
+    def unpack(data: bytes, local: str | os.PathLike[str]) -> None:
+        target = Path(local)
+        with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+            first = archive.getmembers()[0]
+            if not first.isdir():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(_content(archive, first))
+                target.chmod(first.mode & 0o777)
+                return
+            target.mkdir(parents=True, exist_ok=True)
+            try:
+                archive.extractall(target, filter="data")
+            except tarfile.FilterError as error:
+                raise ActionRefused(f"the folder cannot be written here: {error}", "FileUnusable") from None
+
+
+def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = archive.extractfile(member)
+    return b"" if file is None else file.read()
+
+
+def _read(place: Place, path: str | Iterable[str]) -> Steps[Any]:
+    if isinstance(path, str):
+        return (yield from _read_one(place, path))
+    paths = list(dict.fromkeys(_path(one) for one in iterable("path", path)))
+    if not paths:
+        return {}
+    with tarfile.open(fileobj=io.BytesIO((yield from _packed(place, file_scripts.PACK_FILES, *paths)))) as archive:
+        return {name: _content(archive, member) for name, member in zip(paths, archive, strict=True)}
+
+
+def _read_one(place: Place, path: str) -> Steps[bytes]:
+    data = bytearray()
+    while True:
+        part: bytes = yield calls.read_file(place, path, offset=len(data), length=PART_BYTES)
+        data += part
+        if len(part) < PART_BYTES:
+            return bytes(data)
+
+
+def _write(place: Place, path: str | Mapping[str, Content], data: Content, mode: int | None) -> Steps[None]:
+    if not isinstance(path, Mapping):
+        yield from _write_one(place, path, data, mode)
+        return
+    if mode is not None:
+        raise InvalidAction("mode", "is of one file: give one path")
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for number, content in enumerate(path.values()):
+            whole = content.encode() if isinstance(content, str) else bytes(content)
+            member = tarfile.TarInfo(str(number))
+            member.size = len(whole)
+            archive.addfile(member, io.BytesIO(whole))
+    if path:
+        yield from _unpack(place, file_scripts.UNPACK_FILES, file.getvalue(), *map(_path, path))
+
+
+def _write_one(place: Place, path: str, data: Content, mode: int | None) -> Steps[None]:
+    whole = data.encode() if isinstance(data, str) else data
+    yield calls.write_file(place, path, whole[:PART_BYTES], mode)
+    for offset in range(PART_BYTES, len(whole), PART_BYTES):
+        yield calls.write_file(place, path, whole[offset : offset + PART_BYTES], mode, offset=offset)
+
+
+def _list(place: Place, path: str, depth: int) -> Steps[list[FileInfo]]:
+    deep = max(1, whole_number("depth", depth, file_scripts.DEEPEST))
+    result = yield from _command(place, file_scripts.LIST, _path(path), str(deep))
+    if result.truncated:
+        raise ActionFailed(f"{path} has more entries than TANGRAM_OUTPUT_LIMIT_BYTES lets through", "bad_input")
+    return file_scripts.shown(result.stdout)
+
+
+def _exists(place: Place, path: str) -> Steps[bool]:
+    return (yield from _command(place, file_scripts.EXISTING, _path(path))).stdout == "1"
+
+
+def _stat(place: Place, path: str) -> Steps[FileInfo]:
+    return file_scripts.shown((yield from _command(place, file_scripts.STAT, _path(path))).stdout)[0]
+
+
+def _rename(place: Place, path: str, to: str) -> Steps[FileInfo]:
+    return file_scripts.shown((yield from _command(place, file_scripts.MOVE, _path(path), _path(to))).stdout)[0]
+
+
+def _on_each(place: Place, script: str, paths: tuple[str, ...]) -> Steps[None]:
+    if paths:
+        yield from _command(place, script, *map(_path, paths))
+
+
+def _upload(place: Place, path: str, packed: bytes) -> Steps[None]:
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        first = archive.getmembers()[0]
+        if not first.isdir():
+            yield from _write_one(place, path, _content(archive, first), first.mode & 0o777)
+            return
+    yield from _unpack(place, file_scripts.UNPACK, packed, _path(path))
+
+
+def _pack(place: Place, path: str) -> Steps[bytes]:
+    return (yield from _packed(place, file_scripts.PACK, _path(path)))
+
+
+def _packed(place: Place, script: str, *paths: str) -> Steps[bytes]:
+    """Return an archive that a script makes: from its output, or through a file where that is too long."""
+    inline = f'{_TO_TEXT}set -- "$t" "$@"\n( {script}\n) && base64 <"$t"'
+    result = yield from _command(place, inline, *paths)
+    if not result.truncated:
+        return base64.b64decode(result.stdout)
+
+    def through(kept: str) -> Steps[bytes]:
+        yield from _command(place, script, kept, *paths)
+        return (yield from _read_one(place, kept))
+
+    return (yield from _with_file(place, through))
+
+
+def _unpack(place: Place, script: str, packed: bytes, *paths: str) -> Steps[None]:
+    """Have a script unpack an archive: from its own text, or from a file where that would be too long."""
+    if len(packed) <= PART_BYTES:
+        inline = f'{_FROM_TEXT}set -- "$t" "$@"\n( {script}\n)'
+        yield from _command(place, inline, *paths, data=packed)
+        return
+
+    def through(kept: str) -> Steps[None]:
+        yield from _write_one(place, kept, packed, None)
+        yield from _command(place, script, kept, *paths)
+
+    yield from _with_file(place, through)
+
+
+def _with_file(place: Place, steps: Callable[[str], Steps[T]]) -> Steps[T]:
+    """Go through steps with the path of a file of the environment, which is removed afterwards, also where an action fails."""
+    kept = f"/tmp/{SESSION}-{secrets.token_hex(8)}"
+    try:
+        value = yield from steps(kept)
+    except ActionError:
+        yield from _command(place, file_scripts.REMOVE, kept)
+        raise
+    yield from _command(place, file_scripts.REMOVE, kept)
+    return value
+
+
+def _command(place: Place, script: str, *words: str, data: bytes = b"") -> Steps[ExecResult]:
+    """Run a script with arguments, and `data` as base64 in its standard input. Raises `ActionRefused` for what it says is wrong."""
+    text = base64.encodebytes(data).decode("ascii")
+    command = f"(\nset -- {shlex.join(words)}\n{script}\n) <<'END'\n{text}END\n"
+    result: ExecResult = yield calls.execute(place, command, session=SESSION, action_class=SESSION)
+    if result.exit_code == 0:
+        return result
+    problem = (result.stderr.strip().splitlines() or [f"exit status {result.exit_code}"])[-1]
+    if result.exit_code is None or result.exit_code >= file_scripts.NOT_RUN:
+        raise ActionFailed(problem, "sandbox_failed")
+    raise ActionRefused(problem, _PROBLEMS.get(result.exit_code, "FileUnusable"))
+
+
+def _path(path: str) -> str:
+    if not isinstance(path, str) or not path or UNWRITABLE.search(path):
+        raise InvalidAction("path", f"must be a path, not {path!r:.200}")
+    return path

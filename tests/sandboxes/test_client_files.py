@@ -1,0 +1,195 @@
+"""`env.files` of the client on each kind of sandbox; what lies between them is tested where that is done."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from tangram import ActionRefused, InvalidAction, files
+from tangram.action import Action
+from tangram.calls import Place
+from tangram.files import AsyncFiles, Files
+from tangram.results import Act, ExecResult
+from tests.workers_cpu.support import printed
+from workers.cpu.abstract import Environment, ExecRequest
+from workers.cpu.errors import SandboxError
+
+
+class Carried:
+    """An action, carried out on an environment as soon as somebody wants its result."""
+
+    def __init__(self, env: Environment, action: Action, limit: int) -> None:
+        self._env, self._action, self._limit = env, action, limit
+
+    def result(self) -> Any:
+        said = dict(self._action.arguments)
+        try:
+            if self._action.kind == "cpu.read_file":
+                return self._env.read_file(said["path"], said["offset"], said["length"])
+            if self._action.kind == "cpu.write_file":
+                return self._env.write_file(said["path"], said["data"], said.get("mode"), said.get("offset", 0))
+        except SandboxError as error:
+            raise ActionRefused(str(error), type(error).__name__) from None
+        request = ExecRequest(action_id="a", command=said["command"], session=said["session"], output_limit_bytes=self._limit)
+        done = self._env.start(request).wait()
+        return ExecResult(
+            status=done.status, exit_code=done.exit_code, stdout=done.stdout.decode(), stderr=done.stderr.decode(),
+            truncated=done.truncated, dop=1, act=Act(queue_s=0.0, overhead_s=0.0, execution_s=0.0),
+        )  # fmt: skip
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return asyncio.to_thread(self.result).__await__()
+
+
+class Sent:
+    """A session that has its actions carried out on an environment, and counts them."""
+
+    def __init__(self, env: Environment, limit: int = 1 << 20) -> None:
+        self.env, self.limit, self.kinds, self.through = env, limit, list[str](), set[str]()
+
+    def submit(self, action: Action) -> Carried:
+        self.kinds.append(action.kind)
+        self.through |= set(re.findall(r"/tmp/tangram-files-\w+", str(action.arguments)))
+        return Carried(self.env, action, self.limit)
+
+    @property
+    def files(self) -> Files:
+        return Files(cast(Any, self), Place("j", "t", "e"))
+
+
+def test_several_files_are_written_and_read_in_one_action_each(env: Environment) -> None:
+    sent = Sent(env)
+    given = {"plain": b"\0\xff" * 5000, "~/deep/in/it's \n here": "é", "empty": b"", "./plain2": b"x"}
+
+    sent.files.write(given)
+    found = sent.files.read(list(given))
+
+    assert found == {name: data.encode() if isinstance(data, str) else data for name, data in given.items()}
+    assert sent.kinds == ["cpu.exec", "cpu.exec"]
+    # And relative paths, `~` and whole paths are the same to `read_file` and commands
+    home = printed(env, 'cd; printf %s "$PWD"')
+    assert sent.files.read("~/plain") == sent.files.read("plain") == sent.files.read(f"{home}/plain") == given["plain"]
+
+
+def test_a_file_is_as_large_as_it_likes(env: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "PART_BYTES", 1000)
+    sent = Sent(env)
+    for size in (0, 999, 1000, 2500):
+        sent.files.write("f", os.urandom(size) if size else b"", 0o640)
+        assert len(sent.files.read("f")) == size
+    assert sent.files.stat("f").mode == 0o640
+
+
+def test_what_is_too_large_for_a_text_and_an_output_goes_through_a_file_that_is_removed(
+    env: Environment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(files, "PART_BYTES", 4000)
+    sent = Sent(env, limit=2000)
+    given = {f"f{number}": os.urandom(3000) for number in range(5)}
+
+    sent.files.write(given)
+
+    assert sent.files.read(list(given)) == given
+    sent.files.download("~", tmp_path / "all")
+    assert (tmp_path / "all" / "f3").read_bytes() == given["f3"]
+    # Also where it goes wrong
+    with pytest.raises(ActionRefused):
+        sent.files.write({"f0/below": os.urandom(9000)})
+    assert len(sent.through) == 4
+    assert not any(sent.files.exists(path) for path in sent.through)
+
+
+def test_what_is_there_is_listed_told_moved_and_removed(env: Environment) -> None:
+    found = Sent(env).files
+    found.make_dir("a/b", "a/b", "c")
+    found.write({"a/one": b"1", "a/b/two": b"22"})
+    printed(env, "cd; ln -s one a/link; chmod 600 a/one")
+
+    assert [(one.name, one.kind, one.target) for one in found.list("a")] == [
+        ("b", "folder", ""), ("link", "link", "one"), ("one", "file", ""),
+    ]  # fmt: skip
+    assert [one.path.rpartition("/a/")[2] for one in found.list("~/a", depth=2)] == ["b", "b/two", "link", "one"]
+    told = found.stat("a/one")
+    assert (told.kind, told.size, told.mode, told.permissions, told.changed_at > 0) == ("file", 1, 0o600, "-rw-------", True)
+    assert found.rename("a/one", "new/place").path.endswith("/new/place")
+    assert (found.exists("a/one"), found.exists("a/link"), found.exists("new/place")) == (False, True, True)
+    found.remove("a", "new/place", "never-there")
+    assert sorted(one.name for one in found.list() if not one.name.startswith(".")) == ["c", "new"]
+
+
+def test_folders_and_files_come_and_go(env: Environment, tmp_path: Path) -> None:
+    found = Sent(env).files
+    local = tmp_path / "local"
+    (local / "sub").mkdir(parents=True)
+    (local / "sub" / "run").write_bytes(b"#!/bin/sh\necho ran\n")
+    (local / "sub" / "run").chmod(0o755)
+    (local / "link").symlink_to("sub/run")
+
+    found.upload(local, "~/there")
+    assert printed(env, "cd; there/sub/run; there/link") == "ran\nran\n"
+    found.download("there", tmp_path / "back")
+    found.upload(local / "link", "one")
+    found.download("one", tmp_path / "deep" / "one")
+
+    assert (tmp_path / "back" / "sub" / "run").read_bytes() == (tmp_path / "deep" / "one").read_bytes() == (local / "link").read_bytes()
+    assert (tmp_path / "deep" / "one").stat().st_mode & 0o777 == 0o755
+    assert os.readlink(tmp_path / "back" / "link") == "sub/run"
+
+
+def test_an_archive_of_a_program_writes_nothing_beside_the_local_folder(env: Environment, tmp_path: Path) -> None:
+    found = Sent(env).files
+    found.make_dir("bad")
+    printed(env, "cd; ln -s /etc bad/out")
+    with pytest.raises(ActionRefused, match="cannot be written here"):
+        found.download("bad", tmp_path / "here")
+
+
+def test_what_cannot_be_done_is_refused_and_says_why(env: Environment) -> None:
+    found = Sent(env).files
+    found.make_dir("folder")
+    for ask, problem in (
+        (lambda: found.read("none"), "NoSuchFile"),
+        (lambda: found.read(["none"]), "NoSuchFile"),
+        (lambda: found.read(["folder"]), "FileUnusable"),
+        (lambda: found.stat("none"), "NoSuchFile"),
+        (lambda: found.list("none"), "NoSuchFile"),
+        (lambda: found.write({"folder": b""}), "FileUnusable"),
+        (lambda: found.rename("none", "some"), "NoSuchFile"),
+        (lambda: found.download("none", "x"), "NoSuchFile"),
+    ):
+        with pytest.raises(ActionRefused) as caught:
+            ask()
+        assert (caught.value.problem, caught.value.fault) == (problem, "caller")
+    for wrong in (lambda: found.read(["a\0"]), lambda: found.stat(""), lambda: found.write({"a": b""}, mode=0o600)):
+        with pytest.raises(InvalidAction):
+            wrong()
+    with pytest.raises(FileNotFoundError):
+        found.upload("/never/there", "x")
+
+
+def test_coroutines_have_the_same_words(env: Environment, tmp_path: Path) -> None:
+    found = AsyncFiles(cast(Any, Sent(env)), Place("j", "t", "e"))
+
+    async def main() -> None:
+        await found.write({"a/one": b"1", "two": "2"})
+        await found.write("three", b"3")
+        assert await found.read(["two", "three"]) == {"two": b"2", "three": b"3"}
+        await found.make_dir("d")
+        await found.upload(tmp_path, "d")
+        await found.download("a", tmp_path / "a")
+        await found.rename("two", "d/two")
+        await found.remove("three")
+        assert [await found.exists(name) for name in ("two", "d/two", "three")] == [False, True, False]
+        assert (await found.stat("d")).kind == "folder"
+        assert [one.name for one in await found.list("a")] == ["one"]
+        with pytest.raises(ActionRefused):
+            await found.read("none")
+
+    asyncio.run(main())
+    assert (tmp_path / "a" / "one").read_bytes() == b"1"
