@@ -35,10 +35,13 @@ def queue_of(node: str) -> Queue:
 class NodeConsumer(Consumer):  # type: ignore[misc]
     """Connects to the broker for as long as it takes."""
 
+    def call_soon_ack(self, *args: Any, **kwargs: Any) -> None:
+        """Acknowledge nothing; Celery's own would wake the loop that takes messages once more for each."""
+
     def create_task_handler(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what takes messages. Celery acknowledges each; on Redis, kombu would send that though the queue has `no_ack`."""
+        """Return what takes messages. What Celery cannot run it rejects; on Redis, kombu would send that though the queue has `no_ack`."""
         if self.task_consumer.channel.no_ack_consumers is None:
-            self.task_consumer.channel.basic_ack = self.task_consumer.channel.basic_reject = lambda *args, **kwargs: None
+            self.task_consumer.channel.basic_reject = lambda *args, **kwargs: None
         return super().create_task_handler(*args, **kwargs)
 
     def on_connection_error_after_connected(self, exc: BaseException) -> None:

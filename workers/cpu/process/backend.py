@@ -132,7 +132,8 @@ class ProcessBackend(Backend):
 
     def begin(self, holding: Holding) -> None:
         """Apply a grant; see the base class."""
-        before = [process for process in self._members.settled()[0] if process.pid != self._members.shell]
+        # Where `park` found this shell alone, nothing has started since, and no walk is needed.
+        before = [process for process in self._members.settled()[0] if process.pid != self._members.shell] if self._has_left else []
         self._spared = frozenset(process.identity for process in before)
         if before or self._in_background or holding.background:
             self.hold(holding)
@@ -264,6 +265,8 @@ class ProcessBackend(Backend):
                 # One that has ended already has no id here any more.
                 shell = next((pid for pid in tree.children(supervisor, 1) if tree.inner_pid(pid) == inside), -inside)
                 self._members, self._shell_inside = Members(supervisor, shell), inside
+                # The shell before it may have left something as it ended.
+                self._has_left = True
                 return Spawned(shell) if event == "spawned" else Told(shell)
             case {"event": "refused", "reason": str(reason)}:
                 return Refused(reason)

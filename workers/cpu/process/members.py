@@ -43,8 +43,9 @@ class Members:
         return tree.settled(self.supervisor, spared)
 
     def has_others(self) -> bool:
-        """Return whether a living one is found that is not the shell."""
-        return any(process.pid != self.shell for process in self.settled()[0])
+        """Return whether a living one is found that is not the shell, or one may have been missed."""
+        found, is_all = self.settled()
+        return not is_all or any(process.pid != self.shell for process in found)
 
     def nearest(self) -> list[int]:
         """Return the ids of the processes right below the supervisor, where a process comes whose parent has ended."""
