@@ -16,10 +16,12 @@ one may have slept through the end of its lease. Such a message may come twice; 
 A scheduler that connects again takes the next `turn`, and puts back what the turns before have taken. The server may not know yet that
 an earlier connection is dead, and then serves its blocking move first.
 
-The intake waits with a blocking move on each queue, on a connection of its own. When one has brought a message, a script
-moves all other messages of all queues. The order of a queue is kept. A blocking move may have put a message into a
-list before the script ran, whose answer has not been read yet. The list then holds one message more than were read. That message is
-read first, even if it has to be waited for. A message that a blocking move brings after the script is left for the next time.
+The intake waits with a blocking move on each queue, on a connection of its own. A message that it has waited for comes alone. If one had
+come before it began to wait, a script moves all other messages of all queues. The order of a queue is kept. A blocking move may have put a
+message into a list before the script ran, whose answer has not been read yet. The list then holds one message more than were read. That
+message is read first, even if it has to be waited for. A message that a blocking move brings after the script is left for the next time.
+
+Messages are acknowledged together with the next blocking move. So a message that comes alone costs one round trip.
 """
 
 from __future__ import annotations
@@ -96,6 +98,7 @@ class RedisIntake:
         self._oldest = epoch - REMEMBERED_EPOCHS
         self._waiting: dict[str, Connection] = {}
         self._armed: set[str] = set()
+        self._answered: set[str] = set()
         self._unacknowledged = dict.fromkeys(self._lists.values(), 0)
         self._next_look = self._next_rescue = 0.0
         self.rescued = self._put_back(())
@@ -109,14 +112,15 @@ class RedisIntake:
     def take(self, timeout_s: float, most: int) -> list[Taken]:
         """Return what waits, at most about `most` of each queue, after waiting up to `timeout_s` for the first message."""
         self._arm()
-        ready = self._ready(timeout_s)
+        came_before = self._ready(0.0)
+        ready = came_before or self._ready(timeout_s)
         now = time.monotonic()
         if now >= self._next_rescue:
             self._next_rescue = now + RESCUE_S
             self._put_back(self._lists.values())
         looked = now >= self._next_look
-        if not ready and not looked:
-            return []
+        if not came_before and not looked:
+            return self._count([self._read(queue) for queue in ready])
         sources = self._sources
         if looked:
             self._next_look = now + _LOOK_S
@@ -131,20 +135,30 @@ class RedisIntake:
         for queue in ready & self._armed:
             # It is readable though it has brought nothing: that raises where the connection has ended.
             self._waiting[queue].can_read(0)
-        taken = [*moved, *zip((name.decode() for name in messages[::2]), messages[1::2], strict=True)]
+        return self._count([*moved, *zip((name.decode() for name in messages[::2]), messages[1::2], strict=True)])
+
+    def _count(self, taken: list[Taken]) -> list[Taken]:
         for name, _ in taken:
             self._unacknowledged[name] += 1
         return taken
 
     def acknowledge(self, taken: Sequence[Taken]) -> None:
         """Forget messages for good; those that an earlier intake had taken have been put back, and come again."""
-        own = [(key, message) for key, message in taken if key in self._unacknowledged]
-        with self._client.pipeline(transaction=False) as pipe:
-            for key, message in own:
-                # From the tail, where the oldest are: found at once.
-                pipe.lrem(key, -1, message)  # type: ignore[arg-type]
-            pipe.execute()
-        for key, _ in own:
+        # From the tail, where the oldest are: found at once.
+        own = [("LREM", key, -1, message) for key, message in taken if key in self._unacknowledged]
+        queue = next((queue for queue in self._waiting if queue not in self._armed), None)
+        if queue is not None:
+            self._send(queue, *own)
+            for _ in own:
+                self._waiting[queue].read_response()
+            if self._waiting[queue].can_read(0):
+                self._answered.add(queue)  # it lies in a buffer by now, where `select` does not look
+        else:
+            with self._client.pipeline(transaction=False) as pipe:
+                for command in own:
+                    pipe.execute_command(*command)  # type: ignore[no-untyped-call]
+                pipe.execute()
+        for _, key, *_ in own:
             self._unacknowledged[key] -= 1
 
     def close(self) -> None:
@@ -157,17 +171,24 @@ class RedisIntake:
         return int(self._rescue(keys=[TAKEN], args=[self._oldest, *used]))
 
     def _arm(self) -> None:
-        for queue, connection in self._waiting.items():
+        for queue in self._waiting:
             if queue not in self._armed:
-                connection.send_command("BLMOVE", queue, self._lists[queue], "RIGHT", "LEFT", 0)  # type: ignore[no-untyped-call]
-                self._armed.add(queue)
+                self._send(queue)
+
+    def _send(self, queue: str, *before: Sequence[Any]) -> None:
+        """Begin a blocking move, after the commands `before`, whose answers are to be read first."""
+        connection = self._waiting[queue]
+        commands = [*before, ("BLMOVE", queue, self._lists[queue], "RIGHT", "LEFT", 0)]
+        connection.send_packed_command(connection.pack_commands(commands))  # type: ignore[no-untyped-call]
+        self._armed.add(queue)
 
     def _ready(self, timeout_s: float) -> set[str]:
         """Return the queues whose connections can be read, after waiting up to `timeout_s` for one."""
         # redis-py has no public way to wait for several connections; kombu reaches for the socket likewise.
         sockets: dict[Any, str] = {connection._sock: queue for queue, connection in self._waiting.items()}
-        readable, _, _ = select.select(sockets, [], [], timeout_s)
-        return {sockets[each] for each in readable}
+        readable, _, _ = select.select(sockets, [], [], 0.0 if self._answered else timeout_s)
+        answered, self._answered = self._answered, set()
+        return {sockets[each] for each in readable} | answered
 
     def _read(self, queue: str) -> Taken:
         self._armed.discard(queue)
