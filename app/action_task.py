@@ -5,7 +5,7 @@
 | claim | the try of the action is claimed in the result store; a message that comes twice is dropped |
 | run | the task's body, with its grant at `self.grant` |
 | result | Celery stores it: a payload for the tasks of this system, the plain value for all others |
-| report | the scheduler is told that the action has ended and its grant is free |
+| report | the scheduler is told that the action has ended and its grant is free; with the result, where the broker is the result store |
 
 The worker's side of this, the node, is behind the protocol `NodeRuntime`. The worker provides it in `app/runtime.py`.
 """
@@ -59,11 +59,32 @@ class Call:
     refused: bool = False
     unstored: bool = False
     """Whether it has ended, and the store does not have its result."""
+    start_is_told: bool = False
+    end_is_told: bool = False
+    """Whether the report of its end has gone out with its result."""
     stamp: tuple[int, int] = (0, 0)
     grant_lock: Lock = field(default_factory=Lock, repr=False)
     """Held while a change of the grant is carried out, so that the last one is the one that stands."""
     on_stop: Any = field(default=None, repr=False)
     on_resize: Any = field(default=None, repr=False)
+
+    def report(self) -> dict[str, Any]:
+        """Return what the scheduler is to be told of the end, by what is known now."""
+        return {
+            "type": "unknown" if self.refused or self.unstored else "finished",
+            "id": self.id,
+            "attempt": self.grant["attempt"],
+            "status": self.status,
+            "reason": self.reason,
+            "cause": self.cause,
+            "started_at": self.started_at,
+            "execution_s": max(0.0, (self.execution_s or 0.0) - self.slept_s),
+            "waited_s": self.background_s + self.slept_s,
+            "slept_s": self.slept_s,
+            "cpu_s": self.cpu_s,
+            **({"answer": self.answer} if self.answer is not None else {}),
+            **({"waits_again": True} if self.waits_again else {}),
+        }
 
 
 def call_of(task: Task) -> Call | None:

@@ -6,11 +6,11 @@ It claims tries of actions, holds their calls while they run, and reports.
 |---|---|
 | `joined` | the worker consumes its queue; a description of the node with a fresh incarnation |
 | `beat` | every `beat_s` seconds; the same description, with what runs and stands now |
-| `started` | a try was claimed |
+| `started` | before a beat, of each try that was claimed since the last one and still runs |
 | `sent` | the request of a call to an outside API goes out |
 | `used` | every `usage_s` seconds, of each command that has got further in the background: its core-seconds there |
 | `service` | an instance of a service is in another state now, and what it holds |
-| `finished` | its result is stored and its processes are gone; again when the scheduler asks for it |
+| `finished` | its result is stored and its processes are gone, both at once where the broker is the store; again when asked for |
 | `unknown` | the scheduler asked for a try that never arrived here, or the store has not got the result of one |
 | `left` | the worker shuts down |
 
@@ -118,7 +118,7 @@ class Node:
         self._stops: OrderedDict[Try, tuple[str, str]] = OrderedDict()
         self._early: OrderedDict[Try, Early] = OrderedDict()
         self._metered: dict[str, Metered] = {}
-        self._reporter = Reporter(app, self._describe, beat_s, self.used, usage_s)
+        self._reporter = Reporter(app, self._describe, beat_s, self.used, usage_s, self.begun)
 
     @property
     def name(self) -> str:
@@ -219,7 +219,6 @@ class Node:
                 log.debug(STALE, one[1], one[0], early.stamp, call.stamp)
             elif early is not None:
                 call.grant, call.stamp = cast(WireGrant, {**grant, **early.change}), early.stamp
-        self._reporter.put({"type": "started", "id": call.id, "attempt": one[1], "at": call.started_at})
         return call
 
     def call(self, action_id: str) -> Call:
@@ -313,7 +312,7 @@ class Node:
         return self._has_left
 
     def finish(self, call: Call) -> None:
-        """Report the end of a claimed call."""
+        """Report the end of a claimed call, unless that has gone out with its result."""
         self._report_end(call.id, call.grant["attempt"], call)
 
     def refuse(self, action_id: str, attempt: int, status: str, reason: str, cause: str) -> None:
@@ -335,21 +334,7 @@ class Node:
         self._reporter.put(report or {"type": "unknown", "id": action_id, "attempt": attempt})
 
     def _report_end(self, action_id: str, attempt: int, call: Call) -> None:
-        report = {
-            "type": "unknown" if call.refused or call.unstored else "finished",
-            "id": action_id,
-            "attempt": attempt,
-            "status": call.status,
-            "reason": call.reason,
-            "cause": call.cause,
-            "started_at": call.started_at,
-            "execution_s": max(0.0, (call.execution_s or 0.0) - call.slept_s),
-            "waited_s": call.background_s + call.slept_s,
-            "slept_s": call.slept_s,
-            "cpu_s": call.cpu_s,
-            **({"answer": call.answer} if call.answer is not None else {}),
-            **({"waits_again": True} if call.waits_again else {}),
-        }
+        report = call.report()
         with self._lock:
             if self._calls.get(action_id) is call:  # else a newer try of it runs
                 del self._calls[action_id]
@@ -357,7 +342,16 @@ class Node:
             self._stops.pop((action_id, attempt), None)
             self._early.pop((action_id, attempt), None)
             _keep(self._finished, (action_id, attempt), report)
-        self._reporter.put(report)
+        if not call.end_is_told:
+            self._reporter.put(report)
+
+    def begun(self) -> list[dict[str, Any]]:
+        """Return reports of the calls that have begun since this was asked last."""
+        with self._lock:
+            begun = [call for call in self._calls.values() if not call.start_is_told]
+        for call in begun:
+            call.start_is_told = True
+        return [{"type": "started", "id": call.id, "attempt": call.grant["attempt"], "at": call.started_at} for call in begun]
 
     def used(self) -> list[dict[str, Any]]:
         """Return reports of what commands have used; see the table above for which."""

@@ -22,9 +22,8 @@ from tangram.wire import EVENTS, WireNode
 
 log = logging.getLogger(__name__)
 
-HELD = ("started", "sent")
-HELD_S = 0.02
-"""How long these reports wait for company: so the start of a short action goes out with its end."""
+HELD, HELD_S = "sent", 0.02
+"""A report that waits so long for company."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 
@@ -39,12 +38,17 @@ class Reporter:
         beat_s: float,
         used: Callable[[], list[dict[str, Any]]],
         usage_s: float,
+        begun: Callable[[], list[dict[str, Any]]] = list,
     ) -> None:
-        """Prepare; `start` begins. `describe` returns what a beat says, `used` the reports that go out every `usage_s`."""
+        """Prepare; `start` begins.
+
+        `describe` returns what a beat says, `begun` the reports that go out before it, and `used` those that go out every `usage_s`.
+        """
         self._app = app
         self._describe = describe
         self._beat_s = beat_s
         self._used = used
+        self._begun = begun
         self._usage_s = usage_s
         self._reports: queue.SimpleQueue[dict[str, Any] | None] = clock.fifo()
         self._connection: Connection | None = None
@@ -78,14 +82,14 @@ class Reporter:
             now = clock.monotonic()
             if now >= next_beat:
                 next_beat = now + self._beat_s
-                reports.append({"type": "beat", "node": self._describe()})
+                reports += [*self._begun(), {"type": "beat", "node": self._describe()}]
             if now >= next_usage:
                 next_usage = now + self._usage_s
                 reports += self._used()
             if not held and reports:
                 held_until = now + HELD_S
             held += reports
-            if held and (over or now >= held_until or any(report["type"] not in HELD for report in held)):
+            if held and (over or now >= held_until or any(report["type"] != HELD for report in held)):
                 self._send(held)
                 held, held_until = [], next_beat
         self._disconnect()

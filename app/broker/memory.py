@@ -28,7 +28,7 @@ from app.broker import redis_intake
 from app.broker.memory_store import BrokenConnection, MemoryBroker, MemoryStore
 from app.broker.results import FirstEndStays, may_stand
 from tangram import clock
-from tangram.wire import ENDED_CLAIM_TTL_S
+from tangram.wire import ENDED_CLAIM_TTL_S, EVENTS
 
 SCHEME = "tangram-memory"
 TRANSPORT_ALIASES[SCHEME] = f"{__name__}:Transport"
@@ -42,6 +42,7 @@ class MemoryBackend(FirstEndStays):
 
     supports_native_join = False
     persistent = True
+    has_broker = True
 
     def __init__(self, app: Celery, broker: MemoryBroker) -> None:
         super().__init__(app)
@@ -55,11 +56,13 @@ class MemoryBackend(FirstEndStays):
         """Return what is stored under keys."""
         return self.client.mget(map(_text, keys))
 
-    def _offer(self, key: str, result: bytes, claim: str, final: bool) -> bool:
+    def _offer(self, key: str, result: bytes, claim: str, final: bool, message: bytes) -> bool:
         broker = self.client.broker
         broker.called("set", key)
         with broker.lock:
             stands = may_stand(broker.value(key), result, broker.value(claim))
+            if stands and message and broker.value(key) != result:
+                broker.put(EVENTS.name, message)
             if stands:
                 broker.keep(key, result, self.expires)
                 broker.publish(key, result)

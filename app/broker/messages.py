@@ -1,15 +1,16 @@
-"""Reading the messages of actions: as the scheduler receives them, and as Celery needs them for what hangs on an end."""
+"""Messages as text: those of actions, as the scheduler receives them and as Celery needs them for what hangs on an end, and reports."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from celery.app.task import Context
 from kombu.message import Message
 
 from scheduler.live.transport import Received
-from tangram.wire import ACTION_HEADER
+from tangram.wire import ACTION_HEADER, EVENTS
 
 _PROPERTIES = ("correlation_id", "reply_to", "content_type", "content_encoding", "priority", "expiration")
 
@@ -26,6 +27,13 @@ def action_of(message: Message, tag: Any) -> Received:
     body = message.body if isinstance(message.body, str) else bytes(message.body).decode("utf-8")
     kept = json.dumps({"body": body, "headers": headers, "properties": properties}, separators=(",", ":"))
     return Received(sort="action", id=action_id, task=task, header=headers.get(ACTION_HEADER), message=kept, tag=tag)
+
+
+def reports_message(reports: Sequence[Mapping[str, Any]]) -> bytes:
+    """Return a message with reports as it lies in a queue on Redis, for the scheduler."""
+    properties = {"delivery_tag": "", "delivery_info": {"exchange": "", "routing_key": EVENTS.name}}
+    kind = {"content-type": "application/json", "content-encoding": "utf-8"}
+    return json.dumps({"body": json.dumps({"events": reports}), **kind, "headers": {}, "properties": properties}).encode()
 
 
 def request_of(message: str) -> Context | None:

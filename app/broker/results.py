@@ -11,6 +11,8 @@ Workers and scheduler store ends through these. Which of two comes first, the st
 
 So what a client was told stays true. The call of a refused try is marked, and its node reports that it does not know the end.
 
+Where the broker is the store, the report of the end is sent at the same moment: both are there, or neither.
+
 A result counts once it is stored. While the store is away, or answers with errors, the result waits in its thread, until the node leaves.
 """
 
@@ -26,20 +28,21 @@ from celery.backends.redis import RedisBackend
 from kombu.utils.functional import retry_over_time
 from redis import RedisError
 
-from app.action_task import NodeRuntime
+from app.action_task import Call, NodeRuntime
+from app.broker.messages import reports_message
 from app.runtime import runtime
 from tangram.connection import KEEPALIVE
 from tangram.decode import read_meta
 from tangram.errors import ActionError
-from tangram.wire import DISOWNED, ENDED_CLAIM_TTL_S, GRANT_HEADER, claim_key
+from tangram.wire import DISOWNED, ENDED_CLAIM_TTL_S, EVENTS, GRANT_HEADER, claim_key
 
 log = logging.getLogger(__name__)
 
 RETRIES = {"interval_start": 0.1, "interval_step": 0.2, "interval_max": 0.5}
 """How a worker goes on trying to store a result: for as long as it takes."""
 
-# KEYS: the result's key, and the claim of its try. ARGV: the result, the seconds that it lasts, what a disowned claim says, and the seconds
-# that the claim lasts from now on, 0 for as long as before.
+# KEYS: the result's key, the claim of its try, and the queue of reports. ARGV: the result, the seconds that it lasts, what a disowned claim
+# says, the seconds that the claim lasts from now on, 0 for as long as before, and a message for the queue, or nothing.
 # `may_stand` is the same rule for the memory of a process.
 _OFFER = """
 local stored = redis.call('GET', KEYS[1])
@@ -53,6 +56,7 @@ if redis.call('GET', KEYS[2]) == ARGV[3] then return 0 end
 redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[2])
 redis.call('PUBLISH', KEYS[1], ARGV[1])
 if ARGV[4] ~= '0' then redis.call('EXPIRE', KEYS[2], ARGV[4]) end
+if ARGV[5] ~= '' then redis.call('LPUSH', KEYS[3], ARGV[5]) end
 return 1
 """
 
@@ -72,8 +76,14 @@ def may_stand(stored: bytes | None, offered: bytes, claim: bytes | None) -> bool
 class FirstEndStays(KeyValueStoreBackend):  # type: ignore[misc]
     """What the backends share. They say in `_offer` how a result is stored."""
 
-    def _offer(self, key: str, result: bytes, claim: str, final: bool) -> bool:
-        """Store and publish a result if it may stand; return whether it stands. The claim of a final one lasts `ENDED_CLAIM_TTL_S`."""
+    has_broker = False
+    """Whether the broker is the store."""
+
+    def _offer(self, key: str, result: bytes, claim: str, final: bool, message: bytes) -> bool:
+        """Store and publish a result if it may stand; return whether it stands. The claim of a final one lasts `ENDED_CLAIM_TTL_S`.
+
+        A `message`, if there is one, is put into the queue of reports when the result is stored.
+        """
         raise NotImplementedError
 
     def _store_result(self, task_id: str, result: Any, state: str, traceback: str | None = None, request: Any = None, **_: Any) -> Any:
@@ -81,16 +91,18 @@ class FirstEndStays(KeyValueStoreBackend):  # type: ignore[misc]
         encoded = self.encode({**meta, "task_id": task_id})
         grant = getattr(request, GRANT_HEADER, None) or {}
         claim = claim_key(task_id, grant.get("attempt", 0))
-        offered = (self.get_key_for_task(task_id).decode(), encoded.encode(), claim, state in self.READY_STATES)
+        call: Call | None = getattr(request, "tangram_call", None)
+        final = state in self.READY_STATES
+        message = reports_message([call.report()]) if call is not None and final and self.has_broker else b""
+        offered = (self.get_key_for_task(task_id).decode(), encoded.encode(), claim, final, message)
         policy = self.app.conf.result_backend_transport_options.get("retry_policy", RETRIES)
-        call = getattr(request, "tangram_call", None)
         if call is not None:
             call.unstored = True
         stands = retry_over_time(self._offer, (RedisError, OSError), offered, errback=_complain, **policy)
         if not stands:
             log.warning("the result of action %s is refused: another one stands, or its try was given up", task_id)
         if call is not None:
-            call.unstored, call.refused = False, not stands
+            call.unstored, call.refused, call.end_is_told = False, not stands, stands and message != b""
         return result
 
 
@@ -106,8 +118,14 @@ class RedisResults(FirstEndStays, RedisBackend):  # type: ignore[misc]
     def _script(self) -> Any:
         return self.client.register_script(_OFFER)
 
-    def _offer(self, key: str, result: bytes, claim: str, final: bool) -> bool:
-        return bool(self._script(keys=[key, claim], args=[result, self.expires, DISOWNED, ENDED_CLAIM_TTL_S if final else 0]))
+    @cached_property
+    def has_broker(self) -> bool:  # type: ignore[override]
+        """Whether the broker is the store: both have the same address."""
+        return bool(self.app.conf.result_backend == self.app.conf.broker_url)
+
+    def _offer(self, key: str, result: bytes, claim: str, final: bool, message: bytes) -> bool:
+        args = [result, self.expires, DISOWNED, ENDED_CLAIM_TTL_S if final else 0, message]
+        return bool(self._script(keys=[key, claim, EVENTS.name], args=args))
 
 
 def _complain(error: Exception, pauses: Iterator[float], retries: int) -> float:

@@ -237,6 +237,8 @@ class Core:
         running = self.state.running.get(event.id)
         if running is None or running.grant.attempt != event.attempt:
             return
+        if running.started_at is None and event.started_at is not None:
+            self._started(events.Started(id=event.id, attempt=event.attempt, at=event.started_at))
         self.pools.quotas.answered(running, event, now)
         if event.told_by == "worker" and (in_background_s := running.background_s_at(now)):
             running.note_background(in_background_s - event.waited_s)

@@ -104,7 +104,7 @@ def test_a_try_that_is_given_up_stores_nothing_any_more(stack: Stack) -> None:
     backend, transport = stack.app.backend, stack.open()
 
     def store(action_id: str, attempt: int) -> bool:
-        call = Call(id=action_id, grant={}, header={}, started_at=0.0, began=0.0)  # type: ignore[typeddict-item]
+        call = Call(id=action_id, grant={"attempt": attempt}, header={}, started_at=0.0, began=0.0)  # type: ignore[typeddict-item]
         backend.store_result(action_id, attempt, "SUCCESS", request=Context(grant={"attempt": attempt}, tangram_call=call))
         return not call.refused
 

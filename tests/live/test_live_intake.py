@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from redis import ConnectionPool, RedisError, UnixDomainSocketConnection
 
+from app.broker import redis_intake
 from app.broker.redis_intake import RedisIntake
 from app.local.processes import wait_until
 from tests.conftest import RedisServer
@@ -71,6 +73,31 @@ def test_each_queue_keeps_its_order_while_others_send(open_intake: Open, redis_u
     assert found == {queue: list(range(count)) for queue in QUEUES}
     with redis_urls.client() as client:
         assert client.keys("tangram-taken:*") == []
+
+
+def test_a_message_that_comes_alone_costs_one_round_trip(open_intake: Open, redis_urls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given an intake that looks for messages with a priority only at first, and one message as soon as it waits
+    monkeypatch.setattr(redis_intake, "_LOOK_S", 3600.0)
+    intake, wait = open_intake(1), select.select
+    intake.take(0.0, 16)
+    with redis_urls.client() as client:
+
+        def send_and_wait(*sockets_and_timeout: Any) -> Any:
+            if sockets_and_timeout[-1] > 0:
+                client.lpush("a", 5)
+            return wait(*sockets_and_timeout)
+
+        monkeypatch.setattr(select, "select", send_and_wait)
+        client.config_resetstat()
+        # When it is taken and acknowledged
+        taken = intake.take(30.0, 16)
+        intake.acknowledge(taken)
+        # Then it was moved and forgotten, and nothing else was asked
+        asked = {name: figures["calls"] for name, figures in client.info("commandstats").items()}
+        asked_of_intake = {name: calls for name, calls in asked.items() if name not in ("cmdstat_lpush", "cmdstat_config|resetstat")}
+    assert [message for _, message in taken] == [b"5"]
+    assert asked_of_intake == {"cmdstat_lrem": 1, "cmdstat_blmove": 1}
+    assert intake.take(0.0, 16) == []
 
 
 def test_an_answer_that_never_comes_is_waited_for_no_longer_than_any_other(network: Network, own_redis: RedisServer) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from celery.app.task import Context
 
+from app.action_task import Call
 from app.broker.transport import KombuTransport
 from app.celery import make_app
 from app.local.processes import wait_until
@@ -51,6 +54,38 @@ def test_what_a_broker_that_hangs_may_not_have_got_is_sent_again(transport: Komb
     with own_redis.client() as client:
         sent = client.lrange(node_queue("n"), 0, -1)
     assert {json.loads(message)["headers"]["grant"]["attempt"] for message in sent} == {1, 2}
+
+
+def test_a_result_and_the_report_of_its_end_are_there_at_once_and_once(own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a broker that is the result store, and a scheduler
+    app = make_app(Settings(broker_url=own_redis.broker, result_url=own_redis.broker))
+    transport = KombuTransport(app, connect_timeout_s=30.0)
+
+    offer, lost = app.backend._offer, list[bool]()
+
+    def lose_first_answer(*offered: Any) -> bool:
+        stands = bool(offer(*offered))
+        if not lost:
+            lost.append(stands)
+            raise ConnectionError("the answer is lost")
+        return stands
+
+    def store(value: int) -> Call:
+        call = Call(id="a", grant={"attempt": 3}, header={}, started_at=5.0, began=0.0, execution_s=2.0)  # type: ignore[typeddict-item]
+        app.backend.store_result("a", value, "SUCCESS", request=Context(grant={"attempt": 3}, tangram_call=call))
+        return call
+
+    # When a result is stored whose answer is lost at first, and then another one
+    monkeypatch.setattr(app.backend, "_offer", lose_first_answer)
+    calls = [store(value) for value in (1, 2)]
+    # Then the scheduler is told of the first, once; the other is refused, and its node tells of it by itself
+    assert lost == [True]
+    assert [(call.end_is_told, call.refused) for call in calls] == [(True, False), (False, True)]
+    [received] = transport.receive(30.0)
+    told = [(report["type"], report["id"], report["attempt"], report["execution_s"]) for report in received.body["events"]]
+    assert told == [("finished", "a", 3, 2.0)]
+    assert transport.receive(0.0) == []
+    transport.close()
 
 
 def test_what_a_connection_takes_that_only_the_server_has_for_open_comes_back(

@@ -148,7 +148,7 @@ def test_a_planted_defect_is_found_and_made_short() -> None:
     rollouts = (replace(ROLLOUT, name="t0"), replace(ROLLOUT, name="t1"))
 
     with patch.object(Node, "_may_claim", lambda *_: True), patch.object(Node, "_claim_in_store", lambda *_: True):
-        short, why = shortest(Scenario(11, (2,), rollouts, faults), broken_laws)
+        short, why = shortest(Scenario(2, (2,), rollouts, faults), broken_laws)
 
     assert law_of(why[0]) == "nothing runs twice"
     assert [fault.kind for fault in short.faults] == ["messages doubled"]

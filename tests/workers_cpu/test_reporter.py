@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -38,10 +39,12 @@ def test_figures_of_usage_are_sent_late_and_beats_are_not(monkeypatch: pytest.Mo
 
 
 def test_beats_and_figures_of_usage_go_out_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given a reporter that is told nothing; when it has begun; then it beats, and asks what commands have used
-    producer = Producer(0)
-    reporter = Reporter(Celery(set_as_current=False), dict, 0.01, lambda: [USED], 0.01)  # type: ignore[arg-type]
+    # Given a reporter that is told nothing; when it has begun; then it beats, and asks what commands have used and what has begun
+    producer, beat = Producer(0), {"type": "beat", "node": {}}
+    reporter = Reporter(Celery(set_as_current=False), dict, 0.01, lambda: [USED], 0.01, lambda: [STARTED])  # type: ignore[arg-type]
     monkeypatch.setattr(reporter, "_connect", lambda: producer)
     reporter.start()
-    assert until(lambda: USED in producer.taken and {"type": "beat", "node": {}} in producer.taken)
+    assert until(lambda: USED in producer.taken and beat in producer.taken)
     reporter.stop(60.0)
+    # And what has begun is told before the beat that shows it
+    assert all(before == STARTED for before, said in pairwise(producer.taken) if said == beat)
