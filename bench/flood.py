@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from bench.workloads import ai_coding
 from scheduler.policies import make_policy
-from scheduler.sim.simulate import Cluster, Simulation
+from scheduler.sim.cluster import Cluster
+from scheduler.sim.simulate import Simulation
 from scheduler.sim.summary import summarise
 from scheduler.sim.trace import Trace, Trajectory
 

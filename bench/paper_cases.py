@@ -18,7 +18,8 @@ import numpy as np
 from app.replay.traces import read_trace
 from bench.workloads import WORKLOADS
 from scheduler.policies import make_policy
-from scheduler.sim.simulate import Cluster, Simulation
+from scheduler.sim.cluster import Cluster
+from scheduler.sim.simulate import Simulation
 from scheduler.sim.summary import ReplayRecord, summarise
 from scheduler.sim.trace import Trace, tile
 

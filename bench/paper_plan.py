@@ -13,7 +13,7 @@ from typing import Literal
 
 from bench.paper_cases import Case
 from scheduler.policies import PARTS
-from scheduler.sim.simulate import Cluster
+from scheduler.sim.cluster import Cluster
 
 MISSING = "There was no trace of recorded rollouts; `--rollouts FILE` names one."
 NODE_MEMORY_MB = 2_400_000

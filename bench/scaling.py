@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass
 
 from bench.workloads import ai_coding
 from scheduler.policies import make_policy
-from scheduler.sim.simulate import Cluster, Simulation
+from scheduler.sim.cluster import Cluster
+from scheduler.sim.simulate import Simulation
 from scheduler.sim.summary import summarise
 
 CORES = 256

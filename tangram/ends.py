@@ -68,7 +68,7 @@ CAUSES: Final[Mapping[str, Cause]] = {
         "lost failed", "The environment of the action was lost: its node died, or it ended there.", "restart the rollout"
     ),
     "memory_short": _ours(
-        "lost failed", "The node had no memory left for the environments on it, and this one was ended.", "restart the rollout"
+        "lost failed cancelled", "The node had no memory left for the environments on it, and this one was ended.", "restart the rollout"
     ),
     "end_unknown": _ours("lost", "Its node does not know how the action ended, or cannot take it up."),
     "sandbox_failed": _ours("failed", "A sandbox, a container or the engine of containers did not do what it was asked for."),

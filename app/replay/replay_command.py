@@ -28,7 +28,8 @@ from app.replay.traces import limits_of
 from scheduler.learning.durations import Observation
 from scheduler.model import UNLIMITED
 from scheduler.policies import make_policy
-from scheduler.sim.simulate import Cluster, Simulation
+from scheduler.sim.cluster import Cluster
+from scheduler.sim.simulate import Simulation
 from scheduler.sim.summary import Capacity, ReplayRecord, summarise
 from scheduler.sim.trace import Trace, tile
 from tangram.connection import find_addresses, open_store

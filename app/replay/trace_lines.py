@@ -79,6 +79,7 @@ class ActionLine(AnyLine):
     preemptible: bool = True
     priority: Priority | None = None
     memory_mb: Megabytes | None = None
+    resident_mb: Megabytes | None = None
 
 
 class StepLine(AnyLine):

@@ -183,7 +183,8 @@ def _action(line: ActionLine, header: Trace, key: str) -> TraceAction:
             action_class=line.action_class, command=line.command, service=line.service, quota=line.quota, tokens=line.tokens,
             requires=line.requires,
             cpu_s=line.cpu_s, observed_s=line.observed_s, timeout_s=line.timeout_s, idempotent=line.idempotent,
-            preemptible=line.preemptible, priority=line.priority, memory_mb=_whole(line.memory_mb), extra=extra_of(line),
+            preemptible=line.preemptible, priority=line.priority, memory_mb=_whole(line.memory_mb),
+            resident_mb=_whole(line.resident_mb), extra=extra_of(line),
         )  # fmt: skip
     except InvalidAction as error:
         raise TraceError(str(error).removeprefix(f"{error.field}: "), key=f"{key}.{error.field}") from None
@@ -270,6 +271,7 @@ def _action_line(action: TraceAction) -> dict[str, object]:
         "cpu_s": action.cpu_s, "observed_s": action.observed_s, "timeout_s": action.timeout_s,
         "idempotent": action.idempotent,
         "preemptible": None if action.preemptible else False, "priority": action.priority, "memory_mb": action.memory_mb,
+        "resident_mb": action.resident_mb,
     }  # fmt: skip
     return {**action.extra, **_said(known)}
 

@@ -16,7 +16,8 @@ from scheduler.core.core import Core
 from scheduler.model import NodeSpec, events
 from scheduler.model.stats import summary
 from scheduler.policies import make_policy
-from scheduler.sim.simulate import Cluster, Simulation
+from scheduler.sim.cluster import Cluster
+from scheduler.sim.simulate import Simulation
 from tangram.action import Action, Cost
 
 FEW, MANY = 100, 10_000

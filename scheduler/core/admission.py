@@ -71,7 +71,10 @@ class Admission:
             return Refusal(f"environment {environment.id} is not one of job {action.job}", "bad_input")
         if environment.lost:
             return Refusal(
-                f"environment {environment.id} is lost: {environment.over}", environment.end_cause, "lost", environment.node or ""
+                f"environment {environment.id} is lost: {environment.over or environment.close_requested}",
+                environment.end_cause,
+                "lost",
+                environment.node or "",
             )
         if environment.state == "closing":
             closing = f"environment {environment.id} is being closed: {environment.close_requested}"

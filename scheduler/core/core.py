@@ -30,6 +30,7 @@ from typing import Final
 from scheduler.core.admission import Admission
 from scheduler.core.ends import Ends
 from scheduler.core.environments import CLOSED, Environments
+from scheduler.core.memory import Memory
 from scheduler.core.nodes import Nodes
 from scheduler.core.pools import Pools
 from scheduler.core.recovery import Recovery
@@ -64,8 +65,9 @@ class Core:
         self.pools = Pools(self.state, policy, quotas, history)
         self.decisions = 0
         self._out: list[Command] = []
-        self._ends = Ends(self.state, self.pools, self._out)
-        self._environments = Environments(self.state, self.pools, self._ends, self._out)
+        self.memory = Memory(self.state, self.pools, self._out)
+        self._ends = Ends(self.state, self.pools, self.memory, self._out)
+        self._environments = Environments(self.state, self.pools, self.memory, self._ends, self._out)
         self._admission = Admission(self.state, self.pools, self._environments.ended)
         self._nodes = Nodes(self.state, self.pools, self._environments, self._ends, self._enqueue, self._out)
         self._recovery = Recovery(self.state, self.pools, self._environments, self._nodes, self._out)
@@ -83,6 +85,8 @@ class Core:
                 self._sent(event, now)
             case events.Used():
                 self._used(event, now)
+            case events.MemoryWanted():
+                self.memory.wanted(event, now)
             case events.NodeBeat():
                 self._nodes.beat(event, now)
             case events.Tick():
@@ -133,6 +137,8 @@ class Core:
         # All facts of an earlier scheduler are taken in before anything is given out.
         if not isinstance(event, events.Resumed) and not (isinstance(event, events.Submitted) and event.received_at is not None):
             self._allocate(now)
+        while self.memory.begin(now):
+            self._out += self.pools.allocate(now)
         out = self._out.copy()
         self._out.clear()
         return out
@@ -148,7 +154,8 @@ class Core:
 
         Missed beats are not included: a driver with nodes that can be lost ticks at least once a beat.
         """
-        times = [self.pools.next_wake(now), self._environments.next_start(now), self._environments.leases.next_end(now)]
+        environments = self._environments
+        times = [self.pools.next_wake(now), environments.next_start(now), environments.leases.next_end(now), self.memory.next_end()]
         deadlines = self.state.deadlines
         while deadlines and deadlines[0][1] not in self.state.waiting:
             heapq.heappop(deadlines)
@@ -243,7 +250,7 @@ class Core:
         if event.told_by == "worker" and (in_background_s := running.background_s_at(now)):
             running.note_background(in_background_s - event.waited_s)
         self.pools.cpu.ranking.ended(running, now, counts=event.status not in ("cancelled", "lost"))
-        self._ends.release(running, now)
+        self._ends.release(running, now, event)
         if event.waits_again and may_wait_again(running.waiting.action, running.grant):
             self._wait_again(running, event.reason or "the API refused it", now)
             return
@@ -396,3 +403,4 @@ class Core:
                 self._drop_waiting(waiting, "timed_out", waited, "queue_timeout", now)
         self.pools.wake(now)
         self._environments.wake(now)
+        self.memory.wake(now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scheduler.core.memory import Memory
 from scheduler.core.pools import Pools
 from scheduler.learning.durations import MEASURED
 from scheduler.model import Running, Waiting, events
@@ -13,13 +14,14 @@ from scheduler.model.state import State, own_memory
 class Ends:
     """Takes grants back, and notes ends in `out`."""
 
-    def __init__(self, state: State, pools: Pools, out: list[Command]) -> None:
+    def __init__(self, state: State, pools: Pools, memory: Memory, out: list[Command]) -> None:
         self._state = state
         self._pools = pools
+        self._memory = memory
         self._out = out
 
-    def release(self, running: Running, now: float) -> None:
-        """Take a running action out of every index and give its units back."""
+    def release(self, running: Running, now: float, finished: events.Finished | None = None) -> None:
+        """Take a running action out of every index and give its units back. `finished` is its worker's report, if there is one."""
         state, pools, waiting = self._state, self._pools, running.waiting
         running.held(now)
         del state.running[waiting.id]
@@ -33,6 +35,7 @@ class Ends:
         pool = pools.of(waiting.action)
         if pool is not pools.quotas:
             pool.release(running, now)
+        self._memory.ended(running, finished, now)
 
     def end_waiting(self, waiting: Waiting, status: End, reason: str, cause: str, now: float, *, environment_lost_on: str = "") -> None:
         """End an action that held nothing; it must be out of its queue."""

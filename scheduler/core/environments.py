@@ -26,6 +26,7 @@ from typing import Final, Literal
 from scheduler.core.ends import Ends
 from scheduler.core.gone import GoneEnvironments
 from scheduler.core.leases import Leases
+from scheduler.core.memory import Memory
 from scheduler.core.open_order import OpenOrder
 from scheduler.core.open_queue import OpenQueue
 from scheduler.core.pools import Pools
@@ -34,7 +35,7 @@ from scheduler.model.commands import CloseEnvironment, Command, NoteEnvironment,
 from scheduler.model.events import EnvironmentGone, LeaseRenewed
 from scheduler.model.lifecycle import End
 from scheduler.model.shares import Shares
-from scheduler.model.state import Node, State, memory_of, wants_cores
+from scheduler.model.state import Node, State, is_elastic, memory_of, wants_cores
 from tangram.action import MEMORY_MB
 
 CLOSED: Final = "its trainer closed it"
@@ -52,10 +53,12 @@ NOTED_FRACTION: Final = 0.1
 class Environments:
     """Opens, places, closes and loses environments."""
 
-    def __init__(self, state: State, pools: Pools, ends: Ends, out: list[Command]) -> None:
+    def __init__(self, state: State, pools: Pools, memory: Memory, ends: Ends, out: list[Command]) -> None:
         self._state = state
         self._pools = pools
         self._cpu = pools.cpu
+        self.memory = memory
+        memory.close = self.close_unasked
         self._ends = ends
         self._out = out
         self.ended = GoneEnvironments()
@@ -63,7 +66,7 @@ class Environments:
         self.shares = Shares(state.limits.weights)
         """The memory of nodes and the start slots that jobs hold by environments. A job is active while it has any."""
         self.shares.offer(STARTS, state.limits.starting_limit)
-        self.order = OpenOrder(state, pools.cpu, self.opens, self.shares)
+        self.order = OpenOrder(state, pools.cpu, self.opens, self.shares, memory.books)
         self._changed = False
         self._returns_seen = (0, 0)
         self.opening = 0
@@ -79,6 +82,7 @@ class Environments:
             job=action.job,
             trajectory=action.trajectory,
             memory_mb=memory_of(action),
+            elastic=is_elastic(action),
             open_id=waiting.id,
             since=now,
             last_used=now,
@@ -97,10 +101,10 @@ class Environments:
             self.shares.offer(MEMORY_MB, sign * spec.memory_mb)
         self._changed = True
 
-    def wait_again(self, waiting: Waiting, environment: Environment) -> None:
+    def wait_again(self, waiting: Waiting, environment: Environment, now: float) -> None:
         """Let an environment open on another node, since its node is gone or silent before it stood, or could not open it."""
         self._count_opening(environment, -1)
-        self._vacate(environment)
+        self._vacate(environment, now)
         environment.enter("waiting")
         environment.node, environment.pod_core_ids = None, ()
         self._note(environment)
@@ -158,10 +162,6 @@ class Environments:
         self.opening += sign
         self.shares.hold(environment.job, STARTS, sign)
 
-    def _count_memory(self, environment: Environment, sign: int) -> None:
-        """Count the memory of an environment on its node, or stop counting it."""
-        self.shares.hold(environment.job, MEMORY_MB, sign * max(environment.memory_mb, LEAST_MEMORY_MB))
-
     def _keep(self, environment: Environment) -> None:
         """Take in an environment."""
         self._state.environments[environment.id] = environment
@@ -178,11 +178,11 @@ class Environments:
         if pod_cores:
             self._cpu.take_pod(environment, node, pod_cores)
 
-    def _occupy(self, environment: Environment, node: Node) -> None:
+    def _occupy(self, environment: Environment, node: Node, *, standing: bool = False) -> None:
         environment.node = node.spec.name
         node.environments[environment.id] = None
-        node.memory_free -= environment.memory_mb
-        self._count_memory(environment, 1)
+        self.memory.occupy(environment, node, standing=standing)
+        self.shares.hold(environment.job, MEMORY_MB, max(environment.counted_mb, LEAST_MEMORY_MB))
 
     def opened(self, environment: Environment, now: float) -> None:
         """Note that an environment stands. Its parked actions go on, unless the environment is to be closed again."""
@@ -245,7 +245,7 @@ class Environments:
     def _resume(self, environment: Environment, node: Node) -> None:
         self._keep(environment)
         environment.state = "opening"
-        self._occupy(environment, node)
+        self._occupy(environment, node, standing=True)
         self._cpu.resume_pod(environment, node)
 
     def not_opened(self, environment: Environment, reason: str, cause: str, now: float) -> None:
@@ -371,7 +371,7 @@ class Environments:
         """Give back the room of an environment that was closed or lost, and remember how it ended."""
         how = "is lost" if environment.lost else "is gone"
         self._end_waiting(environment, f"environment {environment.id} {how}: {reason}", now)
-        self._vacate(environment)
+        self._vacate(environment, now)
         environment.cut_short = environment.cut_short or environment.lost
         if self._state.environments.pop(environment.id, None) is not None:
             self.shares.leave(environment.job)
@@ -385,17 +385,17 @@ class Environments:
         self._note(environment, reason)
         self._changed = True
 
-    def _vacate(self, environment: Environment) -> None:
+    def _vacate(self, environment: Environment, now: float) -> None:
         """Give back the room of an environment on its node."""
         node = self._state.nodes.get(environment.node or "")
         if node is not None and environment.id not in node.environments:
             node = None
         if node is not None:
             del node.environments[environment.id]
-            self._pools.give_memory(node, environment.memory_mb)
+            self.memory.vacate(environment, node, now)
         self._cpu.environment_gone(environment, node)
         if environment.node is not None:
-            self._count_memory(environment, -1)
+            self.shares.hold(environment.job, MEMORY_MB, -max(environment.counted_mb, LEAST_MEMORY_MB))
 
     def _note(self, environment: Environment, reason: str = "") -> None:
         """Ask for an environment's state to be written down."""

@@ -209,6 +209,7 @@ class Nodes:
                 self._environments.forget(environment, f"node {name} was lost: {reason}", now)
         self._pools.gone(node)
         self._environments.offer(node.spec, -1)
+        self._environments.memory.forget(name)
 
     def _end(self, running: Running, stored: events.StoredEnd, lost: str, now: float) -> None:
         """End an action of a lost node by its stored result. Nothing is learned, since figures are missing.
@@ -290,6 +291,6 @@ class Nodes:
         self._state.enter(waiting)
         self._out.append(Requeue(id=waiting.id, reason=reason))
         if environment is not None:
-            self._environments.wait_again(waiting, environment)
+            self._environments.wait_again(waiting, environment, now)
         else:
             self._enqueue(waiting, now)

@@ -42,6 +42,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+from scheduler.core.memory_books import MemoryBooks, Room
 from scheduler.core.open_queue import Needs, OpenQueue
 from scheduler.cpu.pool import CpuPool
 from scheduler.model import Environment, Waiting
@@ -65,6 +66,7 @@ class _QueuePosition:
     """A position in the front queue. `stood` are the environments that were on the node when the position first kept it."""
 
     waiting: Waiting
+    job: str
     needs: Needs
     memory_mb: int
     node: Node | None = None
@@ -77,12 +79,13 @@ class OpenOrder:
     `_front` has the positions by job, in order. `_began` holds the last time at which a first open of a job began.
 
     The other attributes hold for one decision, at time `_now`. `_kept` has, for a kept node, its position and the memory and cores
-    left for other opens. `_able` has the nodes that meet the needs of an open when empty, memory apart. `_most_mb` has the most
-    memory that an open without a position can have on these nodes now.
+    left for other opens. `_able` has the nodes that meet the needs of an open when empty, memory apart. `_most_mb` has the largest
+    limit of memory that an open of a job without a position can have on these nodes now. `_rooms` has the room of the nodes.
     """
 
-    def __init__(self, state: State, cpu: CpuPool, opens: OpenQueue, shares: Shares) -> None:
+    def __init__(self, state: State, cpu: CpuPool, opens: OpenQueue, shares: Shares, memory: MemoryBooks) -> None:
         self._state = state
+        self._memory = memory
         self._cpu = cpu
         self._opens = opens
         self._shares = shares
@@ -91,11 +94,12 @@ class OpenOrder:
         self._kept: dict[str, tuple[_QueuePosition, int, int]] = {}
         self._now = 0.0
         self._able: dict[Needs, list[Node]] = {}
-        self._most_mb: dict[Needs, int] = {}
+        self._most_mb: dict[tuple[Needs, str], int] = {}
+        self._rooms: dict[str, Room] = {}
 
     def next(self, now: float) -> tuple[Waiting, Node] | None:
         """Return the next open and its node; None if nothing fits. The open must begin now."""
-        self._able, self._most_mb, self._now = {}, {}, now
+        self._able, self._most_mb, self._rooms, self._now = {}, {}, {}, now
         firsts = self._firsts()
         held_back = self._update_front(firsts, now)
         self._keep_nodes()
@@ -141,10 +145,11 @@ class OpenOrder:
             since = max(first.received_at, self._began.get(job, -math.inf))
             if job in self._front or since > now - KEPT_AFTER_S:
                 continue
-            if len(firsts) > 1 and self._shares.exceeds(job, MEMORY_MB, memory_of(first.action)):
+            counted_mb = self._memory.counted_mb(first.action)
+            if len(firsts) > 1 and self._shares.exceeds(job, MEMORY_MB, counted_mb):
                 held_back.append(job)
             else:
-                self._front[job] = _QueuePosition(first, self._opens.needs_of(first), memory_of(first.action))
+                self._front[job] = _QueuePosition(first, first.action.job, self._opens.needs_of(first), memory_of(first.action))
         return held_back
 
     def _keep_nodes(self) -> None:
@@ -173,19 +178,21 @@ class OpenOrder:
         environments, pod_cores = self._state.environments, position.needs.pod_cores
         if position.node not in nodes:
             memory_mb = position.memory_mb
-            position.node = min(nodes, key=lambda node: (max(0, memory_mb - node.memory_free), max(0, pod_cores - self._free_cores(node))))
+            position.node = min(
+                nodes, key=lambda node: (max(0, memory_mb - self._left(node).memory_mb), max(0, pod_cores - self._free_cores(node)))
+            )
             position.stood = tuple(environments[name] for name in position.node.environments)
         position.stood = tuple(one for one in position.stood if environments.get(one.id) is one)
-        over_mb = sum(one.memory_mb for one in position.stood) - position.memory_mb
+        over_mb = sum(self._memory.expected_of(one) for one in position.stood) - position.memory_mb
         cores_over = sum(len(one.pod_core_ids) for one in position.stood) - pod_cores
-        room_mb, cores = position.node.memory_free + min(0, over_mb), self._free_cores(position.node) + min(0, cores_over)
+        room_mb, cores = self._left(position.node).memory_mb + min(0, over_mb), self._free_cores(position.node) + min(0, cores_over)
         self._kept[position.node.spec.name] = (position, max(0, room_mb), max(0, cores))
 
     def _from_front(self) -> Waiting | None:
         """Return the first in the front queue that fits."""
         for position in self._front.values():
-            own_mb = self._room(position.node, position.needs, position.waiting) if position.node is not None else -1
-            if position.memory_mb <= max(own_mb, self._most_memory(position.needs)):
+            own_mb = self._room(position.node, position.needs, position.job, position.waiting) if position.node is not None else -1
+            if position.memory_mb <= max(own_mb, self._most_memory(position.needs, position.job)):
                 return position.waiting
         return None
 
@@ -207,25 +214,30 @@ class OpenOrder:
             self._able[needs] = [node for node in able if node.rests_until <= self._now]
         return self._able[needs]
 
-    def _room(self, node: Node, needs: Needs, waiting: Waiting | None = None) -> int:
-        """Return the memory that an open can have on a node now; -1 if cores are missing."""
-        memory_mb, cores = node.memory_free, self._free_cores(node)
+    def _left(self, node: Node) -> Room:
+        if node.spec.name not in self._rooms:
+            self._rooms[node.spec.name] = self._memory.room(node)
+        return self._rooms[node.spec.name]
+
+    def _room(self, node: Node, needs: Needs, job: str, waiting: Waiting | None = None) -> int:
+        """Return the largest limit of memory that an open of a job can have on a node now; -1 if cores are missing."""
+        room, cores = self._left(node), self._free_cores(node)
         if node.spec.name in self._kept:
             position, memory_over_mb, cores_over = self._kept[node.spec.name]
             if position.waiting is not waiting:
-                memory_mb, cores = memory_over_mb, cores_over
-        return memory_mb if cores >= needs.pod_cores else -1
+                room, cores = Room(memory_over_mb, room.reserve_mb), cores_over
+        return self._memory.most_limit_mb(node, room, job, elastic=needs.elastic) if cores >= needs.pod_cores else -1
 
-    def _most_memory(self, needs: Needs) -> int:
-        """Return the most memory that an open without a kept node can have on a node; -1 if no node has cores for it."""
-        if needs not in self._most_mb:
-            self._most_mb[needs] = max((self._room(node, needs) for node in self._nodes(needs)), default=-1)
-        return self._most_mb[needs]
+    def _most_memory(self, needs: Needs, job: str) -> int:
+        """Return the largest limit that an open without a kept node can have on a node; -1 if no node has cores for it."""
+        if (needs, job) not in self._most_mb:
+            self._most_mb[needs, job] = max((self._room(node, needs, job) for node in self._nodes(needs)), default=-1)
+        return self._most_mb[needs, job]
 
     def _node_for(self, waiting: Waiting) -> Node:
         """Return the node with fewest environments for each core, among the nodes with room now. There must be such a node."""
         needs, memory_mb = self._opens.needs_of(waiting), memory_of(waiting.action)
-        able = [(node, self._room(node, needs, waiting)) for node in self._nodes(needs)]
+        able = [(node, self._room(node, needs, waiting.action.job, waiting)) for node in self._nodes(needs)]
         fitting = [(node, room_mb) for node, room_mb in able if room_mb >= memory_mb]
         return min(fitting, key=lambda entry: (len(entry[0].environments) / entry[0].spec.cores, -entry[1]))[0]
 

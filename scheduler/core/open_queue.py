@@ -12,16 +12,21 @@ from dataclasses import dataclass
 
 from scheduler.model import Waiting
 from scheduler.model.queue import JobQueue
+from scheduler.model.state import is_elastic
 from tangram.action import CORES, MEMORY_MB
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """An environment's needs of a node, apart from memory: labels, `cores` in all, and free cores for its pod."""
+    """An environment's needs of a node, apart from its memory: labels, `cores` in all, and free cores for its pod.
+
+    An `elastic` environment is granted its memory as it uses it.
+    """
 
     requires: tuple[str, ...]
     cores: int
     pod_cores: int
+    elastic: bool
 
 
 class _Alike:
@@ -83,7 +88,7 @@ class OpenQueue:
         """Return an open's needs of a node. A pod has at least the cores of the largest action of its trajectory."""
         cores = waiting.action.cost.least(CORES)
         pod_cores = max(self._pod_cores, cores) if self._pod_cores else 0
-        return Needs(waiting.action.requires, max(1, pod_cores, cores), pod_cores)
+        return Needs(waiting.action.requires, max(1, pod_cores, cores), pod_cores, is_elastic(waiting.action))
 
     def add(self, waiting: Waiting) -> None:
         """Insert in order."""
@@ -109,11 +114,10 @@ class OpenQueue:
         """Return the first open of each queue."""
         return (alike.queue.items[0] for jobs in self._by_needs.values() for alike in jobs.values())
 
-    def fitting(self, memory_of: Callable[[Needs], int]) -> Iterator[Waiting]:
-        """Return the first fitting open of each queue. `memory_of` gives the most memory of a node that meets the needs."""
+    def fitting(self, most_mb: Callable[[Needs, str], int]) -> Iterator[Waiting]:
+        """Return the first fitting open of each queue. `most_mb` gives the largest `memory_mb` for the needs of an open of a job."""
         for needs, jobs in self._by_needs.items():
-            memory_mb = memory_of(needs)
-            for alike in jobs.values():
-                found = alike.first_within(memory_mb)
+            for job, alike in jobs.items():
+                found = alike.first_within(most_mb(needs, job))
                 if found is not None:
                     yield found

@@ -7,7 +7,7 @@ from scheduler.core.nodes import Nodes
 from scheduler.core.pools import Pools
 from scheduler.model import Environment, Running, Waiting, events
 from scheduler.model.commands import Command
-from scheduler.model.state import State, memory_of
+from scheduler.model.state import State, is_elastic, memory_of
 
 
 class Recovery:
@@ -30,6 +30,7 @@ class Recovery:
             job=event.job,
             trajectory=event.trajectory,
             memory_mb=event.memory_mb,
+            elastic=event.memory_mb > 0,
             open_id="",
             node=event.node,
             pod_core_ids=event.pod_core_ids if self._state.rules.pod_cores else (),
@@ -64,6 +65,7 @@ class Recovery:
             self._nodes.lose(running, f"node {grant.node} was lost while no scheduler ran", now)
             return
         state.occupy(running, node)
+        self._environments.memory.resumed(running)
         if environment is not None and action.kind == "cpu.close":
             environment.state, environment.close_requested = "closing", environment.close_requested or CLOSED
             environment.cause = environment.end_cause
@@ -89,6 +91,7 @@ class Recovery:
             job=action.job,
             trajectory=action.trajectory,
             memory_mb=memory_of(action),
+            elastic=is_elastic(action),
             open_id=waiting.id,
             pod_core_ids=event.grant.core_ids if self._state.rules.pod_cores else (),
             last_used=now,

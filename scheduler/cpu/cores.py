@@ -8,6 +8,7 @@ a group of its own. The place of the free cores decides which of them a grant ge
 | has not started    | `queue`, in the order in which cores are given         |
 | has cores          | `running`, and `occupants` where it may lose them     |
 | is in the background | `running`, `background`, and `queue`, since it wants a core |
+| waits for memory   | `running` and `paused`                                 |
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class CoreGroup(Group):
         self.candidates: dict[str, Candidate] = {}
         self.occupants = Occupants()
         self.background: dict[str, Running] = {}
+        self.paused: dict[str, Running] = {}
         self.next_round = math.inf
 
     @property
@@ -92,6 +94,14 @@ class CoreGroup(Group):
         self._off_cores(action_id)
         self.running[action_id] = self.background[action_id] = running
 
+    def pause(self, running: Running) -> None:
+        """Note that an action waits for memory and contends for no cores. The caller gives back its cores, if it had any."""
+        action_id = running.waiting.id
+        self._off_cores(action_id)
+        if self.background.pop(action_id, None) is not None:
+            self.queue.remove(running.waiting)
+        self.paused[action_id] = running
+
     def to_foreground(self, running: Running) -> None:
         """Note that an action of the background has got cores."""
         self.queue.remove(running.waiting)
@@ -102,6 +112,7 @@ class CoreGroup(Group):
         """Forget an action, and take its cores back."""
         action_id = running.waiting.id
         self.running.pop(action_id, None)
+        self.paused.pop(action_id, None)
         self._off_cores(action_id)
         if self.background.pop(action_id, None) is not None:
             self.queue.remove(running.waiting)

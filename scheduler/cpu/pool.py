@@ -19,6 +19,7 @@ from typing import Protocol
 
 from scheduler.cpu.cores import CoreGroup
 from scheduler.cpu.ranking import Ranking
+from scheduler.cpu.tuning import TUNING
 from scheduler.learning.durations import Observation
 from scheduler.model import Environment, Grant, Running, Waiting
 from scheduler.model.commands import Command, Resize, Start
@@ -242,6 +243,32 @@ class CpuPool:
             self.ranking.note(running, now)
             self.ranking.renew(running.waiting, group.queue)
             group.touch()
+
+    # Memory
+
+    def pause(self, running: Running, now: float) -> None:
+        """Take the cores of an action that waits for memory. An action that is not preemptible keeps them."""
+        waiting, group = running.waiting, self.group_of_action(running.waiting.action)
+        if group is None or waiting.id not in group.running or not waiting.preemptible:
+            return
+        core_ids = running.grant.core_ids
+        if core_ids:
+            self.ranking.note(running, now)
+            self.regrant(running, (), now)
+            group.give_back(core_ids)
+            if now >= running.on_cores_since + TUNING.turn_s:
+                waiting.contends_since = now
+        group.pause(running)
+        group.touch()
+
+    def go_on(self, running: Running, now: float) -> None:
+        """Let an action whose memory has come contend for cores again, from its old place."""
+        group = self.group_of_action(running.waiting.action)
+        if group is None or group.paused.pop(running.waiting.id, None) is None:
+            return
+        group.to_background(running)
+        self.ranking.enter(running.waiting, group.queue, running.waiting.contends_since)
+        group.touch()
 
     # Pods
 

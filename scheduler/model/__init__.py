@@ -285,6 +285,9 @@ class Environment:
     `use_noted` is the last use that was written down. With a lease of its own, of `lease_s`, the environment is closed at
     `ends_at`, in use or not.
 
+    An `elastic` environment is granted memory as it uses it, up to `memory_mb`, where its node can do that (`scheduler/core/memory.py`).
+    It counts for its job with `counted_mb`, the memory that it was expected to hold when it was placed.
+
     `life` is the work of all its actions so far, `ended_work_s` the work of the ended ones. The environment is `cut_short` if its
     trainer gave it up, or its node was lost.
     """
@@ -314,6 +317,8 @@ class Environment:
     owner: str = ""
     lease_s: float | None = None
     ends_at: float | None = None
+    elastic: bool = False
+    counted_mb: int = 0
 
     @property
     def end_cause(self) -> str:

@@ -101,7 +101,7 @@ ENVIRONMENT: Final[Lifecycle[EnvironmentState, EnvironmentEnd]] = Lifecycle(
             "lost": "its node was lost once too often, or its opening is set aside",
         },
         "open": {
-            "closing": "`cpu.close`, lease over, trajectory cancelled, client gone; or it ended by itself while actions run",
+            "closing": "`cpu.close`, lease over, trajectory cancelled, client gone, memory short; or it ended by itself while actions run",
             "lost": "its node was lost, or it ended by itself",
         },
         "closing": {"closed": "its node has closed it", "lost": "its node was lost, or the last action in a lost one has ended"},

@@ -14,7 +14,7 @@ from scheduler.model import Environment, Grant, Limits, NodeSpec, Running, Servi
 from scheduler.model.queue import WaitQueue, Walk, merged
 from scheduler.model.rules import Rules
 from scheduler.model.shares import Shares
-from tangram.action import CELLS, CORES, MEMORY_MB, Action
+from tangram.action import CELLS, CORES, ELASTIC, MEMORY_MB, Action
 
 PREEMPTIBLE = "cpu.exec"
 """The kind whose actions may go to the background: commands, which a worker can hold to idle time."""
@@ -223,6 +223,11 @@ def granted_amounts(action: Action) -> tuple[int, ...]:
 def memory_of(action: Action) -> int:
     """Return the memory, in MB, that an action asks for."""
     return action.cost.least(MEMORY_MB)
+
+
+def is_elastic(action: Action) -> bool:
+    """Return whether an open leaves it to the scheduler when its environment gets its memory."""
+    return action.memory == ELASTIC and memory_of(action) > 0
 
 
 def own_memory(action: Action) -> int:

@@ -31,7 +31,10 @@ NEED_STEPS: Final = 16
 
 @dataclass(slots=True, eq=False)
 class Live:
-    """An action that has been submitted and has no result yet. `version` counts its planned ends; an earlier one is void."""
+    """An action that has been submitted and has no result yet. `version` counts its planned ends; an earlier one is void.
+
+    An action that waits for memory is `halted`: it keeps no core busy, and its work does not go on.
+    """
 
     id: str
     recorded: TraceAction
@@ -54,6 +57,7 @@ class Live:
     background_cpu_s: float = 0.0
     told_cpu_s: float = 0.0
     clock_s: float = 0.0
+    halted: bool = False
 
     @property
     def busy(self) -> float:

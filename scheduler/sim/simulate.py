@@ -14,20 +14,23 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from scheduler.core.core import Core
 from scheduler.learning.durations import Observation
-from scheduler.model import UNLIMITED, Limits, NodeSpec, commands, events
+from scheduler.model import Limits, commands, events
+from scheduler.model.lifecycle import End
 from scheduler.policies import Policy
 from scheduler.sim.cell_books import CellBooks
+from scheduler.sim.cluster import Cluster
+from scheduler.sim.memory import SimulatedMemory, says_memory
 from scheduler.sim.no_collections import no_collections
 from scheduler.sim.progress import Live, NodeCores
 from scheduler.sim.recorded import action_of, opening_of
-from scheduler.sim.summary import ActionRecord, Capacity, ReplayRecord, Stay
+from scheduler.sim.summary import ActionRecord, Capacity, MemoryFigures, ReplayRecord, Stay
 from scheduler.sim.trace import Step, Trace, Trajectory
-from tangram.action import Action
+from tangram.action import FIXED, Action
 
 _T = TypeVar("_T")
 
@@ -36,33 +39,6 @@ USAGE_S = 1.0
 
 LEAST_TOLD_S, LEAST_TOLD_PART = 0.05, 0.2
 """The least increase that is reported: in core-seconds, and as a part of the last report."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
-    """The simulated machines: `nodes` equal nodes, each with cores, memory in MB and GPUs."""
-
-    nodes: int = 1
-    cores: int = 1
-    memory_mb: int = UNLIMITED
-    gpus: int = 0
-    gpu_memory_mb: int = 80_000
-    labels: tuple[str, ...] = ()
-
-    def specs(self) -> list[NodeSpec]:
-        """Return the nodes by name, in order."""
-        return [
-            NodeSpec(
-                name=f"n{number}",
-                pools=("cpu", "gpu", "api") if self.gpus else ("cpu", "api"),
-                cores=self.cores,
-                memory_mb=self.memory_mb,
-                cells=self.gpus,
-                cell_memory_mb=self.gpu_memory_mb,
-                labels=frozenset(self.labels),
-            )
-            for number in range(self.nodes)
-        ]
 
 
 @dataclass(slots=True, eq=False)
@@ -119,6 +95,8 @@ class Simulation:
         self._records: list[ActionRecord] = []
         self._decision_us: list[float] = []
         self._cells = CellBooks(trace.services, preloaded=policy.rules.owned_cells)
+        self._memory = SimulatedMemory(self._halt, self._go_on, self._ask)
+        self._peak_booked_mb = 0
         self._restores = 0
         self._resizes = 0
         self._wake: float | None = None
@@ -132,6 +110,7 @@ class Simulation:
     def _run(self) -> ReplayRecord:
         for spec in self._cluster.specs():
             self._cells.join(spec)
+            self._memory.join(spec)
             self._cores[spec.name] = NodeCores(spec.cores, self._done, self._at)
             self._handle(events.NodeJoined(node=spec), 0.0)
         for number, trajectory in enumerate(self._trace.trajectories):
@@ -155,6 +134,9 @@ class Simulation:
             cores_granted=self._cores_granted,
             stays=self._stays,
             prediction=self._core.state.durations.error(),
+            memory=MemoryFigures(
+                peak_booked_mb=self._peak_booked_mb, asks=self._memory.asks, pauses=self._memory.pauses, paused_s=self._memory.paused_s
+            ),
         )
 
     def _at(self, when: float, happen: Callable[[float], None]) -> None:
@@ -173,13 +155,18 @@ class Simulation:
                 self._finish(command, now)
             elif isinstance(command, commands.Resize):
                 self._resize(command, now)
+            elif isinstance(command, commands.Allow):
+                self._memory.allow(command.environment, command.allowance_mb, now)
+                self._note_booked(command.node)
+            elif isinstance(command, commands.Stop):
+                self._at(now, _bind(self._stop, command))
             elif isinstance(command, commands.Restore):
                 self._restore(command, now)
             elif isinstance(command, commands.CloseEnvironment):
                 self._at(now, _bind(self._handle, events.EnvironmentClosed(id=command.id, reason=command.reason)))
             elif isinstance(command, commands.NoteEnvironment):
                 self._note(command, now)
-        # Other notes, requeues and stops need nothing: in a simulation no node is lost and no action is cancelled.
+        # Other notes and requeues need nothing: in a simulation no node is lost.
         wake = self._core.next_wake(now)
         if wake is not None and (self._wake is None or wake < self._wake):
             self._wake = wake
@@ -197,6 +184,7 @@ class Simulation:
             self._standing.setdefault(command.id, (command.node, now))
         elif command.state in ("closed", "lost") and command.id in self._standing:
             node, since = self._standing.pop(command.id)
+            self._memory.close(command.id)
             self._stays.append(Stay(trajectory=int(command.id.removeprefix("e")), node=node, from_s=since, until_s=now))
 
     def _arrive(self, rollout: _Rollout, now: float) -> None:
@@ -205,6 +193,10 @@ class Simulation:
         if opening is None:
             self._think(rollout, now)
             return
+        if says_memory(rollout.trajectory):
+            self._memory.open(environment, rollout.trajectory.memory_mb or 0)
+        else:
+            opening = replace(opening, memory=FIXED)
         rollout.environment = environment
         self._opening[f"{rollout.number}.open"] = rollout
         self._handle(events.Submitted(id=f"{rollout.number}.open", action=opening, submitted_at=now), now)
@@ -233,8 +225,14 @@ class Simulation:
 
     def _start(self, command: commands.Start, now: float) -> None:
         live = self._live.get(command.id)
+        self._note_booked(command.grant.node)
         if live is None:
-            done = events.Finished(id=command.id, attempt=command.grant.attempt, status="succeeded", started_at=now)
+            opened = self._opening.get(command.id)
+            allowance_mb = command.grant.allowance_mb
+            held_mb = self._memory.opened(opened.environment or "", command.grant.node, allowance_mb) if opened is not None else None
+            done = events.Finished(
+                id=command.id, attempt=command.grant.attempt, status="succeeded", started_at=now, memory_mb=held_mb, resident_mb=held_mb
+            )
             self._at(now, _bind(self._handle, done))
             return
         if command.grant.cell_ids:
@@ -245,6 +243,7 @@ class Simulation:
             restore_s = self._trace.services[live.recorded.service or ""].restore_s
         live.begin(command.grant, now, restore_s + self._overhead_s)
         self._enter(live, now)
+        self._memory.begin(self._rollouts[command.id].environment or "", live, command.grant.allowance_mb, now)
 
     def _restore(self, command: commands.Restore, now: float) -> None:
         """Bring an instance onto cells. They are busy for the duration of a restore."""
@@ -269,10 +268,15 @@ class Simulation:
     def _enter(self, live: Live, now: float) -> None:
         """Let an action go on under its grant."""
         self._count_cores(len(live.core_ids), now)
+        if not live.halted:
+            self._run_on(live, now)
+
+    def _run_on(self, live: Live, now: float) -> None:
         if live.core_ids or live.background:
             self._cores[live.node].enter(live, now)
         else:
-            self._at(live.since + live.left_s / live.speed, _bind(self._done, live))
+            live.version += 1
+            self._at(live.since + live.left_s / live.speed, _bind(self._done_by_itself, (live, live.version)))
         if live.background and live.node not in self._reporting:
             self._reporting[live.node] = None
             self._at(now + USAGE_S, _bind(self._report_usage, live.node))
@@ -280,10 +284,31 @@ class Simulation:
     def _leave(self, live: Live, now: float) -> None:
         """Settle an action that ends or changes its grant."""
         self._count_cores(-len(live.core_ids), now)
+        if not live.halted:
+            self._stand_still(live, now)
+
+    def _stand_still(self, live: Live, now: float) -> None:
         if live.core_ids or live.background:
             self._cores[live.node].leave(live, now)
         else:
+            live.version += 1
             live.settle(now)
+
+    def _halt(self, live: Live, now: float) -> None:
+        """Stop an action whose environment has used up its memory."""
+        self._stand_still(live, now)
+        live.halted = True
+
+    def _go_on(self, live: Live, now: float) -> None:
+        live.halted, live.since = False, max(live.since, now)
+        self._run_on(live, now)
+
+    def _ask(self, now: float, wanted: events.MemoryWanted) -> None:
+        self._at(now, _bind(self._handle, wanted))
+
+    def _note_booked(self, node: str) -> None:
+        booked = self._core.state.nodes[node]
+        self._peak_booked_mb = max(self._peak_booked_mb, booked.spec.memory_mb - max(0, booked.memory_free))
 
     def _report_usage(self, node: str, now: float) -> None:
         """Report, like a worker, the core-seconds of background actions."""
@@ -303,13 +328,27 @@ class Simulation:
         if cores:
             self._cores_granted.append((now, self._granted))
 
-    def _done(self, live: Live, now: float) -> None:
+    def _done_by_itself(self, planned: tuple[Live, int], now: float) -> None:
+        live, version = planned
+        if live.version == version:
+            self._done(live, now)
+
+    def _stop(self, command: commands.Stop, now: float) -> None:
+        live = self._live.get(command.id)
+        if live is not None and live.attempt == command.attempt:
+            self._done(live, now, status="cancelled", reason=command.reason)
+
+    def _done(self, live: Live, now: float, *, status: End = "succeeded", reason: str = "") -> None:
         self._leave(live, now)
         self._cells.finish(live.id)
+        memory_mb, resident_mb = self._memory.end(self._rollouts[live.id].environment or "", live, now)
         finished = events.Finished(
             id=live.id,
             attempt=live.attempt,
-            status="succeeded",
+            status=status,
+            reason=reason,
+            memory_mb=memory_mb,
+            resident_mb=resident_mb,
             started_at=live.began_at,
             execution_s=now - live.began_at - live.waited_s,
             cpu_s=live.cpu_s,

@@ -6,7 +6,7 @@ compared. Seconds throughout, microseconds where the name says `us`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import fsum
 from typing import Any
@@ -66,6 +66,20 @@ class Stay:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryFigures:
+    """The memory of a simulated run.
+
+    `peak_booked_mb` is the most that was booked on one node. Environments asked for memory `asks` times; actions paused for want of it
+    `pauses` times, for `paused_s` seconds by action.
+    """
+
+    peak_booked_mb: int
+    asks: int
+    pauses: int
+    paused_s: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayRecord:
     """A whole replay, live or simulated.
 
@@ -86,6 +100,7 @@ class ReplayRecord:
     cores_granted: Sequence[tuple[float, float]] = field(default_factory=tuple)
     stays: Sequence[Stay] = field(default_factory=tuple)
     prediction: PredictionError | None = None
+    memory: MemoryFigures | None = None
 
 
 def act_figures(records: Sequence[ActionRecord]) -> dict[str, float]:
@@ -129,6 +144,7 @@ def summarise(run: ReplayRecord) -> dict[str, Any]:
         "decision_us_p50": decision_us.p50,
         "decision_us_p99": decision_us.p99,
         **_prediction(run.prediction),
+        **_memory(run.memory),
         "by_kind": _by(records, "kind"),
         "by_job": _by(records, "job"),
     }
@@ -139,6 +155,18 @@ def _prediction(error: PredictionError | None) -> dict[str, float]:
     if error is None or not error.predictions:
         return {}
     return {"prediction_factor_p50": error.factor_p50, "prediction_factor_p90": error.factor_p90}
+
+
+def _memory(figures: MemoryFigures | None) -> dict[str, float]:
+    """Return what was booked at most on a node, and how often and how long actions paused for memory; empty if unknown."""
+    if figures is None:
+        return {}
+    return {
+        "memory_mb_peak_booked": figures.peak_booked_mb,
+        "memory_asks": figures.asks,
+        "pauses": figures.pauses,
+        "paused_s": fsum(figures.paused_s.values()) / max(1, len(figures.paused_s)),
+    }
 
 
 def _utilisation(records: Sequence[ActionRecord], prefix: str, offered_s: float) -> float:

@@ -38,7 +38,8 @@ class TraceAction:
     """One recorded invocation of an outside resource.
 
     `work_s` is `T_ori`, seconds on one unit; `cpu_s` the core-seconds really used; `observed_s` is the recorded duration, on any
-    number of units. `tokens` is the cost of a request to an outside API. `None` means that the trace does not say.
+    number of units. `tokens` is the cost of a request to an outside API. `memory_mb` is the most that the action's environment holds while
+    the action runs, `resident_mb` what the environment holds afterwards. `None` means that the trace does not say.
     """
 
     kind: Kind
@@ -57,6 +58,7 @@ class TraceAction:
     preemptible: bool = True
     priority: int | None = None
     memory_mb: int | None = None
+    resident_mb: int | None = None
     extra: Mapping[str, object] = field(default_factory=dict, hash=False)
 
     @property

@@ -7,7 +7,8 @@ from random import Random
 
 from scheduler.model import ServiceSpec
 from scheduler.policies import make_policy
-from scheduler.sim.simulate import Cluster, Simulation
+from scheduler.sim.cluster import Cluster
+from scheduler.sim.simulate import Simulation
 from scheduler.sim.summary import ReplayRecord
 from scheduler.sim.trace import Step, Trace, TraceAction, Trajectory
 from tangram.elasticity import Amdahl, Elasticity

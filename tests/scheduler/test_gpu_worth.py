@@ -9,7 +9,8 @@ import pytest
 
 from bench.workloads import Mopd, mopd
 from scheduler.policies import make_policy
-from scheduler.sim.simulate import Cluster, Simulation
+from scheduler.sim.cluster import Cluster
+from scheduler.sim.simulate import Simulation
 
 pytestmark = pytest.mark.long
 

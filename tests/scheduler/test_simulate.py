@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from scheduler.model import Limits, QuotaSpec, ServiceSpec
 from scheduler.policies import make_policy
-from scheduler.sim.simulate import Cluster, Simulation
+from scheduler.sim.cluster import Cluster
+from scheduler.sim.simulate import Simulation
 from scheduler.sim.summary import ReplayRecord, summarise
 from scheduler.sim.trace import Step, Trace, TraceAction, Trajectory
 from tangram.elasticity import FLAT, Amdahl, Elasticity

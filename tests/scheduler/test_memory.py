@@ -1,0 +1,248 @@
+"""Memory that is granted to environments as they use it: growing, waiting for it, giving it back, and its want."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.core.memory import SHORT_S, STEP_MB
+from scheduler.learning.holdings import UNKNOWN_MB
+from scheduler.model import commands, events
+from scheduler.policies import make_policy
+from scheduler.sim.cluster import Cluster
+from scheduler.sim.simulate import Simulation
+from scheduler.sim.trace import Step, Trace, TraceAction, Trajectory
+from tangram.wire import HEADROOM_MB
+
+LIMIT_MB = 300
+
+
+def granting(world: Any, memory_mb: int, **policy: Any) -> Any:
+    return world(**policy).node(memory_mb=memory_mb, grants_memory=True)
+
+
+def stand(w: Any, *environments: str, **fields: Any) -> None:
+    """Open environments that hold nothing."""
+    for environment in environments:
+        w.open(environment, memory_mb=LIMIT_MB, finish=False, **fields)
+        w.finish(f"open-{environment}", memory_mb=0, resident_mb=0)
+
+
+def want(w: Any, environment: str, allowance_mb: int) -> list[Any]:
+    """Have an environment report that it has used up its allowance; return the allowances that follow at once."""
+    out = w.handle(events.MemoryWanted(environment=environment, allowance_mb=allowance_mb))
+    return [command.allowance_mb for command in out if isinstance(command, commands.Allow)]
+
+
+def fill(w: Any, environment: str, allowance_mb: int) -> int:
+    """Have an environment use all that it can get; return its allowance then."""
+    while allowed := want(w, environment, allowance_mb):
+        (allowance_mb,) = allowed
+    return allowance_mb
+
+
+def known(w: Any, holding_mb: int = 20) -> None:
+    """Have so many environments of the job live and end that it is known how little they hold."""
+    for number in range(8):
+        stand(w, f"known{number}")
+        w.exec(f"first{number}", f"known{number}")
+        w.finish(f"first{number}", memory_mb=holding_mb, resident_mb=holding_mb)
+        w.close(f"known{number}", finish=True)
+
+
+# Growing and giving back
+
+
+def test_an_action_is_granted_what_such_actions_use_and_its_environment_grows_in_steps_up_to_its_limit(world: Any) -> None:
+    w = granting(world, 1000)
+    stand(w, "e")
+    w.exec("a", "e")
+    assert w.grants["a"].allowance_mb == UNKNOWN_MB
+    assert want(w, "e", UNKNOWN_MB) == [UNKNOWN_MB + STEP_MB]
+    assert want(w, "e", UNKNOWN_MB + STEP_MB) == [2 * (UNKNOWN_MB + STEP_MB)]
+    assert want(w, "e", 256) == [LIMIT_MB]
+    assert want(w, "e", LIMIT_MB) == []  # the program's own fault
+
+
+def test_a_report_that_names_an_earlier_allowance_is_answered_with_the_present_one(world: Any) -> None:
+    w = granting(world, 1000)
+    stand(w, "e")
+    w.exec("a", "e")
+    want(w, "e", UNKNOWN_MB)
+    assert want(w, "e", UNKNOWN_MB) == [UNKNOWN_MB + STEP_MB]
+
+
+def test_after_its_last_action_an_environment_keeps_what_it_holds_and_a_little_more(world: Any) -> None:
+    w = granting(world, 1000)
+    stand(w, "e")
+    for name in ("a", "b"):
+        w.exec(name, "e", session=name)
+    w.finish("a", memory_mb=60)
+    before_mb = w.core.state.nodes["n0"].memory_free
+    w.finish("b", memory_mb=60, resident_mb=50)
+    w.exec("c", "e")
+    assert w.grants["c"].allowance_mb >= 50 + HEADROOM_MB and w.core.state.nodes["n0"].memory_free >= before_mb
+
+
+def test_actions_that_run_at_a_time_are_granted_the_sum(world: Any) -> None:
+    w = granting(world, 1000)
+    stand(w, "e")
+    w.exec("a", "e", session="a")
+    w.exec("b", "e", session="b")
+    assert w.grants["b"].allowance_mb == 2 * UNKNOWN_MB
+
+
+@pytest.mark.parametrize(
+    ("policy", "spec", "fields"),
+    [({}, {"grants_memory": False}, {}), ({}, {}, {"memory": "fixed"}), ({"without": ["memory"]}, {}, {}), ({"policy": "fcfs"}, {}, {})],
+)
+def test_memory_is_booked_by_limit_where_the_node_the_open_or_the_policy_says_so(world: Any, policy: Any, spec: Any, fields: Any) -> None:
+    w = world(**policy).node(memory_mb=1000, **{"grants_memory": True, **spec})
+    w.open("e", memory_mb=LIMIT_MB, **fields)
+    w.exec("a", "e")
+    assert w.core.state.nodes["n0"].memory_free == 1000 - LIMIT_MB
+    assert w.grants["a"].allowance_mb == 0 and want(w, "e", 10) == []
+
+
+# Opening
+
+
+def test_limits_count_until_it_is_known_what_environments_of_a_job_hold(world: Any) -> None:
+    # Given room for the limits of three environments
+    w = granting(world, 3 * LIMIT_MB)
+    for number in range(12):
+        w.open(f"e{number}", memory_mb=LIMIT_MB, finish=False)
+    opened = [f"e{number}" for number in range(12) if f"open-e{number}" in w.grants]
+    assert opened == ["e0", "e1", "e2"]
+
+    # When their first actions show how little they hold
+    for environment in opened:
+        w.finish(f"open-{environment}", memory_mb=0, resident_mb=0)
+        w.exec(f"a-{environment}", environment)
+        w.finish(f"a-{environment}", memory_mb=30, resident_mb=30)
+
+    # Then all others open
+    assert all(f"open-e{number}" in w.grants for number in range(3, 12))
+
+
+# Waiting for memory
+
+
+def crowded(world: Any) -> Any:
+    """Return a node on which two environments run, of which the first has the turn and the other waits for memory."""
+    w = granting(world, 440, history=())
+    known(w)
+    stand(w, "e", "f")
+    w.exec("a", "e")
+    w.exec("b", "f")
+    assert fill(w, "e", w.grants["a"].allowance_mb) == LIMIT_MB
+    fill(w, "f", w.grants["b"].allowance_mb)
+    return w
+
+
+def test_an_environment_that_finds_no_memory_leaves_its_cores_and_goes_on_when_memory_is_given_back(world: Any) -> None:
+    # Given an environment that waits for memory
+    w = crowded(world)
+    assert w.background == ["b"] and w.grants["a"].core_ids
+
+    # When the other gives its memory back
+    w.finish("a", memory_mb=LIMIT_MB, resident_mb=20)
+
+    # Then it has memory and cores again
+    assert isinstance(w.of(commands.Allow)[-1], commands.Allow) and w.of(commands.Allow)[-1].environment == "f"
+    assert w.grants["b"].core_ids
+
+
+def test_nothing_opens_on_a_node_where_an_environment_waits_for_memory(world: Any) -> None:
+    w = crowded(world)
+    w.open("g", memory_mb=LIMIT_MB, finish=False)
+    assert "open-g" not in w.grants
+    w.finish("a", memory_mb=LIMIT_MB, resident_mb=20)
+    w.finish("b", memory_mb=LIMIT_MB, resident_mb=20)
+    assert "open-g" in w.grants
+
+
+def test_an_action_that_starts_in_an_environment_that_waits_takes_no_cores(world: Any) -> None:
+    w = crowded(world)
+    w.exec("c", "f", session="other")
+    assert w.background == ["b", "c"]
+
+
+def test_one_that_is_stopped_while_it_waits_for_memory_leaves_nothing_behind(world: Any) -> None:
+    w = crowded(world)
+    w.handle(events.Cancelled(ids=("b",)))
+    w.finish("b", "cancelled")
+    w.finish("a", memory_mb=LIMIT_MB, resident_mb=20)
+    w.close("e", finish=True)
+    w.close("f", finish=True)
+    assert w.core.state.nodes["n0"].memory_free == 440
+
+
+def test_where_all_hold_their_memory_for_good_the_one_with_least_work_invested_ends_and_nobody_scores_it(world: Any) -> None:
+    # Given an environment that holds all of its memory for good, and one that waits
+    w = crowded(world)
+    w.finish("a", memory_mb=LIMIT_MB, resident_mb=LIMIT_MB, execution_s=100.0)
+    assert w.background == ["b"]
+    w.exec("next", "f", session="main2")
+
+    # When nothing gives memory back for long
+    w.tick(SHORT_S)
+
+    # Then the one with least work is closed, and its actions end by a cause that is ours
+    assert [command.id for command in w.of(commands.CloseEnvironment)] in (["e"], ["f"])
+    (closed,) = [command.id for command in w.of(commands.CloseEnvironment)]
+    for stop in w.of(commands.Stop):
+        w.finish(stop.id, "cancelled")
+    w.handle(events.EnvironmentClosed(id=closed, reason="closed"))
+    noted = [note for note in w.of(commands.NoteEnvironment) if note.id == closed][-1]
+    assert (noted.state, noted.cause) == ("lost", "memory_short")
+    assert {end.cause for end in w.ends.values() if end.status in ("cancelled", "lost")} <= {"memory_short"}
+
+
+# It never locks up
+
+
+@st.composite
+def crowds(draw: st.DrawFn, *, for_good: bool) -> tuple[Trace, int]:
+    """Draw trajectories with any limits and growths, and the memory of a node that could hold the largest alone."""
+    trajectories = []
+    for number in range(draw(st.integers(2, 9))):
+        limit_mb = draw(st.integers(50, 1000))
+        steps = []
+        for _ in range(draw(st.integers(1, 6))):
+            most_mb = draw(st.one_of(st.integers(1, limit_mb), st.just(limit_mb), st.integers(1, 30)))
+            action = TraceAction(
+                kind=draw(st.sampled_from(["cpu.exec", "cpu.exec", "cpu.read_file"])),
+                work_s=draw(st.sampled_from([0.0, 0.1, 3.0, 40.0])),
+                memory_mb=most_mb,
+                resident_mb=draw(st.integers(0, most_mb)) if for_good else draw(st.integers(0, min(20, most_mb))),
+                preemptible=draw(st.booleans()),
+                priority=draw(st.sampled_from([5, 5, 9])),
+            )
+            steps.append(Step(actions=(action,) * draw(st.sampled_from([1, 1, 3])), think_s=draw(st.sampled_from([0.0, 1.0, 30.0]))))
+        job = draw(st.sampled_from(["j1", "j2"]))
+        arrival_s = draw(st.sampled_from([0.0, 0.0, 5.0]))
+        trajectories.append(Trajectory(trajectory=f"t{number}", job=job, steps=tuple(steps), arrival_s=arrival_s, memory_mb=limit_mb))
+    largest_mb = max(each.memory_mb or 0 for each in trajectories)
+    return Trace(trajectories=tuple(trajectories)), largest_mb + draw(st.integers(0, 600))
+
+
+def replay(drawn: tuple[Trace, int], cores: int) -> Any:
+    trace, memory_mb = drawn
+    return Simulation(trace, make_policy("elastic"), Cluster(cores=cores, memory_mb=memory_mb)).run()
+
+
+@given(crowds(for_good=False), st.integers(1, 4))
+def test_environments_that_give_their_memory_back_all_end_well(drawn: tuple[Trace, int], cores: int) -> None:
+    record = replay(drawn, cores)
+    assert {action.status for action in record.actions} == {"succeeded"}
+
+
+@given(crowds(for_good=True), st.integers(1, 4))
+def test_environments_that_keep_what_they_have_end_well_or_are_ended_and_none_waits_for_ever(drawn: tuple[Trace, int], cores: int) -> None:
+    record = replay(drawn, cores)
+    assert len(record.actions) == sum(1 for _ in drawn[0].actions())
+    assert {action.status for action in record.actions} <= {"succeeded", "cancelled", "lost"}
