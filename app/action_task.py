@@ -37,7 +37,8 @@ class Call:
     a part of `execution_s`; `cpu_s` core-seconds used; and `status` with `reason` and `cause` (`tangram/ends.py`) where the action ended
     otherwise than by a return. `answer` is what an outside API said, for the scheduler; with
     `waits_again` it refused, and no result is stored. A call whose result does not count is `refused`. `grant` is what it holds now, as of
-    the scheduler's message `stamp`, (epoch, serial).
+    the scheduler's message `stamp`, (epoch, serial). `memory_mb` and `resident_mb` are what its environment held while it ran, at most, and
+    holds after the last of its actions; None where that was not measured.
     """
 
     id: str
@@ -52,6 +53,8 @@ class Call:
     background_s: float = 0.0
     slept_s: float = 0.0
     cpu_s: float = 0.0
+    memory_mb: int | None = None
+    resident_mb: int | None = None
     cancel_reason: str = ""
     cancel_cause: str = ""
     answer: dict[str, Any] | None = None
@@ -84,6 +87,8 @@ class Call:
             "cpu_s": self.cpu_s,
             **({"answer": self.answer} if self.answer is not None else {}),
             **({"waits_again": True} if self.waits_again else {}),
+            **({"memory_mb": self.memory_mb} if self.memory_mb is not None else {}),
+            **({"resident_mb": self.resident_mb} if self.resident_mb is not None else {}),
         }
 
 

@@ -9,6 +9,7 @@ It claims tries of actions, holds their calls while they run, and reports.
 | `started` | before a beat, of each try that was claimed since the last one and still runs |
 | `sent` | the request of a call to an outside API goes out |
 | `used` | every `usage_s` seconds, of each command that has got further in the background: its core-seconds there |
+| `memory_wanted` | an environment is paused until it is allowed more memory; again with each beat |
 | `service` | an instance of a service is in another state now, and what it holds |
 | `finished` | its result is stored and its processes are gone, both at once where the broker is the store; again when asked for |
 | `unknown` | the scheduler asked for a try that never arrived here, or the store has not got the result of one |
@@ -97,11 +98,12 @@ class Node:
         usage_s: float,
         timeout_s: float,
         now: Callable[[], dict[str, Any]] = dict,
+        wanted: Callable[[], list[dict[str, Any]]] = list,
     ) -> None:
         """Describe the node; nothing is sent before `join`.
 
         `timeout_s` is that of actions that name none. `now` returns the parts of the description that change, as they are now: the
-        environments that stand on it, its services and their instances.
+        environments that stand on it, its services and their instances. `wanted` returns the reports that are repeated with each beat.
         """
         self._store = store
         self._timeout_s = timeout_s
@@ -118,7 +120,7 @@ class Node:
         self._stops: OrderedDict[Try, tuple[str, str]] = OrderedDict()
         self._early: OrderedDict[Try, Early] = OrderedDict()
         self._metered: dict[str, Metered] = {}
-        self._reporter = Reporter(app, self._describe, beat_s, self.used, usage_s, self.begun)
+        self._reporter = Reporter(app, self._describe, beat_s, self.used, usage_s, lambda: [*self.begun(), *wanted()])
 
     @property
     def name(self) -> str:

@@ -85,15 +85,8 @@ def run(pool: Pool, settings: Settings, include: Sequence[str] = (), log_level: 
     sole.take()  # before anything of a worker before this one is cleared away
     blobs = Blobs(store, patience_s=math.inf)
     prepared = _SET_UP[pool](settings, blobs)
-    node = Node(
-        app,
-        store,
-        prepared.description,
-        beat_s=settings.beat_s,
-        usage_s=settings.usage_s,
-        timeout_s=settings.timeout_s,
-        now=prepared.now,
-    )
+    times = {"beat_s": settings.beat_s, "usage_s": settings.usage_s, "timeout_s": settings.timeout_s}
+    node = Node(app, store, prepared.description, **times, now=prepared.now, wanted=prepared.wanted)
     prepared.attach(node)
     runtime().provide(NodeRuntime, node)  # type: ignore[type-abstract]
     app.conf.task_queues = [queue_of(node.name)]
@@ -223,13 +216,14 @@ def describe(pool: Pool, settings: Settings, **offers: Any) -> WireNode:
 class Prepared:
     """A worker of some pool that has not joined yet.
 
-    `description` is its node, `now` returns the parts of it that change, as they are now; `attach` gets the node that the
-    worker is, `close` gives back what it holds.
+    `description` is its node, `now` returns the parts of it that change, as they are now, `wanted` the reports that are repeated with
+    each beat; `attach` gets the node that the worker is, `close` gives back what it holds.
     """
 
     description: WireNode
     close: Callable[[], None]
     now: Callable[[], dict[str, Any]] = dict
+    wanted: Callable[[], list[dict[str, Any]]] = list
     attach: Callable[[Node], None] = lambda node: None
 
 
@@ -277,7 +271,10 @@ def _set_up_cpu(settings: Settings, blobs: Blobs) -> Prepared:
         sandbox.close()
         streams.close()
 
-    return Prepared(description=description, now=now, close=close)
+    def attach(node: Node) -> None:
+        sandbox.watcher.on_wanted = node.report
+
+    return Prepared(description=description, now=now, wanted=sandbox.watcher.wanted, attach=attach, close=close)
 
 
 def _say_what_is_held(sandbox: Sandbox) -> None:

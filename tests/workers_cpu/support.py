@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from multiprocessing import get_context
@@ -170,6 +170,10 @@ class Worker:
         """Wait until all its commands are over."""
         return bool(self.hears.recv() == "over")
 
+    def await_pause(self) -> None:
+        """Wait until an environment is paused."""
+        assert self.hears.recv() == "paused"
+
     def kill(self) -> None:
         """Kill it, and wait until it has ended."""
         self.process.kill()
@@ -177,18 +181,24 @@ class Worker:
 
 
 @contextmanager
-def worker_to_be_killed(base: Path, *commands: Asked, background: bool = False, **options: Any) -> Iterator[Worker]:
-    """Start a worker with a sandbox in `base`; yield it once the last one of the commands, maybe in the background, is about to run."""
+def worker_to_be_killed(base: Path, *commands: Asked, background: bool = False, grant_mb: int = 0, **options: Any) -> Iterator[Worker]:
+    """Start a worker with a sandbox in `base`; yield it once the last one of the commands, maybe in the background, is about to run.
+
+    Each has a grant of `grant_mb` of memory, 0 for none. The worker says when an environment is paused for want of more.
+    """
     hears, tells = Pipe(duplex=False)
 
     def work() -> None:
         box = ProcessSandbox(base, **options)
+        box.watcher.on_wanted = lambda report: tells.send("paused")
         for number, (environment, session, command) in enumerate(commands, 1):
             last = number == len(commands)
             if last:
                 tells.send("running")
             request = ExecRequest(action_id="a", command=command, session=session, holding=Holding(background=background and last))
-            box.open(EnvironmentSpec(id=environment)).start(request).wait()
+            opened = box.open(EnvironmentSpec(id=environment))
+            with opened.allowance.action(grant_mb, 1) if opened.allowance is not None else nullcontext():
+                opened.start(request).wait()
         tells.send("over")
         signal.pause()
 

@@ -143,3 +143,37 @@ def test_environments_whose_fork_server_was_killed_are_not_gone_on_with(tmp_path
     with next_worker(tmp_path) as box:
         assert ids(box) == ["after"] and printed(box.get("after"), "echo $B") == "2\n"
         assert until(lambda: not processes_with(f"317.9375{RUN}"))
+
+
+GROWS = "held = bytearray(40 << 20); print(len(held), flush=True)"
+
+
+@pytest.mark.parametrize("isolation", ["none", "bubblewrap"])
+def test_what_is_paused_for_memory_goes_on_in_the_next_worker_or_ends(tmp_path: Path, isolation: IsolationChoice) -> None:
+    # Given a worker that may pause environments: in one a server takes too much, in one a command does
+    with closing(make(tmp_path / "trial", isolation)) as trial:
+        if open_one(trial).allowance is None:
+            pytest.skip("needs control groups for memory that the worker may write")
+    server = f"mkfifo go; python3 -S -c 'import time; open(\"go\").read(); {GROWS}; time.sleep(318.25{RUN})' > said 2>&1 &"
+    commands = [("server", "main", server), ("server", "main", "echo > go"), ("busy", "main", f"python3 -S -c '{GROWS}' {RUN}")]
+    # When both are paused, and the worker is killed
+    with to_be_killed(tmp_path, *commands, grant_mb=40, isolation=isolation) as worker:
+        worker.await_pause()
+        worker.await_pause()
+        worker.kill()
+    with next_worker(tmp_path, isolation) as box:
+        # Then the one that was busy has ended, and the other is paused until more is allowed
+        assert ids(box) == ["server"] and not processes_with(f"{GROWS} {RUN}")
+        env = box.get("server")
+        assert env.allowance is not None and until(lambda: env.allowance is not None and env.allowance.is_paused)
+        assert env.read_file("said") == b""
+        env.allowance.allow(300, (1, 1))
+        assert until(lambda: env.read_file("said") == f"{40 << 20}\n".encode())
+        # And it pauses no more
+        assert printed(env, "echo fine") == "fine\n"
+    # And where no worker comes in time, both end
+    with to_be_killed(tmp_path, *commands, grant_mb=40, isolation=isolation, keep_s=0.5) as worker:
+        worker.await_pause()
+        worker.await_pause()
+        worker.kill()
+    assert until(lambda: not processes_with(f"318.25{RUN}") and not processes_with(f"{GROWS} {RUN}"))

@@ -25,6 +25,8 @@ from typing import Literal
 from tangram.arguments import folder_path, program_words
 from tangram.errors import InvalidAction
 from workers.cpu.errors import EnvironmentGone, SnapshotUnsupported
+from workers.cpu.memory.allowance import Allowance
+from workers.cpu.memory.watcher import Watcher
 from workers.cpu.opening import Opening
 from workers.cpu.ports.exchange import HttpAnswer, HttpRequest
 from workers.cpu.ports.wait import Wait
@@ -255,6 +257,11 @@ class Environment(ABC):
     def spec(self) -> EnvironmentSpec:
         """Return what the environment was opened with."""
 
+    @property
+    def allowance(self) -> Allowance | None:
+        """Return its memory, where it can be paused for want of it; else None."""
+        return None
+
     @abstractmethod
     def start(self, request: ExecRequest) -> Execution:
         """Admit a command. Raises `EnvironmentGone` once closed."""
@@ -312,7 +319,9 @@ class Loss:
 
 
 class Sandbox(ABC):
-    """Where environments of one kind live."""
+    """Where environments of one kind live; `watcher` waits for those that want more memory."""
+
+    watcher: Watcher
 
     @property
     @abstractmethod

@@ -6,6 +6,7 @@ The standard library only, since the fork server of the process sandbox imports 
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +74,14 @@ def is_removed(folder: str) -> bool:
     with contextlib.suppress(OSError):
         os.rmdir(folder)
     return not os.path.exists(folder)
+
+
+def thaw(prefix: str) -> None:
+    """Let everything go on in the freezers of version 1 whose folders begin with `prefix`, and remove those that are not in use."""
+    for folder in glob.glob(f"{glob.escape(prefix)}-*"):
+        with contextlib.suppress(OSError):
+            write(f"{folder}/freezer.state", "THAWED")
+        is_removed(folder)
 
 
 @dataclass(frozen=True, slots=True)

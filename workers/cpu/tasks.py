@@ -10,13 +10,14 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from app.action_task import Call, PayloadTask
 from app.celery import app
+from tangram import clock
 from tangram.errors import ActionCancelled, ActionError, ActionFailed, EnvironmentLost
-from tangram.wire import MEMORY_ENFORCED
+from tangram.wire import MEMORY_ENFORCED, WireAllowance
 from workers.context import CpuContext, context, refusals
 from workers.control import this_node
 from workers.cpu.abstract import Environment, EnvironmentSpec, ExecOutcome, ExecRequest, WindowSize
@@ -41,7 +42,10 @@ def open_environment(
     node.attach(call, lambda reason: opening.cancel(reason, call.cancel_cause))
     try:
         with refusals():
-            opening.run(lambda: _opened(spec, files, opening), undo=Environment.close)
+            opened = opening.run(lambda: _opened(spec, files, opening), undo=Environment.close)
+            # What was granted for the open ends here: what stays is held.
+            with measured(call, opened):
+                pass
     except ActionFailed as error:
         if error.cause != "sandbox_failed" or not call.grant.get("may_wait_again"):
             raise
@@ -112,7 +116,11 @@ def send_request(
     with Wait(call.header.get("timeout_s") or cpu().settings.timeout_s) as wait, in_environment(self):
         node.attach(call, lambda reason: wait.cancel(reason, call.cancel_cause))
         asked = HttpRequest(port=port, method=method, path=path, headers=given, body=content)
-        answer = cpu().sandbox.get(environment).request(asked, holding_of(call.grant), wait)
+        opened = cpu().sandbox.get(environment)
+        if opened.allowance is not None:
+            wait.leave_out(opened.allowance.paused_s)
+        with measured(call, opened):
+            answer = opened.request(asked, holding_of(call.grant), wait)
     blobs.drop(body)
     return {"status": answer.status, "headers": blobs.put_json(answer.headers), "body": blobs.put(answer.body)}
 
@@ -171,9 +179,10 @@ def execute(
             stdin=stdin,
             terminal=WindowSize(*terminal) if terminal is not None else None,
         )
-        execution = cpu().sandbox.get(environment).start(request)
+        opened = cpu().sandbox.get(environment)
+        execution = opened.start(request)
         node.attach(call, execution.kill, execution.resize, execution.used)
-        with cpu().giving.to(call.id, execution.give):
+        with cpu().giving.to(call.id, execution.give), measured(call, opened):
             outcome = execution.wait()
         call.execution_s, call.background_s, call.slept_s = outcome.execution_s, outcome.background_s, outcome.slept_s
         call.cpu_s = outcome.cpu_s
@@ -191,6 +200,29 @@ def execute(
 def give(id: str, sender: str, number: int, what: list[Any]) -> None:
     """Give a running command input, a signal or another size of its terminal."""
     cpu().giving.take(id, sender, number, what)
+
+
+@app.task(name="tangram.allow", ignore_result=True)  # type: ignore[untyped-decorator]
+def allow(epoch: int, serial: int, allowances: list[WireAllowance]) -> None:
+    """Let environments use more memory; see `tangram.wire`. One that is not here any more needs none."""
+    for environment, allowance_mb in allowances:
+        with suppress(EnvironmentGone):
+            if (allowance := cpu().sandbox.get(environment).allowance) is not None:
+                allowance.allow(allowance_mb, (epoch, serial))
+
+
+@contextmanager
+def measured(call: Call, environment: Environment) -> Iterator[None]:
+    """Give an environment the memory of the grant while an action runs; take note of what it held, and how long it was paused."""
+    if (allowance := environment.allowance) is None:
+        yield
+        return
+    before_s = allowance.paused_s()
+    with allowance.action(call.grant.get("allowance_mb", 0), call.grant["epoch"]) as memory:
+        yield
+    call.memory_mb, call.resident_mb = memory.memory_mb, memory.resident_mb
+    if (paused_s := allowance.paused_s() - before_s) > 0:
+        call.background_s, call.execution_s = paused_s, clock.monotonic() - call.began - paused_s
 
 
 @contextmanager

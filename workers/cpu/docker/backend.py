@@ -339,6 +339,7 @@ class ContainerBackends(Backends):
 
     def __init__(self, container: Container, core_map: CoreMap) -> None:
         self._container, self._core_map = container, core_map
+        self.allowance = container.allowance
         self._lock = threading.Lock()
         self._count = 0
 

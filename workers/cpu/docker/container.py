@@ -31,6 +31,7 @@ from workers.cpu.docker.init import ALIVE, FORMER, HELLO, STATES, TEMPORARY, WOR
 from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.errors import ContainerFailed, StartTimeout
 from workers.cpu.leftovers import Leftovers
+from workers.cpu.memory.allowance import Allowance
 from workers.cpu.opening import Opening
 from workers.cpu.shell.dialect import READ_BY_SHELL, WRITTEN_BY_SHELL, Dialect, make_fifo
 
@@ -60,6 +61,8 @@ class Container:
         self.ended = -1
         self.dialect = Dialect.of("/bin/sh")
         self.group: ContainerGroup
+        self.allowance: Allowance | None = None
+        """Its memory, once it is an environment's."""
         self.disk_mb = disk_mb
         self.written_mb = 0.0
         """What it had written when that was measured last."""
@@ -177,6 +180,8 @@ class Container:
     def end(self, reason: str) -> None:
         """Have the engine end it; whoever watches it learns `reason`."""
         self.end_reason = self.end_reason or reason
+        if self.allowance is not None:
+            self.allowance.close()
         self.engine.remove(self.id)
 
     def has_ended(self) -> bool:

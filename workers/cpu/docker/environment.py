@@ -55,6 +55,8 @@ class ContainerEnvironment(ShellEnvironment):
 
         with self._lock:
             self._closed = True
+        if self.allowance is not None:
+            self.allowance.close()
         log.warning("environment %s is lost: %s", self._spec.id, loss)
         threading.Thread(target=clear, name="tangram-lost", daemon=True).start()
 

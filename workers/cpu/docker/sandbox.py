@@ -58,6 +58,8 @@ from workers.cpu.errors import (
     SnapshotUnsupported,
 )
 from workers.cpu.leftovers import Leftovers
+from workers.cpu.memory.allowance import Allowance
+from workers.cpu.memory.watcher import Watcher
 from workers.cpu.opening import Opening
 from workers.cpu.shell.output import Drain
 from workers.cpu.shell.session import SessionSetup
@@ -135,7 +137,7 @@ class ContainerSandbox(Sandbox):
         maker = ContainerMaker(self._engine, self._options, node, self._base / "control", groups, self._leftovers)
         self._images = Images(self._engine, self._options.pull, self._options.pull_s, self._options.image_cache_mb)
         self._pool = Pool(maker, self._images, self._options.warm, limits.memory_mb, self._options.starting_limit, self._leftovers)
-        self._monitor = ContainerMonitor(limits.disk_check_s)
+        self._monitor, self.watcher = ContainerMonitor(limits.disk_check_s), Watcher()
         self._drain = Drain()
         self._lock = threading.Lock()
         self._environments: dict[str, _Entry] = {}
@@ -194,6 +196,7 @@ class ContainerSandbox(Sandbox):
         self._disk_floor.check()
         memory_mb = max(LEAST_MEMORY_MB, spec.memory_mb or self._options.limits.memory_mb)
         container = self._pool.take(image, memory_mb, opening)
+        container.allowance = Allowance(spec.id, memory_mb, container.group.controls(), self.watcher)
         setup = SessionSetup(
             backends=ContainerBackends(container, self._core_map),
             drain=self._drain,
@@ -284,7 +287,7 @@ class ContainerSandbox(Sandbox):
         # All are asked first, so that their grace periods run at the same time.
         for environment in living:
             environment.hang_up()
-        last = (self._pool.close, self._monitor.close, self._drain.close, self._leftovers.close, self._remove_snapshots)
+        last = (self._pool.close, self._monitor.close, self.watcher.close, self._drain.close, self._leftovers.close, self._remove_snapshots)
         problems: list[str] = []
         for close in (*(environment.close for environment in living), *last):
             try:

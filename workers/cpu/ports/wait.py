@@ -11,6 +11,7 @@ import select
 import socket
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -31,6 +32,12 @@ class Wait:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._lock = threading.Lock()
         self._cancelled: ActionCancelled | None = None
+        self._paused_s: Callable[[], float] = float
+
+    def leave_out(self, paused_s: Callable[[], float]) -> None:
+        """Leave out the time for which the environment is paused from now on, of which `paused_s` gives the seconds."""
+        before_s = paused_s()
+        self._paused_s = lambda: paused_s() - before_s
 
     def cancel(self, reason: str, cause: str = "cancelled") -> None:
         """Have whoever waits end; the first reason counts."""
@@ -49,7 +56,7 @@ class Wait:
         poller.register(self._wake, select.POLLIN)
         poller.register(connection, events)
         # The time counts even where a socket is always ready: a server may send without end.
-        while (left_s := self._deadline - time.monotonic()) > 0:
+        while (left_s := self._deadline + self._paused_s() - time.monotonic()) > 0:
             ready = dict(poller.poll(min(left_s * 1000, _LONGEST_POLL_MS)))
             if self._cancelled is not None:
                 raise self._cancelled

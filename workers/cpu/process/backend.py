@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from workers.cpu.abstract import Holding
 from workers.cpu.cores import CoreMap
 from workers.cpu.errors import SessionUnavailable
+from workers.cpu.memory.allowance import Allowance
 from workers.cpu.ports.network import HostNetwork, Network
 from workers.cpu.process import tree
 from workers.cpu.process.anchor import Anchor
@@ -52,6 +53,7 @@ class ShellSetup:
     background: Background
     groups: Groups
     memory: MemoryGroup | None = None
+    allowance: Allowance | None = None
     anchor: Anchor | None = None
 
 
@@ -306,6 +308,7 @@ class ProcessBackends(Backends):
 
     def __init__(self, fork_client: ForkClient, setup: ShellSetup, core_map: CoreMap) -> None:
         self._fork_client, self._setup, self._core_map = fork_client, setup, core_map
+        self.allowance = setup.allowance
 
     def backend(self, control: ProtocolFolder) -> ProcessBackend:
         """Return a fresh supervisor; see the base class."""

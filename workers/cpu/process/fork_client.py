@@ -55,7 +55,8 @@ class AdoptedProcess:
 class ForkClient:
     """Starts supervisors; any thread may ask. The fork server starts with the first request, unless there is one of `adopted`.
 
-    It and the supervisors hold the descriptor `lock` as long as they live, if there is one. In the folder `base` it waits `keep_s` seconds
+    It and the supervisors hold the descriptor `lock` as long as they live, if there is one. Environments that are paused go on before it
+    ends, so that they can end: their freezers begin with `freezer`. In the folder `base` it waits `keep_s` seconds
     for a successor of a worker that has died. `on_restart` is called when it was killed, and another is about to be started.
     """
 
@@ -66,7 +67,9 @@ class ForkClient:
         keep_s: float = 0.0,
         adopted: Kept | None = None,
         on_restart: Callable[[], None] = lambda: None,
+        freezer: str | None = None,
     ) -> None:
+        self._freezer = freezer
         self._guard, self._base, self._keep_s, self._on_restart = lock, base, keep_s, on_restart
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | AdoptedProcess | None = AdoptedProcess(adopted.server) if adopted is not None else None
@@ -151,7 +154,16 @@ class ForkClient:
             if self._base is not None and self._keep_s > 0:
                 passed[0] = listening.enter_context(listen(self._base)).fileno()
             self._process = subprocess.Popen(
-                [sys.executable, "-s", "-S", "-m", "workers.cpu.process.fork_server", str(self._keep_s), *map(str, passed)],
+                [
+                    sys.executable,
+                    "-s",
+                    "-S",
+                    "-m",
+                    "workers.cpu.process.fork_server",
+                    str(self._keep_s),
+                    *map(str, passed),
+                    self._freezer or "",
+                ],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 env=environment,

@@ -1,8 +1,10 @@
 """The process that forks supervisors: one for a sandbox.
 
-Run as `python -m workers.cpu.process.fork_server <keep_s> <listener> <lock>`, with a SOCK_SEQPACKET socket of Unix as standard input. The
+Run as `python -m workers.cpu.process.fork_server <keep_s> <listener> <lock> <freezer>`, with a SOCK_SEQPACKET socket of Unix as standard
+input. The
 descriptor `lock` is held by this process and the supervisors while they live, but by no command. On `listener` comes the next worker,
-within `keep_s` seconds after this one has died; with 0 there is none, see `keeping.py`. Where there is no such descriptor, it is -1.
+within `keep_s` seconds after this one has died; with 0 there is none, see `keeping.py`. Where there is no such descriptor, it is -1. The
+freezers of environments begin with `freezer`, which may be empty.
 
     worker ── fork server ── supervisor (one a session) ── shell ── the commands
 
@@ -50,7 +52,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from workers.cpu.control_files import is_removed
+from workers.cpu.control_files import is_removed, thaw
 from workers.cpu.libc import libc
 from workers.cpu.ports.loopback import make_sockets
 from workers.cpu.process import seccomp, tree
@@ -87,8 +89,8 @@ class Session:
 class ForkServer:
     """Forks supervisors on request, reaps them, and kills what they left."""
 
-    def __init__(self, channel: socket.socket, keep_s: float, listener: socket.socket | None, lock: int) -> None:
-        self.channel, self.keep_s, self.listener, self.lock = channel, keep_s, listener, lock
+    def __init__(self, channel: socket.socket, keep_s: float, listener: socket.socket | None, lock: int, freezer: str) -> None:
+        self.channel, self.keep_s, self.listener, self.lock, self.freezer = channel, keep_s, listener, lock, freezer
         self.is_told_to_end = False
         self.wakeup = Wakeup()
         self.running: dict[int, Session] = {}
@@ -105,6 +107,8 @@ class ForkServer:
         serve(self.channel, self.wakeup, self.reap, self.answer)
         while not self.is_told_to_end and self.has_successor():
             serve(self.channel, self.wakeup, self.reap, self.answer)
+        if self.freezer:
+            thaw(self.freezer)  # What is frozen cannot end.
         for end in self.kept():
             end.close()
         deadline = time.monotonic() + SHUTDOWN_LIMIT_S
@@ -396,7 +400,7 @@ def main() -> None:
     """Serve the socket on standard input, and those of the workers that follow."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    keep_s, listener, lock = float(sys.argv[1]), *map(int, sys.argv[2:])
+    keep_s, listener, lock = float(sys.argv[1]), *map(int, sys.argv[2:4])
     for descriptor in filter(lambda each: each >= 0, (listener, lock)):
         os.set_inheritable(descriptor, False)
     channel = socket.socket(fileno=os.dup(0))
@@ -405,7 +409,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     gc.disable()
-    ForkServer(channel, keep_s, _socket(listener) if listener >= 0 else None, lock).serve()
+    ForkServer(channel, keep_s, _socket(listener) if listener >= 0 else None, lock, sys.argv[4]).serve()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ The groups of a sandbox have names made of its folder. They lie beside each othe
 |----------------|------------|-----------------------------------------------|------------------------|
 | a session      | `cpu`      | idle time only, see `background.py`           | the worker's own group |
 | an environment | `memory`   | its bound on memory                           | that of all            |
+|                | `freezer`  | pauses at its allowance, see `../memory/`     | the worker's own group |
 | all            | `memory`   | a bound for all environments together         | the worker's own group |
 
 In version 1 a group has a folder for each controller. In version 2 it has one for all, and a process is in one group only. So there
@@ -28,6 +29,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from workers.cpu import control_files, weight
+from workers.cpu.memory.controls import Controls, ControlsV1, ControlsV2
 
 ROOT = "/sys/fs/cgroup"
 _SLACK_BYTES = 1 << 20
@@ -35,24 +37,33 @@ _SLACK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class MemoryGroup:
-    """A group that bounds the memory of an environment, or of all; `is_v2` where the groups of sessions are in it."""
+    """A group that bounds the memory of an environment, or of all; `is_v2` where the groups of sessions are in it.
+
+    `freezer` is the group that pauses the environment in version 1, if there is one.
+    """
 
     folder: str
     memory_mb: int
     is_v2: bool
+    freezer: str | None = None
 
     def make(self) -> None:
-        """Make the group, without swap where the kernel counts it. Raises `OSError`."""
+        """Make the group, without swap where the kernel counts it, and without an allowance. Raises `OSError`."""
         limit_bytes = self.memory_mb << 20
         os.makedirs(self.folder, exist_ok=True)
         with contextlib.suppress(OSError):
             # Before Linux 5.11, a group of version 1 bounds what is below it only where that is asked for.
             control_files.write(f"{self.folder}/memory.use_hierarchy", "1")
-        control_files.write(f"{self.folder}/memory.{'max' if self.is_v2 else 'limit_in_bytes'}", str(limit_bytes))
+        if self.freezer is not None:
+            os.makedirs(self.freezer, exist_ok=True)
+        # Version 1 bounds memory and swap together, by a number that may never be the lower one.
+        swap = ("swap.max", 0) if self.is_v2 else ("memsw.limit_in_bytes", limit_bytes)
+        for name, most in (swap, ("max" if self.is_v2 else "limit_in_bytes", limit_bytes), swap):
+            with contextlib.suppress(*([OSError] if name == swap[0] else [])):
+                control_files.write(f"{self.folder}/memory.{name}", str(most))
         with contextlib.suppress(OSError):
-            # Version 1 bounds memory and swap together.
-            name, most = ("swap.max", 0) if self.is_v2 else ("memsw.limit_in_bytes", limit_bytes)
-            control_files.write(f"{self.folder}/memory.{name}", str(most))
+            name, value = ("high", "max") if self.is_v2 else ("oom_control", "0")
+            control_files.write(f"{self.folder}/memory.{name}", value)
 
     def hand_down(self, controllers: list[str]) -> None:
         """Let the groups of sessions have controllers. Raises `OSError`."""
@@ -77,13 +88,22 @@ class MemoryGroup:
         with contextlib.suppress(OSError):
             if self.is_v2:
                 return control_files.keyed(f"{self.folder}/memory.events", "oom") > before
+            if control_files.keyed(f"{self.folder}/memory.oom_control", "oom_kill_disable"):
+                return False  # it is held to an allowance, at which nothing is killed
             highest, bound = (int(control_files.read(f"{self.folder}/memory.{name}_in_bytes")) for name in ("max_usage", "limit"))
             return highest + _SLACK_BYTES > bound
         return True
 
+    def controls(self) -> Controls | None:
+        """Return the control files of an allowance beside the limit; None where the environment cannot be paused."""
+        if self.is_v2:
+            return ControlsV2(self.folder)
+        return ControlsV1(self.folder, self.freezer) if self.freezer is not None else None
+
     def remove(self) -> None:
         """Remove the group, whose processes must have ended."""
-        control_files.is_removed(self.folder)
+        for folder in filter(None, (self.folder, self.freezer)):
+            control_files.is_removed(folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +111,12 @@ class Groups:
     """Where the groups of a sandbox's sessions, and in `memory` of its environments, are; None where they cannot be made.
 
     Each is a prefix of the folders of groups, but `memory` the group of all. `around` are the groups in which a session is, first that of
-    its environment.
+    its environment; `freezer` is then that of its environment, too.
     """
 
     cpu: str | None = None
     memory: str | None = None
+    freezer: str | None = None
     is_v2: bool = False
     around: tuple[str, ...] = ()
 
@@ -107,21 +128,26 @@ class Groups:
             if self.is_v2:
                 group.hand_down(["memory"] if self.cpu is None else ["memory", "cpu"])
 
-    def of_environment(self, name: str, memory_mb: int) -> tuple[Groups, MemoryGroup | None]:
-        """Return where the groups of an environment's sessions are, and its own group if its memory can be bounded. Raises `OSError`."""
+    def of_environment(self, name: str, memory_mb: int, *, adopts: bool = False) -> tuple[Groups, MemoryGroup | None]:
+        """Return where the groups of an environment's sessions are, and its own group if its memory can be bounded. Raises `OSError`.
+
+        One that `adopts` the group of the worker before leaves it as it is: what runs there must not pass its allowance meanwhile.
+        """
         if self.memory is None:
             return self, None
-        group = MemoryGroup(f"{self.memory}/{name}", memory_mb, self.is_v2)
+        freezer = f"{self.freezer}-{name}" if self.freezer is not None else None
+        group = MemoryGroup(f"{self.memory}/{name}", memory_mb, self.is_v2, freezer)
         around = (group.folder, self.memory)
         try:
-            group.make()
+            if not adopts or not os.path.exists(group.folder):
+                group.make()
             if self.is_v2 and self.cpu is not None:
                 group.hand_down(["cpu"])
                 return replace(self, cpu=f"{group.folder}/session", around=around), group
         except OSError:
             group.remove()
             raise
-        return replace(self, around=around), group
+        return replace(self, around=around, freezer=freezer), group
 
     @property
     def prefixes(self) -> list[str]:
@@ -135,7 +161,9 @@ class Groups:
     def joined(self, supervisor: int) -> list[str]:
         """Return the folders of all groups that the processes of a session are in."""
         folders = self.folders(supervisor)
-        return folders if self.is_v2 and folders else [*folders, *self.around[:1]]
+        if self.is_v2 and folders:
+            return folders
+        return [*folders, *self.around[:1], *filter(None, [self.freezer])]
 
     def make(self, supervisor: int) -> None:
         """Make the group of a supervisor's session. Raises `OSError`."""
@@ -150,7 +178,9 @@ class Groups:
             control_files.is_removed(folder)
 
     def remove(self) -> None:
-        """Remove what a worker that was killed has left."""
+        """Remove what a worker that was killed has left. What it left paused goes on, so that it can end."""
+        if self.freezer is not None:
+            control_files.thaw(self.freezer)
         for prefix in self.prefixes:
             for folder in glob.glob(f"{glob.escape(prefix)}-*"):
                 control_files.is_removed(folder)
@@ -183,7 +213,8 @@ def find_groups(base: str | os.PathLike[str]) -> Groups:
 
     cpu = place("cpu", _weighs)
     memory = place("memory", lambda folder: any(os.path.exists(f"{folder}/memory.{limit}") for limit in ("max", "limit_in_bytes")))
-    return Groups(cpu, memory, is_v2)
+    freezer = None if is_v2 or memory is None else place("freezer", lambda folder: os.path.exists(f"{folder}/freezer.state"))
+    return Groups(cpu, memory, freezer, is_v2)
 
 
 def _weighs(folder: str) -> bool:

@@ -43,6 +43,8 @@ from workers.cpu.cores import CoreMap
 from workers.cpu.disk_floor import DiskFloor
 from workers.cpu.errors import EnvironmentExists, EnvironmentGone, ImageUnsupported, ProcessesLeft, SandboxError, SessionUnavailable
 from workers.cpu.leftovers import Leftovers
+from workers.cpu.memory.allowance import Allowance
+from workers.cpu.memory.watcher import Watcher
 from workers.cpu.opening import Opening
 from workers.cpu.process import seccomp
 from workers.cpu.process.adoption import Adoption
@@ -142,7 +144,9 @@ class ProcessSandbox(Sandbox):
         self.memory_mb = for_environments_mb()
         self.default_memory_mb = memory_mb or self.memory_mb // 2
         self._groups.bound_all(self.memory_mb)
-        self._fork_client = ForkClient(self._cleanup_lock, self._base, keep_s, kept, self._drop_records)
+        self.watcher = Watcher()
+        freezer = self._groups.freezer
+        self._fork_client = ForkClient(self._cleanup_lock, self._base, keep_s, kept, self._drop_records, freezer)
         self._drain, self._lock = Drain(), threading.Lock()
         self._environments: dict[str, ProcessEnvironment] = {}
         self._closed = False
@@ -159,6 +163,8 @@ class ProcessSandbox(Sandbox):
         if kept is not None:
             for environment in Adoption(self._base / "environments", kept, self._made(), self._drain).adopt(self._adopted):
                 self._environments[environment.spec.id] = environment
+                if environment.allowance is not None:
+                    environment.allowance.adopt()
 
     @property
     def background(self) -> Means:
@@ -266,7 +272,7 @@ class ProcessSandbox(Sandbox):
 
     def _made(self) -> dict[str, object]:
         """Return how this sandbox sets environments up, as JSON has it."""
-        limits, groups = asdict(self._limits), [self._groups.cpu, self._groups.memory]
+        limits, groups = asdict(self._limits), [self._groups.cpu, self._groups.memory, self._groups.freezer]
         shell = [self._dialect.program, self._search_path]
         return {"isolation": self.isolation, "shell": shell, "limits": limits, "groups": groups, "has_users": self._users is not None}
 
@@ -274,17 +280,18 @@ class ProcessSandbox(Sandbox):
         """Return an environment of the worker before this one, without its sessions."""
         if (user := record.own["user"]) is not None and self._users is not None:
             self._users.adopt(user)
-        return self._built(record, folders, self._dialect, self._view)
+        return self._built(record, folders, self._dialect, self._view, adopts=True)
 
     def _drop_records(self) -> None:
         """Have no successor go on with the environments that stand: the fork server that kept them was killed."""
         for environment in self.environments():
             environment.drop_record()
 
-    def _built(self, record: Record, folders: Folders, dialect: Dialect, view: View | None) -> ProcessEnvironment:
+    def _built(self, record: Record, folders: Folders, dialect: Dialect, view: View | None, *, adopts: bool = False) -> ProcessEnvironment:
         """Return the environment of a record, whose folders are there. Raises `SandboxError`."""
         spec, user = record.spec, record.own["user"]
-        groups, memory = self._bounded(record)
+        groups, memory = self._bounded(record, adopts=adopts)
+        controls = memory.controls() if memory is not None else None
         limits = self._limits
         if view is not None and (user is not None or counts_by_namespace()):
             limits = replace(limits, processes=limits.processes or PROCESSES)
@@ -307,6 +314,7 @@ class ProcessSandbox(Sandbox):
             background=background_of(self._core_map.available, groups),
             groups=groups,
             memory=memory,
+            allowance=Allowance(spec.id, record.own["memory_mb"], controls, self.watcher) if controls is not None else None,
             anchor=anchor,
         )
         setup = SessionSetup(
@@ -323,10 +331,10 @@ class ProcessSandbox(Sandbox):
         )
         return ProcessEnvironment(spec, files, setup, self._forget, folders, anchor, memory, self._leftovers)
 
-    def _bounded(self, record: Record) -> tuple[Groups, MemoryGroup | None]:
+    def _bounded(self, record: Record, *, adopts: bool) -> tuple[Groups, MemoryGroup | None]:
         """Return where the groups of an environment's sessions are, and its own, which bounds its memory. Raises `SandboxError`."""
         try:
-            return self._groups.of_environment(record.spec.id, record.own["memory_mb"])
+            return self._groups.of_environment(record.spec.id, record.own["memory_mb"], adopts=adopts)
         except OSError as error:
             raise SandboxError(f"the memory of environment {record.spec.id} cannot be bounded: {error}") from error
 
@@ -380,6 +388,7 @@ class ProcessSandbox(Sandbox):
         except ProcessesLeft as error:
             problems.append(str(error))
         self._drain.close()
+        self.watcher.close()
         self._groups.remove()
         os.close(self._cleanup_lock)
         os.close(self._base_lock)

@@ -26,11 +26,13 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from signal import SIGINT, SIGKILL
 from typing import ClassVar
 
 from workers.cpu.abstract import Holding, Usage
+from workers.cpu.memory.allowance import Allowance
 from workers.cpu.ports.network import Network
 from workers.cpu.process import tree
 from workers.cpu.shell.dialect import ProtocolFolder
@@ -96,7 +98,8 @@ class Meter(ABC):
     fall, since what a process has used is in nobody's count once it has ended and nobody waits for it. In the background
     a command waits for as many seconds as it gets fewer core-seconds: `waited_s`, as of the last sample. For a part of this time it
     may sleep by itself. `starved_s` is the time in which it wanted a core and had none: the time in which samples find it runnable, less
-    the core-seconds that it got. This difference is right in the mean, so a later sample may lower it. Any thread may ask and sample.
+    the core-seconds that it got. This difference is right in the mean, so a later sample may lower it. The time in which its environment is
+    paused for want of memory, by its `allowance`, counts for both. Any thread may ask and sample.
 
     A running command is sampled often at first, for short commands, then every `longest_s` seconds. All running commands
     together may cost `SAMPLING_LOAD` of a core, so where there are many the interval is longer; one sample takes about `sample_cost_s`.
@@ -116,6 +119,18 @@ class Meter(ABC):
         self._background = False
         self._sampled_at, self._found_s, self._ahead_s, self._lacked_s = 0.0, 0.0, 0.0, 0.0
         self._interval_s = FIRST_SAMPLE_S
+        self._allowance: Allowance | None = None
+        self._paused_s = 0.0
+
+    def count_pauses(self, allowance: Allowance | None) -> None:
+        """Count the pauses of the command's environment from now on."""
+        self._allowance = allowance
+        self._paused_s = allowance.paused_s() if allowance is not None else 0.0
+
+    @property
+    def waits(self) -> bool:
+        """Whether the command is in the background, or paused."""
+        return self._background or (self._allowance is not None and self._allowance.is_paused)
 
     @property
     def last_s(self) -> float:
@@ -142,11 +157,6 @@ class Meter(ABC):
         with self._lock:
             self._sample()
 
-    @property
-    def in_background(self) -> bool:
-        """Whether the command is in the background."""
-        return self._background
-
     def set_background(self, background: bool) -> None:
         """Take note that the command is in the background from now on, or in the foreground."""
         with self._lock:
@@ -158,6 +168,10 @@ class Meter(ABC):
         was_runnable = self.is_runnable
         found_s, now = self.measure(), time.monotonic()
         passed_s, got_s = now - self._sampled_at, 0.0
+        paused_s = self._paused_since_sample()
+        self.waited_s += paused_s
+        self.starved_s += paused_s
+        self._lacked_s += paused_s
         if found_s is not None:
             # A sample can miss a process that the next one finds. No more was used than the machine has.
             got_s = min(max(0.0, found_s - self._found_s), passed_s * _CORES + TICKS_S)
@@ -166,12 +180,19 @@ class Meter(ABC):
             self.usage = Usage(cpu_s=before.cpu_s + got_s, background_cpu_s=in_background_s)
         if self._background:
             # What is counted in ticks of the clock can be a moment behind or ahead.
-            behind_s = passed_s - got_s - self._ahead_s
+            behind_s = passed_s - paused_s - got_s - self._ahead_s
             self._ahead_s = min(-min(0.0, behind_s), TICKS_S)
             self.waited_s += max(0.0, behind_s)
-            self._lacked_s += passed_s * (was_runnable + self.is_runnable) / 2 - min(got_s, passed_s)
+            self._lacked_s += (passed_s - paused_s) * (was_runnable + self.is_runnable) / 2 - min(got_s, passed_s)
             self.starved_s = min(self.waited_s, max(0.0, self._lacked_s))
         self._sampled_at = now
+
+    def _paused_since_sample(self) -> float:
+        if self._allowance is None:
+            return 0.0
+        self._allowance.sample()
+        before_s, self._paused_s = self._paused_s, self._allowance.paused_s()
+        return self._paused_s - before_s
 
     def over(self, ended_rss_mb: float = 0.0) -> float:
         """Return the core-seconds of a command that is over, `ended_rss_mb` being the memory of what has been reaped."""
@@ -299,7 +320,22 @@ class Backend(ABC):
 
 
 class Backends(ABC):
-    """Where the sessions of an environment get their backends."""
+    """Where the sessions of an environment get their backends; `allowance` is its memory, where it can be paused for want of it."""
+
+    allowance: Allowance | None = None
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the environment is paused for want of memory."""
+        return self.allowance is not None and self.allowance.is_paused
+
+    def paused_s(self) -> float:
+        """Return for how many seconds the environment has been paused so far."""
+        return self.allowance.paused_s() if self.allowance is not None else 0.0
+
+    def awake(self) -> AbstractContextManager[None]:
+        """Have nothing of the environment paused for want of memory while something is started or ended."""
+        return self.allowance.awake() if self.allowance is not None else nullcontext()
 
     @abstractmethod
     def backend(self, control: ProtocolFolder) -> Backend:

@@ -19,6 +19,7 @@ from typing import Protocol
 from tangram.errors import ActionCancelled
 from workers.cpu.abstract import Environment, EnvironmentSpec, ExecRequest, Holding
 from workers.cpu.errors import EnvironmentGone, ProcessesLeft, SandboxError
+from workers.cpu.memory.allowance import Allowance
 from workers.cpu.ports.exchange import HttpAnswer, HttpRequest, exchange
 from workers.cpu.ports.network import Network, connect
 from workers.cpu.ports.wait import Wait
@@ -57,6 +58,11 @@ class ShellEnvironment(Environment):
     def spec(self) -> EnvironmentSpec:
         """Return what the environment was opened with."""
         return self._spec
+
+    @property
+    def allowance(self) -> Allowance | None:
+        """Return its memory; see the base class."""
+        return self._setup.backends.allowance
 
     @property
     def is_closed(self) -> bool:
@@ -166,6 +172,8 @@ class ShellEnvironment(Environment):
             if self._setup.record is not None:
                 self._setup.record.drop()
             sessions = [*self._sessions.values(), *self._unended]
+        if self.allowance is not None:
+            self.allowance.close()
         for session in sessions:
             session.hang_up()
 

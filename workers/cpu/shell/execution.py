@@ -134,7 +134,7 @@ class ShellExecution(Execution):
         """
         if self._request.fence:
             self._kill_background(self._session)
-        began, timeout_s, may_be_theirs = time.monotonic(), self._request.timeout_s or NEVER, self._grants.have_begun
+        began, timeout_s, may_be_theirs = self._unpaused_now(), self._request.timeout_s or NEVER, self._grants.have_begun
         limit_s, spent_s = max(timeout_s, LEAST_START_S) if may_be_theirs else NEVER, 0.0
         last = 3 if may_be_theirs else 2
         for attempt in range(1, last + 1):
@@ -157,11 +157,15 @@ class ShellExecution(Execution):
             elif isinstance(failure, NotReady):
                 self._session.forget_state()
             if may_be_theirs:
-                spent_s = time.monotonic() - began
+                spent_s = self._unpaused_now() - began
             if spent_s >= timeout_s:
                 return self._not_run(f"ran longer than {timeout_s:g} s: {failure}", "timeout")
         is_theirs = may_be_theirs and isinstance(failure, (NotBegun, NotReady))
         return self._not_run(f"no shell comes to the command: {failure}", "exit" if is_theirs else SandboxError.cause)
+
+    def _unpaused_now(self) -> float:
+        """Return the time on a clock that stands while the environment is paused."""
+        return time.monotonic() - self._session.setup.backends.paused_s()
 
     @property
     def _is_over_anyway(self) -> bool:

@@ -92,6 +92,7 @@ class Run:
             self._streams = self._descriptors.enter_context(contextlib.closing(CommandStreams(session, request, shell)))
             self._descriptors = self._descriptors.pop_all()
         self.meter = shell.backend.meter()
+        self.meter.count_pauses(session.setup.backends.allowance)
         self._poller = select.poll()
         self._report = b""
         self._has_begun = False
@@ -156,7 +157,7 @@ class Run:
         """Return how long nothing needs doing."""
         now = time.monotonic()
         deadline = self._deadline()[0]
-        if self.meter.in_background:
+        if self.meter.waits:
             # The deadline of a command that waits moves on with the clock: it is not to be run after at every step.
             deadline = max(deadline, self._checked + CHECK_S)
         wanted = self._sample_at if self._kill else min(self._sample_at, deadline)
@@ -170,9 +171,10 @@ class Run:
     def _deadline(self) -> tuple[float, str]:
         """Return when the command is out of time, and why.
 
-        The time in which it wanted a core in the background and had none does not count. The time in which it sleeps by itself does, so
-        that a program that hangs ends in time wherever it runs. The time for which it was held back for a reader of its output does not
-        count, up to as much as `timeout_s`. So a slow reader fails no program, and holds cores for a bounded time.
+        The time in which it wanted a core in the background and had none does not count, nor does that in which it was paused. The time in
+        which it sleeps by itself counts, so that a program that hangs ends in time wherever it runs. The time for which it was held back
+        for a reader of its output does not count, up to as much as `timeout_s`. So a slow reader fails no program, and holds cores for a
+        bounded time.
         """
         request, starved_s = self._request, self.meter.starved_s
         held_s = self._held_before_s + max(0.0, time.monotonic() - self._held_since)
@@ -189,7 +191,7 @@ class Run:
             return
         now = time.monotonic()
         at, reason = self._deadline()
-        if now >= at and self._kill is None and self.meter.in_background:
+        if now >= at and self._kill is None:
             self.meter.sample()
             self._checked = now
             at, reason = self._deadline()
@@ -297,6 +299,7 @@ class Run:
             if self._takes_back() or status == "succeeded":
                 self._session.await_saving()
             self._session.remember_folder()
+            self._descriptors.enter_context(self._session.setup.backends.awake())
             self._shell.backend.kill(GRACE_S)
             self._abandon_at = time.monotonic() + ANSWER_S
 

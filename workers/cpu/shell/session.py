@@ -32,7 +32,7 @@ from workers.cpu.shell.dialect import Dialect, ProtocolFolder, empty_file
 from workers.cpu.shell.output import Drain, StreamFifo
 from workers.cpu.shell.record import Record, SessionRecord
 
-CLOSE_LIMIT_S = 15.0
+CLOSE_LIMIT_S, ROOM_CHECK_MS = 15.0, 20
 SAVE_LIMIT_S, SAVE_PAUSE_S = 5.0, 0.002
 
 
@@ -185,7 +185,9 @@ class Session:
         backend, ended_before = self._connected(), self.setup.backends.oom_kills()
         done = os.open(self.control.done, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            backend.spawn(self.control, self._cwd)
+            self._await_room(wake)
+            with self.setup.backends.awake():
+                backend.spawn(self.control, self._cwd)
             return self._await_shell(backend, done, wake, limit_s)
         except SessionUnavailable as error:
             is_full = self.setup.backends.oom_kills() > ended_before
@@ -195,6 +197,14 @@ class Session:
             raise
         finally:
             os.close(done)
+
+    def _await_room(self, wake: int) -> None:
+        """Wait while the environment is paused: what runs there would take the memory that the shell needs."""
+        poller = select.poll()
+        poller.register(wake, select.POLLIN)
+        while self.setup.backends.is_paused and not self.closed:
+            if poller.poll(ROOM_CHECK_MS):
+                raise SessionUnavailable("the start of the shell was interrupted")
 
     def _make_streams(self) -> None:
         self._streams = (StreamFifo(self.control.folder, "out"), StreamFifo(self.control.folder, "err"))
@@ -227,14 +237,14 @@ class Session:
         return self._backend
 
     def _await_shell(self, backend: Backend, done: int, wake: int, limit_s: float) -> Shell:
-        deadline = time.monotonic() + limit_s
+        deadline, paused_before_s = time.monotonic() + limit_s, self.setup.backends.paused_s()
         poller = select.poll()
         for descriptor in (done, wake, backend.fileno()):
             poller.register(descriptor, select.POLLIN)
         shell: Shell | None = None
         reported = False
         while shell is None or not reported:
-            left_s = deadline - time.monotonic()
+            left_s = deadline + self.setup.backends.paused_s() - paused_before_s - time.monotonic()
             if left_s <= 0:
                 raise NotReady(f"the shell was not ready within {limit_s:g} s")
             ready = {descriptor for descriptor, _ in poller.poll(left_s * 1000)}
@@ -256,9 +266,10 @@ class Session:
 
     def _end_all(self, backend: Backend) -> None:
         """End a shell that did not come up, by ending its backend and all that it holds."""
-        backend.hang_up()
-        if _has_ended(backend):
-            self.lose_backend()
+        with self.setup.backends.awake():
+            backend.hang_up()
+            if _has_ended(backend):
+                self.lose_backend()
 
     def reset(self) -> None:
         """End everything and forget the protocol's files, which somebody has damaged; the next command starts afresh."""
@@ -349,12 +360,14 @@ class Session:
         Raises `ProcessesLeft` when some did not end within `CLOSE_LIMIT_S` seconds, nor in as many more after what held them was ended by
         force.
         """
-        if not self.closed:
-            self.hang_up()
-        backend = self._backend
-        ended = backend is None or _has_ended(backend)
+        with self.setup.backends.awake():
+            if not self.closed:
+                self.hang_up()
+            backend = self._backend
+            ended = backend is None or _has_ended(backend)
+            with self._changed:
+                ended = self._changed.wait_for(lambda: not self._queue, CLOSE_LIMIT_S) and ended
         with self._changed:
-            ended = self._changed.wait_for(lambda: not self._queue, CLOSE_LIMIT_S) and ended
             if not ended:
                 raise ProcessesLeft("a session's processes could not be ended")
             self._backend = None

@@ -26,6 +26,7 @@ from collections.abc import Collection
 
 from workers.cpu import weight
 from workers.cpu.control_files import pids, pids_below
+from workers.cpu.memory.controls import Controls
 
 PERIOD_US = 1_000_000
 PARKED_QUOTA_US = 5_000
@@ -81,6 +82,10 @@ class ContainerGroup(ABC):
     @abstractmethod
     def oom_kills(self) -> int:
         """Return how many processes the kernel has killed because the container's memory was full. Raises `OSError` once it is gone."""
+
+    @abstractmethod
+    def controls(self) -> Controls:
+        """Return the control files of the container's memory."""
 
     def processes(self) -> list[int]:
         """Return the ids of all of the container's processes, as the worker sees them."""

@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 from workers.cpu.control_files import Mounts, keyed, paths_of, read, remove_group, write
 from workers.cpu.docker.cgroups.abstract import PARKED_QUOTA_US, PERIOD_US, ContainerGroup, SessionGroup, core_list
+from workers.cpu.memory.controls import ControlsV1
 
 CONTROLLERS = ("cpu", "cpuacct", "cpuset", "freezer")
 NS_PER_S = 1e9
@@ -70,6 +71,10 @@ class ContainerGroupV1(ContainerGroup):
     def session(self, name: str) -> SessionGroupV1:
         """Make the group of a session; see the base class."""
         return SessionGroupV1(self, self._folders, name)
+
+    def controls(self) -> ControlsV1:
+        """Return the folders of memory and freezer; see the base class."""
+        return ControlsV1(self._folders["memory"], self._folders["freezer"])
 
     def oom_kills(self) -> int:
         """Return the kernel's count; see the base class."""

@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 from workers.cpu.control_files import Mounts, keyed, paths_of, pids, remove_group, write
 from workers.cpu.docker.cgroups.abstract import PERIOD_US, UNLIMITED, ContainerGroup, SessionGroup, core_list
+from workers.cpu.memory.controls import ControlsV2
 
 INIT = "init"
 US_PER_S = 1e6
@@ -65,6 +66,10 @@ class ContainerGroupV2(ContainerGroup):
     def session(self, name: str) -> SessionGroupV2:
         """Make the group of a session; see the base class."""
         return SessionGroupV2(self, name)
+
+    def controls(self) -> ControlsV2:
+        """Return the folder; see the base class."""
+        return ControlsV2(self.folder)
 
     def oom_kills(self) -> int:
         """Return the kernel's count, that of sessions' groups included; see the base class."""

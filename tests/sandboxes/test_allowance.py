@@ -1,0 +1,271 @@
+"""An environment is paused where its memory reaches what it is allowed, and goes on as if nothing had been once more is allowed."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+
+import pytest
+
+from tangram.wire import HEADROOM_MB
+from tests.workers_cpu.support import RUN, admit, printed, until
+from workers.cpu.abstract import Environment, EnvironmentSpec, ExecOutcome, Sandbox
+from workers.cpu.memory.allowance import ActionMemory, Allowance
+
+from .conftest import Kind
+from .support import Clock
+
+LIMIT_MB, GRANT_MB = 300, 40
+TAKES_100_MB = "python3 -S -c 'print(len(bytearray(100 << 20)))'"
+TOOK_100_MB = f"{100 << 20}\n".encode()
+numbers, serials = count(), count(1)
+
+
+@dataclass
+class Scheduler:
+    """Stands for the scheduler: learns of environments that want memory, and answers them by `answer`, if at once."""
+
+    answer: Callable[[Allowance], int] | None = None
+    waiting: queue.Queue[str] = field(default_factory=queue.Queue)
+    asked: list[tuple[str, int]] = field(default_factory=list)
+    known: dict[str, Allowance] = field(default_factory=dict)
+
+    def take(self, report: dict[str, object]) -> None:
+        environment = str(report["environment"])
+        if (allowance := self.known.get(environment)) is None:
+            return  # another test's
+        assert report["allowance_mb"] == allowance.allowed_mb
+        self.asked.append((environment, allowance.allowed_mb))
+        if self.answer is not None:
+            threading.Thread(target=self.allow, args=[allowance, self.answer(allowance)]).start()
+        self.waiting.put(environment)
+
+    def allow(self, allowance: Allowance, allowance_mb: int) -> None:
+        allowance.allow(allowance_mb, (1, next(serials)))
+
+    def await_pause(self) -> None:
+        self.waiting.get(timeout=60)
+
+
+@pytest.fixture
+def scheduler(sandbox: Sandbox) -> Iterator[Scheduler]:
+    made = Scheduler()
+    sandbox.watcher.on_wanted = made.take
+    yield made
+    sandbox.watcher.on_wanted = lambda report: None
+
+
+@pytest.fixture
+def opened(sandbox: Sandbox, scheduler: Scheduler) -> Iterator[Callable[[], Environment]]:
+    """Give what opens environments of `LIMIT_MB`."""
+    environments: list[Environment] = []
+
+    def make() -> Environment:
+        environment = sandbox.open(EnvironmentSpec(id=f"allowed-{next(numbers)}", memory_mb=LIMIT_MB))
+        environments.append(environment)
+        if environment.allowance is None:
+            pytest.skip("needs control groups for memory that the worker may write")
+        scheduler.known[environment.spec.id] = environment.allowance
+        return environment
+
+    yield make
+    for environment in environments:
+        environment.close()
+
+
+@pytest.fixture
+def env(opened: Callable[[], Environment]) -> Environment:
+    """Give one that has run a command."""
+    environment = opened()
+    printed(environment, "true")
+    return environment
+
+
+def allowance_of(environment: Environment) -> Allowance:
+    assert environment.allowance is not None
+    return environment.allowance
+
+
+def granted(environment: Environment, command: str, **more: float | None) -> tuple[ExecOutcome, ActionMemory]:
+    """Carry a command out under a grant of `GRANT_MB`."""
+    with allowance_of(environment).action(GRANT_MB, 1) as memory:
+        outcome = admit(environment, command, **more).wait()  # type: ignore[arg-type]
+    return outcome, memory
+
+
+@contextmanager
+def paused(
+    environment: Environment, scheduler: Scheduler, command: str = TAKES_100_MB, **more: float
+) -> Iterator[queue.Queue[ExecOutcome]]:
+    """Have a command run until its environment is paused; give what gets its outcome."""
+    outcomes: queue.Queue[ExecOutcome] = queue.Queue()
+    thread = threading.Thread(target=lambda: outcomes.put(granted(environment, command, **more)[0]))
+    thread.start()
+    scheduler.await_pause()
+    assert allowance_of(environment).is_paused
+    yield outcomes
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_a_command_is_paused_where_its_grant_ends_and_goes_on_when_more_is_allowed(env: Environment, scheduler: Scheduler) -> None:
+    # Given a scheduler that answers at once with twice as much
+    scheduler.answer = lambda allowance: 2 * allowance.allowed_mb
+    # When a command takes more than it was granted; then it ends well, and the scheduler was asked for each part
+    outcome, memory = granted(env, TAKES_100_MB)
+    assert (outcome.stdout, outcome.exit_code, outcome.reason) == (TOOK_100_MB, 0, "")
+    assert scheduler.asked == [(env.spec.id, 40), (env.spec.id, 80)]
+    # And the most that was held is known, and so is what is left, to which the allowance falls
+    assert memory.memory_mb is not None and 100 <= memory.memory_mb < 160
+    assert memory.resident_mb is not None and memory.resident_mb < HEADROOM_MB
+    assert allowance_of(env).allowed_mb == memory.resident_mb + HEADROOM_MB
+
+
+def test_what_a_command_leaves_running_is_held_and_is_paused_when_it_grows(env: Environment, scheduler: Scheduler) -> None:
+    # Given a server that holds 20 MB after the command that started it, and takes 40 more when it is told to
+    server = 'import time; a = bytearray(20 << 20); open("up", "w"); open("grow").read()\n'
+    env.write_file("server.py", f'{server}b = bytearray(40 << 20); open("grown", "w"); time.sleep(311.5{RUN})'.encode())
+    _, memory = granted(env, "mkfifo grow; python3 -S server.py >/dev/null 2>&1 & while [ ! -e up ]; do sleep 0.01; done")
+    assert memory.resident_mb is not None and memory.resident_mb >= 20
+    # When nothing else runs, and it grows; then it is paused until more is allowed
+    printed(env, "echo > grow")
+    scheduler.await_pause()
+    assert scheduler.asked == [(env.spec.id, min(GRANT_MB, memory.resident_mb + HEADROOM_MB))] and printed_file(env, "grown") is None
+    scheduler.allow(allowance_of(env), 200)
+    assert until(lambda: printed_file(env, "grown") is not None)
+    # And while two actions run, nothing is lowered
+    with allowance_of(env).action(0, 1) as second:
+        _, first = granted(env, "true")
+        assert first.resident_mb is None and allowance_of(env).allowed_mb == 200
+    assert second.resident_mb is not None and second.resident_mb >= 60
+
+
+def printed_file(environment: Environment, path: str) -> bytes | None:
+    try:
+        return environment.read_file(path)
+    except Exception:
+        return None
+
+
+def test_others_in_a_paused_environment_do_not_fail_meanwhile(env: Environment, scheduler: Scheduler) -> None:
+    # Given a command of which a part takes memory, and another starts programs all the time
+    starts = "( while :; do /bin/true || echo failed >> failed; done ) >/dev/null 2>&1 & "
+    with paused(env, scheduler, f"{starts} {TAKES_100_MB}; kill $!; wait 2>/dev/null; cat failed 2>/dev/null; true") as outcomes:
+        # When it has been paused for a while, and goes on; then nothing has failed
+        assert until(lambda: allowance_of(env).paused_s() > 0.3)
+        scheduler.allow(allowance_of(env), LIMIT_MB)
+        assert outcomes.get(timeout=60).stdout == TOOK_100_MB
+
+
+def test_a_command_that_reads_large_files_is_not_paused(env: Environment, scheduler: Scheduler) -> None:
+    outcome, memory = granted(env, "head -c 200M /dev/zero > large; sync large; for i in 1 2; do cat large | wc -c; done; rm large")
+    assert outcome.stdout == f"{200 << 20}\n".encode() * 2 and not scheduler.asked
+    assert memory.memory_mb is not None and memory.memory_mb < GRANT_MB
+
+
+def test_a_command_that_grows_to_the_limit_ends_by_its_own_fault(env: Environment, scheduler: Scheduler) -> None:
+    scheduler.answer = lambda allowance: 3 * allowance.allowed_mb
+    outcome, _ = granted(env, "python3 -S -c 'bytearray(400 << 20)'")
+    assert (outcome.exit_code, outcome.cause) == (137, "out_of_memory"), outcome
+    assert outcome.reason == f"the environment's {LIMIT_MB} MB of memory were full: the kernel has ended 1 of its processes"
+    # And the next one has its allowance again
+    scheduler.answer = lambda allowance: 2 * allowance.allowed_mb
+    assert granted(env, TAKES_100_MB)[0].stdout == TOOK_100_MB
+
+
+def test_the_time_for_which_a_command_is_paused_does_not_count(
+    env: Environment, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    for module in ("shell.run", "shell.backend", "memory.allowance"):
+        monkeypatch.setattr(f"workers.cpu.{module}.time", clock)
+    with paused(env, scheduler, timeout_s=500.0, output_timeout_s=400.0) as outcomes:
+        clock.forward(3600)
+        scheduler.allow(allowance_of(env), LIMIT_MB)
+        outcome = outcomes.get(timeout=60)
+    assert (outcome.stdout, outcome.status) == (TOOK_100_MB, "succeeded")
+    assert outcome.background_s >= 3600 and outcome.execution_s < 500
+
+
+def test_a_paused_command_is_cancelled_at_once_and_the_environment_goes_on(env: Environment, scheduler: Scheduler) -> None:
+    outcomes: queue.Queue[ExecOutcome] = queue.Queue()
+    execution = admit(env, TAKES_100_MB)
+
+    def work() -> None:
+        with allowance_of(env).action(GRANT_MB, 1):
+            outcomes.put(execution.wait())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    scheduler.await_pause()
+    execution.kill("not wanted any more")
+    assert outcomes.get(timeout=60).status == "cancelled"
+    thread.join()
+    assert not allowance_of(env).is_paused and granted(env, "echo fine")[0].stdout == b"fine\n"
+
+
+@pytest.mark.parametrize("what", ["environment", "session"])
+def test_a_paused_environment_or_session_can_be_closed(what: str, env: Environment, scheduler: Scheduler) -> None:
+    with paused(env, scheduler) as outcomes:
+        env.close() if what == "environment" else env.close_session("main")
+        assert outcomes.get(timeout=60).status == "cancelled"
+
+
+def test_a_command_in_a_fresh_session_waits_while_its_environment_is_paused(env: Environment, scheduler: Scheduler) -> None:
+    with paused(env, scheduler) as outcomes, ThreadPoolExecutor() as pool:
+        # When two are given, and one of them is cancelled; then that ends, and the other begins when the first one goes on
+        waiting, cancelled = (admit(env, "echo other", session=name) for name in ("other", "third"))
+        other, third = pool.submit(waiting.wait), pool.submit(cancelled.wait)
+        cancelled.kill("not wanted")
+        assert third.result(60).status == "cancelled" and not other.done()
+        scheduler.allow(allowance_of(env), LIMIT_MB)
+        assert other.result(60).stdout == b"other\n" and outcomes.get(timeout=60).stdout == TOOK_100_MB
+
+
+def test_what_is_out_of_date_is_dropped(env: Environment, scheduler: Scheduler) -> None:
+    allowance = allowance_of(env)
+    with paused(env, scheduler) as outcomes:
+        # Given an allowance of a scheduler that has been replaced; when it comes; then nothing happens, and the wish is repeated
+        allowance.allow(200, (0, 9))
+        assert allowance.is_paused
+        assert [report["environment"] for report in wanted(scheduler, env)] == [env.spec.id]
+        allowance.allow(200, (2, 1))
+        assert outcomes.get(timeout=60).stdout == TOOK_100_MB
+    # And one that comes when the command is over for which it was meant does not count
+    allowance.allow(250, (2, 2))
+    assert allowance.allowed_mb < 2 * HEADROOM_MB and not wanted(scheduler, env)
+
+
+def wanted(scheduler: Scheduler, environment: Environment) -> list[dict[str, object]]:
+    found = allowance_of(environment)._watcher.wanted()
+    return [report for report in found if report["environment"] in scheduler.known]
+
+
+def test_many_environments_that_grow_at_once_all_end_right(opened: Callable[[], Environment], kind: Kind, scheduler: Scheduler) -> None:
+    # Given many that want 100 MB, of which none gets any at first
+    environments = [opened() for _ in range(6 if kind.is_container else 20)]
+    scheduler.answer = lambda allowance: allowance.allowed_mb  # which changes nothing
+
+    def work(environment: Environment) -> ExecOutcome:
+        return granted(environment, TAKES_100_MB)[0]
+
+    with ThreadPoolExecutor(len(environments)) as pool:
+        outcomes = [pool.submit(work, environment) for environment in environments]
+        assert until(lambda: all(allowance_of(each).is_paused for each in environments))
+        for environment, outcome in zip(environments, outcomes, strict=True):
+            assert not outcome.done()
+            scheduler.allow(allowance_of(environment), LIMIT_MB)
+            assert outcome.result(60).stdout == TOOK_100_MB
+
+
+def test_programs_cannot_raise_their_allowance(env: Environment, kind: Kind) -> None:
+    if kind.has_own_root:
+        found = printed(
+            env, "find /sys/fs/cgroup -name 'memory.*' -writable 2>/dev/null; find /sys/fs/cgroup -name freezer.state -writable; true"
+        )
+        assert not found

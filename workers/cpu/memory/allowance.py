@@ -1,0 +1,326 @@
+"""How much memory an environment may hold now, what becomes of one that wants more, and what its actions have used.
+
+| state   | meaning                                                    | next                                                     |
+|---------|------------------------------------------------------------|----------------------------------------------------------|
+| at its  | nothing is bounded but by the environment's limit          | an action is granted less: bounded                       |
+| limit   |                                                            |                                                          |
+| bounded | the kernel tells when the allowance is near                | what is held comes near it: paused; raised to the limit  |
+| paused  | everything is frozen, and the scheduler is asked for more  | more is allowed: bounded; something is to end: awake     |
+| awake   | something is started or ended, so all runs at the bound    | that is over: bounded, or paused again                   |
+| closed  | the environment closes: all runs, nothing is watched       |                                                          |
+
+Pages of files that no program has mapped are not held. Up to `CACHE_MB` of them are let be beyond the allowance, or the next command
+would read its files from the disk. The kernel drops them first where the bound is reached, or where the node is full.
+
+A pause comes `CUSHION_MB` before the allowance. So system calls do not fail until everything is frozen, and little grows beyond the
+allowance before that. Whatever does sleeps in the kernel (version 1), or is slowed down (version 2).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import math
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tangram.wire import HEADROOM_MB
+from workers.cpu.memory.controls import Controls, Use
+from workers.memory import MIB
+
+if TYPE_CHECKING:
+    from workers.cpu.memory.watcher import Watcher
+
+log = logging.getLogger(__name__)
+
+CUSHION_MB, CACHE_MB, SLACK_BYTES = 8, 64, MIB
+BYTES_PER_S = 2 << 30
+"""The fastest that programs take memory: how soon the allowance could be near follows from it."""
+SOONEST_S, LATEST_S, SAMPLE_S = 0.002, 0.05, 0.1
+
+Stamp = tuple[int, int]
+"""The age of a change: the scheduler's epoch, and the serial of its message."""
+
+
+@dataclass(eq=False, slots=True)
+class ActionMemory:
+    """What an environment held while an action ran, at most, and what it holds after the last of its actions; MiB, None if unknown."""
+
+    memory_mb: int | None = None
+    resident_mb: int | None = None
+
+
+class Allowance:
+    """The memory of one environment. Any thread may use it.
+
+    `limit_mb` is the environment's own limit, which the kernel holds it to. `controls` are its control files.
+    """
+
+    def __init__(self, environment: str, limit_mb: int, controls: Controls, watcher: Watcher) -> None:
+        self.environment, self.limit_mb = environment, limit_mb
+        self._controls, self._watcher = controls, watcher
+        self._lock = threading.RLock()
+        self._allowed_mb = self._remembered_mb = limit_mb
+        self._is_watched = self._is_closed = False
+        self._paused_at: float | None = None
+        self._paused_before_s = 0.0
+        self._awake = 0
+        self._actions: set[ActionMemory] = set()
+        self._cache_most, self._near_most, self._sampled_at = 0, 0, 0.0
+        self._is_granted = False
+        self._stamp: Stamp = (0, 0)
+
+    @property
+    def allowed_mb(self) -> int:
+        """The allowance, MiB."""
+        return self._allowed_mb
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether its programs are frozen until more is allowed."""
+        return self._paused_at is not None
+
+    def paused_s(self) -> float:
+        """Return for how many seconds it has been paused so far."""
+        paused_at = self._paused_at
+        return self._paused_before_s + (time.monotonic() - paused_at if paused_at is not None else 0.0)
+
+    def wanted(self) -> dict[str, Any] | None:
+        """Return the report by which the scheduler is asked for more; None where nothing is wanted."""
+        with self._lock:
+            if not self.is_paused:
+                return None
+            try:
+                used_mb = _mb(self._controls.use().held)
+            except OSError:  # it is about to close
+                return None
+            return {
+                "type": "memory_wanted",
+                "environment": self.environment,
+                "used_mb": used_mb,
+                "allowance_mb": self._allowed_mb,
+            }
+
+    # -- actions -------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def action(self, allowance_mb: int, epoch: int) -> Iterator[ActionMemory]:
+        """Measure while an action runs, under a grant of `allowance_mb`, 0 for one that says nothing of memory.
+
+        After the last action, what is allowed is lowered to what is held and `HEADROOM_MB`.
+        """
+        mine = ActionMemory()
+        with self._lock:
+            self._stamp = max(self._stamp, (epoch, 0))
+            self._note_peak() if self._actions else self._restart_peak()
+            if allowance_mb:
+                self._is_granted = True
+                # What the others were granted is in it, unless the scheduler has raised that meanwhile.
+                self._set(max(allowance_mb, self._allowed_mb) if self._actions else allowance_mb)
+            self._actions.add(mine)
+        try:
+            yield mine
+        finally:
+            with self._lock:
+                use = self._note_peak()
+                self._actions.remove(mine)
+                if use is not None and not self._actions:
+                    self._end_last(mine, use)
+
+    def allow(self, allowance_mb: int, stamp: Stamp) -> None:
+        """Raise the allowance, as the scheduler's message of this age says. One that is out of date is dropped.
+
+        So is one that comes when the action is over for which it was meant.
+        """
+        with self._lock:
+            if stamp < self._stamp:
+                log.debug("an allowance of environment %s is out of date: %s, the last was %s", self.environment, stamp, self._stamp)
+                return
+            self._stamp = stamp
+            if allowance_mb > self._allowed_mb and (self._actions or self.is_paused):
+                self._is_granted = True
+                self._set(allowance_mb)
+
+    def sample(self) -> None:
+        """Take note of what is held now, unless that was done a moment ago."""
+        with self._lock, contextlib.suppress(OSError):
+            if self._actions and not self._is_closed and time.monotonic() - self._sampled_at >= SAMPLE_S:
+                self._note(self._controls.use())
+
+    def _note_peak(self) -> Use | None:
+        """Take note of the most that was held since the last time, and return what is now; None where the group is gone.
+
+        The kernel's figure has the cache in it. So the most cache that was seen is taken off, and the bound was not passed unseen.
+        """
+        with contextlib.suppress(OSError):
+            use, peak = self._controls.use(), self._controls.peak()
+            self._note(use)
+            self._note(Use(min((peak or 0) - self._cache_most, self._near_most), 0))
+            self._restart_peak()
+            return use
+        return None
+
+    def _restart_peak(self) -> None:
+        self._cache_most, self._near_most = 0, self._most_unseen
+        with contextlib.suppress(OSError):
+            self._controls.restart_peak()
+
+    def _note(self, use: Use) -> None:
+        self._sampled_at = time.monotonic()
+        self._cache_most, self._near_most = max(self._cache_most, use.cache), max(self._near_most, self._most_unseen)
+        for action in self._actions:
+            action.memory_mb = max(action.memory_mb or 0, _mb(use.held))
+
+    @property
+    def _most_unseen(self) -> int:
+        """How many bytes can be held at most without a check."""
+        return self.limit_mb * MIB if self._allowed_mb >= self.limit_mb else self._near
+
+    def _end_last(self, action: ActionMemory, use: Use) -> None:
+        """Say what stays, and lower the allowance to it. What is reported is what the scheduler is to book."""
+        try:
+            held_mb = _mb(use.held)
+            if self._is_granted and held_mb + HEADROOM_MB < self._allowed_mb:
+                before_mb, self._allowed_mb = self._allowed_mb, held_mb + HEADROOM_MB
+                if not self._bound(use):
+                    self._allowed_mb = before_mb
+                    held_mb = before_mb - HEADROOM_MB
+            action.resident_mb = held_mb
+        except OSError:
+            return  # it is closed, or lost
+
+    # -- the bound -----------------------------------------------------------------------------------------------
+
+    def _set(self, allowance_mb: int) -> None:
+        """Change the allowance, and let go on what may."""
+        self._allowed_mb = min(allowance_mb, self.limit_mb)
+        try:
+            use = self._controls.use()
+            self._note(use)
+            if self.is_paused and self._has_room(use):
+                self._bound(use)
+                self._go_on()
+            elif not self.is_paused:
+                self._bound(use)
+        except OSError as error:
+            if not self._is_closed:  # it may be about to close
+                log.warning("environment %s cannot be held to %d MB: %s", self.environment, self._allowed_mb, error)
+        self._watcher.check_soon(self)
+
+    def _has_room(self, use: Use) -> bool:
+        return self._allowed_mb >= self.limit_mb or use.held < self._near - SLACK_BYTES
+
+    @property
+    def _near(self) -> int:
+        """How many bytes may be held until all is paused."""
+        return (self._allowed_mb - CUSHION_MB) * MIB
+
+    def _bound(self, use: Use, *, cushion: bool = False) -> bool:
+        """Have the kernel hold the environment to the allowance, with its `cushion` or short of it. Return whether it could."""
+        if self._is_closed:
+            return True
+        self._remember()
+        if self._allowed_mb >= self.limit_mb:
+            self._controls.unbound(self.limit_mb * MIB)
+            return True
+        most = self._allowed_mb * MIB if cushion else self._near + min(use.cache, CACHE_MB * MIB)
+        if not self._is_watched:
+            self._is_watched = True
+            self._watcher.watch(self, self._controls.news())
+        try:
+            self._controls.bound(min(most, self.limit_mb * MIB))
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            return False  # pages that wait to be written cannot be dropped
+        return True
+
+    def _remember(self) -> None:
+        if self._allowed_mb != self._remembered_mb:
+            self._remembered_mb = self._allowed_mb
+            with contextlib.suppress(OSError):  # not every kernel can; then a successor knows of no bound
+                self._controls.remember(self._allowed_mb)
+
+    def hear(self, descriptor: int) -> None:
+        """Take note of the kernel's news, then check."""
+        with self._lock, contextlib.suppress(OSError):
+            if not self._is_closed:
+                self._controls.hear(descriptor)
+
+    def check(self) -> float:
+        """Pause where the allowance is near; return after how many seconds it could be again."""
+        with self._lock:
+            if self._is_closed or self._awake or self.is_paused or self._allowed_mb >= self.limit_mb:
+                return LATEST_S
+            try:
+                use = self._controls.use()
+                self._note(use)
+                if not self._has_room(use):
+                    self._pause(use)
+                else:
+                    self._bound(use)
+            except OSError as error:
+                log.debug("the memory of environment %s cannot be checked: %s", self.environment, error)
+                return LATEST_S
+            gap_s = (self._near - use.held) / BYTES_PER_S
+        return min(max(gap_s, SOONEST_S), LATEST_S)
+
+    def _pause(self, use: Use) -> None:
+        self._controls.freeze()
+        self._paused_at = time.monotonic()
+        # What sleeps in the kernel wakes up in time to be frozen.
+        self._bound(use, cushion=True)
+        if (report := self.wanted()) is not None:
+            self._watcher.on_wanted(report)
+
+    def _go_on(self) -> None:
+        if self._paused_at is not None:
+            self._paused_before_s, self._paused_at = self.paused_s(), None
+            self._controls.thaw()
+
+    # -- starts and ends -----------------------------------------------------------------------------------------
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """Have nothing paused while something is started or ended: what is frozen can do neither."""
+        with self._lock, contextlib.suppress(OSError):
+            self._awake += 1
+            self._go_on()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._awake -= 1
+            self._watcher.check_soon(self)
+
+    def close(self) -> None:
+        """Let everything run from now on, so that it can end. Again: nothing."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            with contextlib.suppress(OSError):
+                self._go_on()
+            if self._is_watched:
+                self._watcher.forget(self, self._controls.news())
+            self._controls.close()
+
+    def adopt(self) -> None:
+        """Go on with what the worker before this one has left; what was paused is paused again by the next check."""
+        with self._lock, contextlib.suppress(OSError):
+            self._controls.thaw()
+            try:
+                allowed_mb = self._controls.remembered_mb()
+            except OSError:
+                allowed_mb = self.limit_mb
+            self._is_granted = allowed_mb < self.limit_mb
+            self._set(allowed_mb)
+
+
+def _mb(held: int) -> int:
+    return math.ceil(held / MIB)

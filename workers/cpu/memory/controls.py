@@ -1,0 +1,236 @@
+"""What the kernel does for the memory of one environment: it bounds it, says when the bound is near, and stops what runs.
+
+| asked            | version 1                                               | version 2                         |
+|------------------|---------------------------------------------------------|-----------------------------------|
+| a bound          | `memory.limit_in_bytes`, `memory.oom_control` = 1       | `memory.high`                     |
+| news of it       | the kernel looks for pages to drop (`pressure_level`),  | `memory.events` has changed       |
+|                  | or a program sleeps for want of memory (`oom_control`)  |                                   |
+| stop, go on      | `freezer.state` of a group beside it                    | `cgroup.freeze`                   |
+| the limit itself | `memory.limit_in_bytes`, `memory.oom_control` = 0       | `memory.max`, which stays         |
+
+*Why version 1 has a freezer.* With the killer off, a program that touches a page beyond the bound sleeps until the bound is raised. A
+system call beyond it fails instead: fork, exec and writes to memory files end with ENOMEM. So the others in the environment must not run
+on while one sleeps. A frozen program does not even die by SIGKILL there, so whoever ends programs lets them go on first.
+
+*What is held* is what the kernel cannot take back: everything but pages of files that no program has mapped. What is mapped could be
+taken back, too, but the program would read it again at each step.
+
+No thread and no clock: `allowance.py` decides when, `watcher.py` waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from workers.cpu.control_files import read, write
+
+ATTRIBUTE = "user.tangram.allowance_mb"
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What a group uses, bytes: `held` cannot be taken back by the kernel, `cache` can."""
+
+    held: int
+    cache: int
+
+
+class Controls(ABC):
+    """The control files of one environment, with its memory in `folder`. All raise `OSError` once the group is gone."""
+
+    folder: str
+
+    def remember(self, allowance_mb: int) -> None:
+        """Leave a successor of this worker the allowance, with the group."""
+        os.setxattr(self.folder, ATTRIBUTE, str(allowance_mb).encode())
+
+    def remembered_mb(self) -> int:
+        """Return the allowance that the worker before this one has left. Raises `OSError` where it left none."""
+        return int(os.getxattr(self.folder, ATTRIBUTE))
+
+    @abstractmethod
+    def use(self) -> Use:
+        """Measure."""
+
+    @abstractmethod
+    def bound(self, most_bytes: int) -> None:
+        """Stop what grows beyond `most_bytes`, cache included. The kernel drops cache first. Raises `OSError` where too much is held."""
+
+    @abstractmethod
+    def unbound(self, limit_bytes: int) -> None:
+        """Leave nothing but the environment's limit, at which the kernel ends programs."""
+
+    @abstractmethod
+    def freeze(self) -> None:
+        """Stop every program."""
+
+    @abstractmethod
+    def thaw(self) -> None:
+        """Let them go on."""
+
+    @abstractmethod
+    def news(self) -> dict[int, int]:
+        """Return the descriptors that tell of the bound, each with the events of epoll(7) to wait for."""
+
+    @abstractmethod
+    def hear(self, descriptor: int) -> None:
+        """Take note of the news of a descriptor, which is then silent until there are more."""
+
+    @abstractmethod
+    def restart_peak(self) -> None:
+        """Have `peak` count from now on, where it can."""
+
+    @abstractmethod
+    def peak(self) -> int | None:
+        """Return the most bytes since `restart_peak`, cache included; None where the kernel does not say."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give descriptors back."""
+
+
+def _numbers(path: str) -> dict[str, int]:
+    return {name: int(value) for name, _, value in (line.partition(" ") for line in read(path).splitlines()) if value}
+
+
+class ControlsV1(Controls):
+    """Version 1: the group's folders below the controllers `memory` and `freezer`."""
+
+    def __init__(self, memory: str, freezer: str) -> None:
+        self.folder, self._freezer = memory, freezer
+        self._news: dict[int, int] = {}
+
+    def use(self) -> Use:
+        """Measure; see the base class."""
+        used, found = int(read(f"{self.folder}/memory.usage_in_bytes")), _numbers(f"{self.folder}/memory.stat")
+        files = found["total_active_file"] + found["total_inactive_file"]
+        cache = min(max(0, files - found["total_mapped_file"]), used)
+        return Use(used - cache, cache)
+
+    def bound(self, most_bytes: int) -> None:
+        """Lower or raise the limit, with the killer off; see the base class."""
+        write(f"{self.folder}/memory.oom_control", "1")
+        self._limit(most_bytes)
+
+    def unbound(self, limit_bytes: int) -> None:
+        """Raise the limit, then switch the killer on; see the base class."""
+        self._limit(limit_bytes)
+        write(f"{self.folder}/memory.oom_control", "0")
+
+    def _limit(self, most_bytes: int) -> None:
+        raises = most_bytes > int(read(f"{self.folder}/memory.limit_in_bytes"))
+        # The bound on memory and swap together, if there is one, may never be the lower one.
+        for name in ("memsw.limit", "limit") if raises else ("limit", "memsw.limit"):
+            with contextlib.suppress(*([OSError] if name != "limit" else [])):
+                write(f"{self.folder}/memory.{name}_in_bytes", str(most_bytes))
+
+    def freeze(self) -> None:
+        """Freeze. A program that sleeps for memory is frozen once it wakes; see the base class."""
+        write(f"{self._freezer}/freezer.state", "FROZEN")
+
+    def thaw(self) -> None:
+        """Thaw; see the base class."""
+        write(f"{self._freezer}/freezer.state", "THAWED")
+
+    def news(self) -> dict[int, int]:
+        """Return event descriptors, made by the first call; see the base class."""
+        if not self._news:
+            for name, argument in (("pressure_level", " low"), ("oom_control", "")):
+                descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+                self._news[descriptor] = select.EPOLLIN
+                control = os.open(f"{self.folder}/memory.{name}", os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    write(f"{self.folder}/cgroup.event_control", f"{descriptor} {control}{argument}")
+                finally:
+                    os.close(control)
+        return self._news
+
+    def hear(self, descriptor: int) -> None:
+        """Read the count; see the base class."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(descriptor)
+
+    def restart_peak(self) -> None:
+        """Reset the kernel's figure; see the base class."""
+        write(f"{self.folder}/memory.max_usage_in_bytes", "0")
+
+    def peak(self) -> int:
+        """Return the kernel's figure; see the base class."""
+        return int(read(f"{self.folder}/memory.max_usage_in_bytes"))
+
+    def close(self) -> None:
+        """Close the event descriptors; see the base class."""
+        for descriptor in self._news:
+            os.close(descriptor)
+        self._news = {}
+
+
+class ControlsV2(Controls):
+    """Version 2: the group's folder. The kernel slows down what is above `memory.high`, until it is frozen."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self._events = self._peak = -1
+
+    def use(self) -> Use:
+        """Measure; see the base class."""
+        used, found = int(read(f"{self.folder}/memory.current")), _numbers(f"{self.folder}/memory.stat")
+        files = found["active_file"] + found["inactive_file"]
+        cache = min(max(0, files - found["file_mapped"]) + found.get("slab_reclaimable", 0), used)
+        return Use(used - cache, cache)
+
+    def bound(self, most_bytes: int) -> None:
+        """Write the bound, below the limit; see the base class."""
+        write(f"{self.folder}/memory.high", str(most_bytes))
+
+    def unbound(self, limit_bytes: int) -> None:
+        """Take the bound away; see the base class."""
+        write(f"{self.folder}/memory.high", "max")
+
+    def freeze(self) -> None:
+        """Freeze; see the base class."""
+        write(f"{self.folder}/cgroup.freeze", "1")
+
+    def thaw(self) -> None:
+        """Thaw; see the base class."""
+        write(f"{self.folder}/cgroup.freeze", "0")
+
+    def news(self) -> dict[int, int]:
+        """Return a descriptor of the group's events; see the base class."""
+        if self._events < 0:
+            self._events = os.open(f"{self.folder}/memory.events", os.O_RDONLY | os.O_CLOEXEC)
+        return {self._events: select.EPOLLPRI}
+
+    def hear(self, descriptor: int) -> None:
+        """Read the events; see the base class."""
+        os.pread(descriptor, 4096, 0)
+
+    def restart_peak(self) -> None:
+        """Have the kernel count anew for one descriptor, which Linux 6.12 can; see the base class."""
+        if self._peak < 0:
+            with contextlib.suppress(OSError):
+                self._peak = os.open(f"{self.folder}/memory.peak", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.pwrite(self._peak, b"reset\n", 0)
+        except OSError:
+            self._close_peak()
+
+    def peak(self) -> int | None:
+        """Return what the kernel has counted, if it can; see the base class."""
+        return int(os.pread(self._peak, 64, 0)) if self._peak >= 0 else None
+
+    def _close_peak(self) -> None:
+        if self._peak >= 0:
+            os.close(self._peak)
+        self._peak = -1
+
+    def close(self) -> None:
+        """Close the descriptors; see the base class."""
+        self._close_peak()
+        if self._events >= 0:
+            os.close(self._events)
+        self._events = -1
