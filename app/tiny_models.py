@@ -158,7 +158,7 @@ def _write_model(folder: Path, kind: Kind, seed: int, hidden: int) -> None:
     from transformers.utils.logging import disable_progress_bar
 
     trained = _train_tokenizer()
-    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=trained, eos_token=END, pad_token=END, model_max_length=VOCABULARY, chat_template=_TEMPLATE
     )
     end = trained.token_to_id(END)
@@ -176,13 +176,13 @@ def _write_model(folder: Path, kind: Kind, seed: int, hidden: int) -> None:
         bos_token_id=None,
     )
     config.num_labels = 1
-    model = Qwen2ForSequenceClassification(config) if kind == "reward" else Qwen2ForCausalLM(config)  # type: ignore[no-untyped-call]
+    model = Qwen2ForSequenceClassification(config) if kind == "reward" else Qwen2ForCausalLM(config)
     draws = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0.0, 1.5 / parameter.shape[1] ** 0.5, generator=draws)
-    disable_progress_bar()  # type: ignore[no-untyped-call]
+    disable_progress_bar()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     for file in folder.iterdir():

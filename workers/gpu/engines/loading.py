@@ -116,7 +116,7 @@ def _look_into(folder: Path, task: Task, dtype: DeclaredDtype) -> _Folder:
         held = _DTYPES[resolve_dtype(folder, dtype)]
         files = weight_files(folder)
         with _one_load, torch.device("meta"):
-            skeleton = maker.from_config(config, dtype=held, trust_remote_code=False)  # type: ignore[no-untyped-call]
+            skeleton = maker.from_config(config, dtype=held, trust_remote_code=False)
     except Exception as error:
         raise ConfigError(f"{folder} cannot be loaded: {one_line(error)}") from error
     if not files:
@@ -151,10 +151,10 @@ def _read(found: _Folder, views: Mapping[str, torch.Tensor]) -> tuple[PreTrained
     """Return a model with its weights, and which names of weights had none, another shape or no place."""
     with _one_load, stored_tensors(found.files) as stored:
         # The bar would go to the worker's log.
-        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        transformers_logging.disable_progress_bar()
         asked: dict[str, Any] = {name: _Unread(tensor, views.get(name)) for name, tensor in stored.items()}
         # Without a folder, transformers takes weights as they are given.
-        read: tuple[PreTrainedModel, dict[str, list[object]]] = type(found.skeleton).from_pretrained(  # type: ignore[assignment]
+        read: tuple[PreTrainedModel, dict[str, list[object]]] = type(found.skeleton).from_pretrained(
             None, config=found.config, state_dict=asked, dtype=found.dtype, output_loading_info=True, ignore_mismatched_sizes=True
         )
     return read
