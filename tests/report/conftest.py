@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from playwright.sync_api import Browser, Error, Page, sync_playwright
 
 from tests.report.scene import Scene
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
 
 @pytest.fixture
@@ -26,6 +29,8 @@ def browser(real_component: None) -> Iterator[Browser]:
 
     For one module: Playwright keeps the event loop of its thread, which other modules need.
     """
+    from playwright.sync_api import Error, sync_playwright  # half a second that other tests do not need
+
     found = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
     with sync_playwright() as playwright:
         try:

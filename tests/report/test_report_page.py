@@ -6,12 +6,10 @@ import json
 import re
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser
 from sqlalchemy import event
 
 from app.journal.figures import Selection
@@ -21,6 +19,9 @@ from bench.figures.reporting import write_many
 from tests.cli.forked import forked
 from tests.report.conftest import opened
 from tests.report.scene import ZERO, Scene, now
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -146,6 +147,8 @@ def test_the_page_opens_in_a_browser_at_any_width(busy: Scene, tmp_path: Path, b
 
 @pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (375, "dark")])
 def test_axe_finds_nothing(busy: Scene, tmp_path: Path, browser: Browser, width: int, scheme: str) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
     path = written(tmp_path, "last", "--against", "coding")
     # axe is a script of its own, which the page's policy forbids
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=True)  # type: ignore[arg-type]
