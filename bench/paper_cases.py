@@ -52,6 +52,7 @@ class Outcome:
     p50_act: float
     p99_act: float
     mean_queue: float
+    mean_background: float
     mean_execution: float
     mean_overhead: float
     floor_act: float
@@ -85,6 +86,7 @@ def run_case(case: Case) -> Outcome:
         p50_act=figures["p50_act"],
         p99_act=figures["p99_act"],
         mean_queue=figures["mean_queue"],
+        mean_background=figures["mean_background"],
         mean_execution=figures["mean_execution"],
         mean_overhead=figures["mean_overhead"],
         floor_act=figures["floor_act"],

@@ -39,11 +39,11 @@ PUBLISHED_PARTS: tuple[tuple[float, float, float | None], ...] = (
 actions is the system's own, which a simulation does not have; that of GPU actions is mostly restoring."""
 
 HOW_TO_READ = """\
-ACT is submission to result: queueing, overhead (restoring a model) and execution. The *floor* is the mean with every action
-on its best amount and no queue. *Step* is first arrival to last result. *CPU* and *GPU* are the shares of the offered
-unit-seconds in which an action ran. *Decision* is the time that one scheduling decision of the core takes, measured with a clock.
-Everything else is virtual time, without machines, network or workers. Values are seconds, unless a column says otherwise. Columns
-with "×" are multiples of `elastic`'s."""
+ACT is submission to result: queueing, background (wanting a core there and having none), overhead (restoring a model) and
+execution. The *floor* is the mean with every action on its best amount and no queue. *Step* is first arrival to last result.
+*CPU* and *GPU* are the shares of the offered unit-seconds in which an action ran. *Decision* is the time that one scheduling
+decision of the core takes, measured with a clock. Everything else is virtual time, without machines, network or workers.
+Values are seconds, unless a column says otherwise. Columns with "×" are multiples of `elastic`'s."""
 
 
 def _share(value: float) -> str:
@@ -56,6 +56,7 @@ POLICY_COLUMNS: tuple[tuple[str, Callable[[Outcome], str]], ...] = (
     ("p50 ACT", lambda found: number(found.p50_act)),
     ("p99 ACT", lambda found: number(found.p99_act)),
     ("queue", lambda found: number(found.mean_queue)),
+    ("background", lambda found: number(found.mean_background)),
     ("execution", lambda found: number(found.mean_execution)),
     ("overhead", lambda found: number(found.mean_overhead)),
     ("step", lambda found: number(found.step_duration)),
@@ -198,7 +199,8 @@ class _Writer:
     def _ablation(self, table: Table) -> list[str]:
         found = {entry.row: self._outcomes[entry.case] for entry in table.entries}
         whole = found[table.entries[0].row]
-        names = ("mean ACT", "÷ floor", "p50 ACT", "p99 ACT", "queue", "execution", "step", "CPU", "decision p50 µs", "decision p99 µs")
+        acts, parts = ("mean ACT", "÷ floor", "p50 ACT", "p99 ACT"), ("queue", "background", "execution")
+        names = (*acts, *parts, "step", "CPU", "decision p50 µs", "decision p99 µs")
         columns = [column for column in POLICY_COLUMNS if column[0] in names]
         rows = [[row, *(shown(each) for _, shown in columns), f"{each.mean_act / whole.mean_act - 1:+.1%}"] for row, each in found.items()]
         axes = plots.Axes(title=table.heading, x="mean ACT, s", y="")
