@@ -24,7 +24,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from celery import Celery
-from kombu import Connection, Producer, Queue
+from kombu import Connection, Producer
 from kombu.exceptions import BatchPublishError, OperationalError
 from kombu.message import Message
 from kombu.utils.json import loads
@@ -88,7 +88,8 @@ class KombuTransport:
         self._ends: deque[tuple[str, str, str, str, str, str]] = deque()
         self._disowned: list[tuple[str, int]] = []
         self._asked_again: list[str] = []
-        self._declared: set[str] = set()
+        self._queues: dict[str, str] = {}
+        """The names of the queues that are declared, by node."""
         self._intake: RedisIntake | AmqpIntake | memory.MemoryIntake | None = None
         self._sending: Connection = app.connection_for_write()
         self._errors = _errors_of(self._sending)
@@ -215,8 +216,7 @@ class KombuTransport:
             try:
                 with self._producer.batch(max_size=MOST_AT_ONCE):
                     for node, body, headers, properties in self._outbox:
-                        queue = self._node_queue(node)
-                        self._producer.publish(body, exchange="", routing_key=queue.name, headers=headers, **properties)
+                        self._producer.publish(body, exchange="", routing_key=self._queue_of(node), headers=headers, **properties)
                 self._outbox.clear()
             except self._errors as error:
                 self._lose(error)
@@ -236,7 +236,7 @@ class KombuTransport:
 
     def _open(self) -> None:
         """Open both connections. Raises one of `_errors`."""
-        self._declared.clear()
+        self._queues.clear()
         self._sending = self._app.connection_for_write(heartbeat=HEARTBEAT_S)
         self._sending.ensure_connection(max_retries=1, interval_start=0, timeout=self._timeout_s)
         self._channel = self._sending.channel()
@@ -292,12 +292,13 @@ class KombuTransport:
         log.warning("the broker is back")
         return True
 
-    def _node_queue(self, node: str) -> Queue:
-        queue = direct_queue(node_queue(node))
-        if queue.name not in self._declared:
+    def _queue_of(self, node: str) -> str:
+        """Return the name of a node's queue, which is declared first."""
+        if node not in self._queues:
+            queue = direct_queue(node_queue(node))
             queue(self._channel).declare()
-            self._declared.add(queue.name)
-        return queue
+            self._queues[node] = queue.name
+        return self._queues[node]
 
     # What was received
 
