@@ -170,6 +170,22 @@ def test_waiting_for_a_sandbox_counts_as_queueing_of_the_first_action(policy: st
     assert run.last_result_s == pytest.approx(12.0)
 
 
+@pytest.mark.parametrize("cpu_s", [None, 0.0])
+def test_what_has_no_core_is_in_the_background_and_what_sleeps_there_executes(cpu_s: float | None) -> None:
+    # Given one core, a long command, and others beside it that are busy all the time, or never
+    others = [rollout(f"t{n}", Step(actions=(cpu(4.0, cpu_s=cpu_s),), think_s=5.0)) for n in range(3)]
+    run = simulate(trace_of(rollout("long", cpu(60.0)), *others), cluster=Cluster(cores=1))
+
+    figures = summarise(run)
+    slept = [action for action in run.actions if action.trajectory != "long"]
+    if cpu_s == 0.0:
+        assert [(action.background_s, action.execution_s) for action in slept] == [pytest.approx((0.0, 4.0))] * 3
+    else:
+        assert min(figures["mean_background"], figures["by_kind"]["cpu.exec"]["mean_background"]) > 1.0
+    assert figures["by_job"]["default"]["mean_background"] == figures["mean_background"]
+    assert all(action.act_s == pytest.approx(action.ended_at - action.submitted_at) for action in run.actions)
+
+
 def test_pods_hold_their_cores_while_the_model_thinks() -> None:
     trace = trace_of(*(rollout(f"t{n}", Step(actions=(cpu(1.0),), think_s=9.0)) for n in range(2)))
 
