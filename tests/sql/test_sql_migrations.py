@@ -186,6 +186,18 @@ def test_a_journal_in_use_is_migrated_with_what_is_in_it(database: str, tmp_path
     engine.dispose()
 
 
+def test_actions_of_before_have_nothing_in_the_background_and_the_same_act(engine: Engine, make: Any, write: Any) -> None:
+    # Given an action with a wait in the background, as it is after a migration back, and one to the latest revision
+    write(make.received(), make.granted(), make.ended(background_s=0.5))
+    url = engine.url.render_as_string(hide_password=False)
+    downgrade(url, "0016")
+    upgrade(url)
+    # Then that time is queueing, and the whole is the same
+    with engine.connect() as connection:
+        row = connection.execute(text("SELECT queue_s, background_s, overhead_s, execution_s, act_s FROM actions")).one()
+    assert tuple(row) == (1.5, 0.0, 0.25, 2.0, 3.75)
+
+
 def test_closes_of_before_are_nobodys_fault(engine: Engine, make: Any, write: Any) -> None:
     # Given closes and other actions that were lost, under the revision before; some of them are figures of an hour
     for id, kind, at in (("c", "cpu.close", 9e6), ("e", "cpu.exec", 9e6), ("old-c", "cpu.close", 1e6), ("old-e", "cpu.exec", 1e6)):
