@@ -47,6 +47,19 @@ def test_what_cannot_begin_is_the_callers_error_and_leaves_no_trace(with_files: 
         assert printed(with_files, "ls; set -e; set +e") == "empty\nfile\nrun\n", how
 
 
+def test_a_program_that_earlier_commands_put_out_of_reach_is_their_failure(with_files: Environment) -> None:
+    # Given a session whose PATH a command has damaged; and another shell of it, which starts with the saved state
+    for damage in ("export PATH=/nowhere", "export PATH=/nowhere; kill -9 $$"):
+        admit(with_files, damage).wait()
+        # When a program is to run that was there; then it fails as it does in any shell
+        done = admit(with_files, "echo out", interpreter=SH).wait()
+        # (Busybox has the program in itself, and needs no PATH.)
+        assert (done.exit_code, b"not found" in done.stderr) == (127, True) or done.stdout == b"out\n", (damage, done)
+        # And one that never was there is the caller's error still
+        with pytest.raises(NoSuchProgram):
+            admit(with_files, "x", interpreter=["no-such-program"]).wait()
+
+
 def test_a_program_of_its_own_leaves_nothing_in_its_session(with_files: Environment) -> None:
     done = admit(with_files, "cd /; A=b; echo out; echo err >&2; exit 3", interpreter=SH, cwd="empty").wait()
     assert (done.exit_code, done.stdout, done.stderr) == (3, b"out\n", b"err\n")

@@ -21,6 +21,8 @@ waits on the FIFO `go` and evaluates `text`. Why it looks as it does:
 8. A shell that cannot report, since a command took its descriptors (`ulimit -n 3`), ends with the code of that command.
 9. What keeps a command from beginning is found before its streams are opened, and told as a word between the name of the run and the
    code. A program of its own opens them once it is in its folder, so it has not begun where they were not opened.
+10. The PATH that the shell starts with, before it reads the saved state, tells a program that is not there from one that earlier
+   commands have put out of reach. The first is the caller's error, the second an exit code as of any shell.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from workers.cpu.errors import FolderUnusable, NoSuchFolder, NoSuchProgram, Prog
 # One line when joined, so that the line numbers in a command's error messages are those of the command.
 _BASH = " ".join(
     (
-        "if test -f {state}; then . {state}; fi; builtin unset __tangram_run;",
+        "__tangram_path=$PATH; if test -f {state}; then . {state}; fi; builtin unset __tangram_run;",
         "until ! :; do :;",
         "until __tangram_code=$?; command exec </dev/null >/dev/null 2>&1;",
         """builtin printf '%s %s\\n' "${{__tangram_run-ready}}" "$__tangram_code" >|{done} || builtin exit "$__tangram_code";""",
@@ -53,7 +55,7 @@ _BASH = " ".join(
 )
 _POSIX = " ".join(
     (
-        "if test -f {state}; then . {state}; fi; unset __tangram_run;",
+        "__tangram_path=$PATH; if test -f {state}; then . {state}; fi; unset __tangram_run;",
         "until ! :; do :;",
         "until __tangram_code=$?; command exec </dev/null >/dev/null 2>&1;",
         """printf '%s %s\\n' "${{__tangram_run-ready}}" "$__tangram_code" >|{done} || exit "$__tangram_code";""",
@@ -258,14 +260,15 @@ class Dialect:
             yield f"{self._own} test -f {program} && {self._own} test -x {program}", ProgramUnusable.__name__
             yield f"{self._own} test -e {program}", NoSuchProgram.__name__
         elif program:
-            yield self._finds(shlex.quote(program), path), NoSuchProgram.__name__
+            # Where commands have changed the session's PATH so that a program is not found, that is their doing.
+            searched = ['"$PATH"', '"${__tangram_path-}"'] if path is None else [shlex.quote(path)]
+            yield " || ".join(self._finds(shlex.quote(program), each) for each in searched), NoSuchProgram.__name__
         if folder is not None:
             yield f"{self._own} test -d {folder} && {self._own} test -x {folder}", FolderUnusable.__name__
             yield f"{self._own} test -e {folder}", NoSuchFolder.__name__
 
-    def _finds(self, program: str, path: str | None) -> str:
-        """Return what succeeds where a program is on a PATH, whatever functions and builtins have its name."""
-        searched = '"$PATH"' if path is None else shlex.quote(path)
+    def _finds(self, program: str, searched: str) -> str:
+        """Return what succeeds where a program is on the PATH `searched`, whatever functions and builtins have its name."""
         if self.is_bash:
             return f"PATH={searched} builtin type -P -- {program} >/dev/null"
         file = f'"$folder"/{program}'
