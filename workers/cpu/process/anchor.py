@@ -81,7 +81,7 @@ class Anchor(Network):
                 self._bound(pid, [process.pid for process in self._processes[1:]])
             except OSError as error:
                 said += f"\nits processes cannot be bounded: {error.strerror}".encode()
-        if not said.endswith(READY) or not self.stands:
+        if not said.endswith(READY) or len(self._processes) != 3:
             self._end()
             lines = said.decode(errors="replace").strip().splitlines()
             reason = lines[-1] if lines and not said.endswith(READY) else "what holds its namespaces ends as soon as it stands"

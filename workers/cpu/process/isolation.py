@@ -75,6 +75,9 @@ CONTROL, STATES = "/run/tangram", "/run/tangram-states"
 HOST_NAME = "sandbox"
 HOSTS = f"127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n127.0.1.1 {HOST_NAME}\n"
 
+ANY_ROOT = "\0"
+"""Stands for the root of the folders of any environment; no path has it."""
+
 NAMESPACES = ("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-net", "--unshare-cgroup-try")
 HARDENING = ("--die-with-parent", "--new-session", "--cap-drop", "ALL")
 
@@ -113,6 +116,10 @@ class Folders:
     def record(self) -> str:
         """Return the file that says what a successor of the worker must know."""
         return f"{self.root}/record.json"
+
+    def put_in(self, words: Sequence[str]) -> list[str]:
+        """Return words with these folders in the place of those of `ANY_ROOT`."""
+        return [word.replace(ANY_ROOT, self.root) for word in words]
 
     def make(self, places: Sequence[str] = (), owner: int | None = None) -> None:
         """Make those that are needed, with `places` of `PLACES`. Raises `OSError`.
@@ -155,10 +162,12 @@ class View:
 
     def anchor(self, folders: Folders, user: int | None) -> dict[str, object]:
         """Return what the fork server is asked, to make the namespaces of the environment with these folders, for a user of the host."""
-        steps = [["root", str(self.new_root)], *self._steps(folders), ["remount-ro", ""]]
-        return {"view": steps, "host_name": HOST_NAME, "user": user or 0}
+        steps = [["root", str(self.new_root)], *_steps(self), ["remount-ro", ""]]
+        return {"view": [folders.put_in(step) for step in steps], "host_name": HOST_NAME, "user": user or 0}
 
-    def _steps(self, folders: Folders) -> list[Step]:
+    def steps(self) -> list[Step]:
+        """Return what is to be seen, with `ANY_ROOT` as the root of the environment's folders."""
+        folders = Folders(ANY_ROOT)
         return [
             *_system(),
             ["proc", "/proc"],
@@ -190,15 +199,18 @@ class Bubblewrap(View):
 
     def anchor(self, folders: Folders, user: int | None) -> dict[str, object]:
         """Return what the fork server is asked; see the base class."""
-        own = [] if user else ["--unshare-user", "--uid", str(USER_ID), "--gid", str(USER_ID)]
-        nested = ["--disable-userns"] if self.has_disable_userns and not user else []
-        steps = self._steps(folders)
+        return {"anchor": [self.program, *folders.put_in(_arguments(self, bool(user)))], "user": user or 0}
+
+    def arguments(self, *, has_user: bool) -> list[str]:
+        """Return the arguments of the program, with `ANY_ROOT` as the root of the environment's folders."""
+        own = [] if has_user else ["--unshare-user", "--uid", str(USER_ID), "--gid", str(USER_ID)]
+        nested = ["--disable-userns"] if self.has_disable_userns and not has_user else []
+        steps = _steps(self)
         above = dict.fromkeys(os.path.dirname(step[-1 if step[0] != "tmpfs" else 1]) for step in steps)
         # The folders above a place would be made for the worker's user alone.
         open_to_all = [word for folder in above if not folder.startswith(("/proc", "/dev")) for word in ("--dir", folder)]
         words = [word for step in steps for word in self._words(step)]
-        arguments = [*own, *NAMESPACES, "--hostname", HOST_NAME, *HARDENING, *nested, *open_to_all, *words, "--remount-ro", "/"]
-        return {"anchor": [self.program, *arguments], "user": user or 0}
+        return [*own, *NAMESPACES, "--hostname", HOST_NAME, *HARDENING, *nested, *open_to_all, *words, "--remount-ro", "/"]
 
     def _words(self, step: Step) -> list[str]:
         kind, *paths = step
@@ -248,12 +260,21 @@ def counts_by_namespace() -> bool:
     return os.geteuid() != 0 and (int(major), int("".join(filter(str.isdigit, minor)) or 0)) >= (5, 14)
 
 
+# What all environments have in common is found out once: it takes a good part of an open.
 @functools.cache
+def _steps(view: View) -> list[Step]:
+    return view.steps()
+
+
+@functools.cache
+def _arguments(view: Bubblewrap, has_user: bool) -> list[str]:
+    return view.arguments(has_user=has_user)
+
+
 def _is_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
-@functools.cache
 def _system() -> list[Step]:
     there = [path for path in SYSTEM if os.path.isdir(path)]
     return [["symlink", os.readlink(path), path] if os.path.islink(path) else ["ro-bind", path, path] for path in there]

@@ -128,6 +128,7 @@ class ProcessSandbox(Sandbox):
         self._dialect = Dialect.find(shell)
         self._search_path = search_path or path_of_commands()
         self._limits = limits or ProcessLimits()
+        self._limits_asked = asdict(self._limits)
         self._start_timeout_s, self._max_file_bytes = start_timeout_s, max_file_bytes
         self._base = Path(os.path.realpath(base))
         self._base_lock = lock_base(self._base)
@@ -272,7 +273,7 @@ class ProcessSandbox(Sandbox):
 
     def _made(self) -> dict[str, object]:
         """Return how this sandbox sets environments up, as JSON has it."""
-        limits, groups = asdict(self._limits), [self._groups.cpu, self._groups.memory, self._groups.freezer]
+        limits, groups = self._limits_asked, [self._groups.cpu, self._groups.memory, self._groups.freezer]
         shell = [self._dialect.program, self._search_path]
         return {"isolation": self.isolation, "shell": shell, "limits": limits, "groups": groups, "has_users": self._users is not None}
 
