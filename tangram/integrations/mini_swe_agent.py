@@ -23,6 +23,7 @@ from tangram.calls import Place
 from tangram.client import Client, Environment
 from tangram.errors import ActionRejected, InvalidAction
 from tangram.integrations import actions
+from tangram.integrations.sandbox import whole_submission
 from tangram.results import FINISHED, ExecResult
 from tangram.settings import Settings
 
@@ -82,15 +83,16 @@ class TangramEnvironment:
         ActionError, StackUnreachable
             When the stack failed; `EnvironmentLost` where the environment is gone.
         SubmissionCut
-            When the command submits more than its result can hold.
+            When the command submits more than 64 MiB, or the result store has not kept all of it.
 
         """
         forwarded = {name: os.environ[name] for name in self.config.forward_env if name in os.environ}
         timeout = timeout or self.config.timeout
         command = action.get("command", "")
         try:
-            done = self._environment.exec(
+            handle = self._environment.submit(
                 command,
+                stream=True,
                 cwd=cwd or self.config.cwd,
                 interpreter=self.config.interpreter,
                 merged=True,
@@ -99,9 +101,10 @@ class TangramEnvironment:
                 variables=forwarded | self.config.env,
                 action_class=command_class(command),
             )
+            done = whole_submission(handle)
         except InvalidAction as error:
             return _failed(error, "")
-        output = _observation(done.whole_submission(), command, timeout)
+        output = _observation(done, command, timeout)
         _check_finished(output)
         return output
 

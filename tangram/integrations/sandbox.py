@@ -9,7 +9,6 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self, Unpack
@@ -20,9 +19,9 @@ from tangram.action import Action
 from tangram.aio import AsyncClient
 from tangram.calls import ExecOptions, Place
 from tangram.errors import ActionError, ActionFailed, ActionLost, ActionRejected, ActionTimedOut, TangramError
-from tangram.handles import AsyncHandle
+from tangram.handles import AsyncHandle, Handle
 from tangram.integrations import actions
-from tangram.results import LEFT_OUT, ExecResult, SubmissionCut
+from tangram.results import LEFT_OUT, Chunk, ExecResult, SubmissionCut
 
 MOST_PRINTED_BYTES = 64 << 20
 """The most output of a command that is kept whole, as much as a file may have."""
@@ -154,12 +153,9 @@ class Sandbox:
             done = await handle
             if not done.truncated or done.exit_code is None:
                 return done
-            printed = await reading
+            return (await reading).made_whole(done)
         finally:
             reading.cancel()
-        if printed is None:
-            raise SubmissionCut(f"the output is not whole: {LEFT_OUT}, and {MOST_PRINTED_BYTES} bytes are the most that pass")
-        return replace(done, truncated=False, stdout=printed["stdout"], stderr=printed["stderr"])
 
     async def state(self) -> State:
         """Return how it is. Raises nothing but `asyncio.CancelledError`."""
@@ -182,18 +178,57 @@ class Sandbox:
         self._end = loop.call_later(seconds, lambda: keep(loop.create_task(self.close())))
 
 
-async def _printed(handle: AsyncHandle[ExecResult]) -> dict[str, str] | None:
-    """Return what a command prints, by stream; None where that is too much, or something of it is missing."""
-    printed, missing = {"stdout": bytearray(), "stderr": bytearray()}, 0
-    with suppress(TangramError):
+def whole_submission(handle: Handle[ExecResult]) -> ExecResult:
+    """Return the result of a command with `stream`; a submission of mini-swe-agent has all that was printed, also where results hold less.
+
+    Raises `SubmissionCut` where a submission is not whole; else as `Handle.result`.
+    """
+    printed = _Printed()
+    try:
+        try:
+            for chunk in handle.output():
+                printed.take(chunk)
+        except TangramError:
+            printed.is_whole = False
+        done = handle.result()
+        try:
+            return done.whole_submission()
+        except SubmissionCut:
+            return printed.made_whole(done)
+    finally:
+        handle.cancel()
+
+
+async def _printed(handle: AsyncHandle[ExecResult]) -> _Printed:
+    printed = _Printed()
+    try:
         async for chunk in handle.output():
-            missing += chunk.dropped
-            printed[chunk.stream] += chunk.data
-            if sum(map(len, printed.values())) > MOST_PRINTED_BYTES:
-                missing += len(printed[chunk.stream])
-                printed[chunk.stream].clear()  # it is read on, since the command must not wait for its reader
-        return None if missing else {stream: data.decode(errors="replace") for stream, data in printed.items()}
-    return None
+            printed.take(chunk)
+    except TangramError:
+        printed.is_whole = False
+    return printed
+
+
+class _Printed:
+    """What a command prints, by stream, up to `MOST_PRINTED_BYTES`."""
+
+    def __init__(self) -> None:
+        self._streams, self.is_whole = {"stdout": bytearray(), "stderr": bytearray()}, True
+
+    def take(self, chunk: Chunk) -> None:
+        """Add a piece."""
+        self._streams[chunk.stream] += chunk.data
+        is_too_much = sum(map(len, self._streams.values())) > MOST_PRINTED_BYTES
+        self.is_whole = self.is_whole and not chunk.dropped and not is_too_much
+        if is_too_much:
+            self._streams[chunk.stream].clear()  # it is read on, since the command must not wait for its reader
+
+    def made_whole(self, done: ExecResult) -> ExecResult:
+        """Return a result with all that was printed. Raises `SubmissionCut` where that was too much, or something of it is missing."""
+        if not self.is_whole:
+            raise SubmissionCut(f"the output is not whole: {LEFT_OUT}, and {MOST_PRINTED_BYTES} bytes are the most that pass")
+        stdout, stderr = (self._streams[name].decode(errors="replace") for name in ("stdout", "stderr"))
+        return replace(done, truncated=False, stdout=stdout, stderr=stderr)
 
 
 _tasks: set[asyncio.Task[None]] = set()

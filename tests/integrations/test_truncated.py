@@ -120,8 +120,9 @@ async def verl_functions(module: Any, done: ExecResult) -> Any:
         return await module.run_python("any")
 
 
-async def mini_swe_agent(module: Any, done: ExecResult) -> Any:
-    environment = SimpleNamespace(exec=lambda *_, **__: done)
+async def mini_swe_agent(module: Any, done: ExecResult, *chunks: Chunk) -> Any:
+    handle = SimpleNamespace(output=lambda: iter(chunks), result=lambda: done, cancel=lambda: None)
+    environment = SimpleNamespace(submit=lambda *_, **how: handle if how["stream"] else None)
     me = SimpleNamespace(config=module.TangramEnvironmentConfig(), _environment=environment)
     return module.TangramEnvironment.execute(me, {"command": "any"})
 
@@ -150,9 +151,18 @@ async def test_a_class_names_the_limit_that_has_ended_a_command(load: Callable[[
     assert "its memory was full" in str(await CLASSES[name](load(name.removesuffix("_shell")), done))
 
 
-async def test_a_submission_that_is_not_whole_is_an_error(load: Callable[[str], ModuleType]) -> None:
-    with pytest.raises(SubmissionCut, match="not whole"):
-        await mini_swe_agent(load("mini_swe_agent"), result(f" {FINISHED}\ndiff --git a/a b/a\n", truncated=True))
+async def test_a_submission_is_made_of_what_was_printed_or_is_an_error(load: Callable[[str], ModuleType]) -> None:
+    module, cut = load("mini_swe_agent"), result(f" {FINISHED}\nab[...]d\n", truncated=True)
+    # Given a submission that is longer than results are; then it has all that was printed
+    parts = (Chunk("stdout", f" {FINISHED}\nab".encode(), "3"), Chunk("stdout", b"cd\n", "6"))
+    with pytest.raises(module.Submitted) as submitted:
+        await mini_swe_agent(module, cut, *parts)
+    assert submitted.value.args[0]["extra"]["submission"] == "abcd\n"
+    # When something of it is missing; then it is an error, and an observation is what is left
+    for missing in (Chunk("stdout", b"", "8", dropped=2), Chunk("stdout", b"x" * (sandbox.MOST_PRINTED_BYTES + 1), "9")):
+        with pytest.raises(SubmissionCut, match="not whole"):
+            await mini_swe_agent(module, cut, *parts, missing)
+        assert "seen[...]" in str(await mini_swe_agent(module, result("seen[...]", truncated=True), missing))
 
 
 class Printing:
