@@ -175,7 +175,7 @@ class ServiceChanged(_Report):
             raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
-Report = Started | Sent | Used | Finished | Unknown | Left | Beat | ServiceChanged
+Report = Started | Sent | Used | MemoryWanted | Finished | Unknown | Left | Beat | ServiceChanged
 
 
 class Cancel(BaseModel):

@@ -90,6 +90,11 @@ def test_a_report_that_makes_no_sense_takes_no_other_with_it(wrong: object, capl
     assert "\n" not in said[0]
 
 
+def test_a_wish_for_memory_makes_sense(caplog: pytest.LogCaptureFixture) -> None:
+    Live().told({"type": "memory_wanted", "environment": "e", "used_mb": 12, "allowance_mb": 20})
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("body", [None, 5, {}, {"events": None}, {"events": {"type": "left"}}])
 def test_a_message_of_no_reports_is_dropped(body: object) -> None:
     live = Live()
