@@ -102,7 +102,7 @@ def of_report(said: reports.Report, descriptions: Mapping[str, Mapping[str, Any]
             return of_node(str(said.node["name"]), said.node, said.type)
         case reports.Left():
             return of_node(said.name, descriptions.get(said.name, {}), said.type)
-        case reports.ServiceChanged():
+        case reports.ServiceChanged() | reports.MemoryWanted():
             return of_content(said.type, said.model_dump())
         case _:
             return of_action(said.id, said.type)
