@@ -17,7 +17,7 @@ PYTHON312 ?= $(shell for p in python3.12 "$$(pyenv root 2>/dev/null)"/versions/3
 .DEFAULT_GOAL := help
 .PHONY: help install demo clients compatibility docs figures pages lint smoke pictures dist release clean
 .PHONY: chaos isolation test test-real test-clients mutants gpu-check gpu-wheels
-.PHONY: bench bench-background bench-containers bench-flood bench-gateway bench-live bench-metrics bench-paper
+.PHONY: bench bench-background bench-containers bench-flood bench-gateway bench-live bench-memory bench-metrics bench-paper
 .PHONY: bench-quotas bench-scaling bench-shortage bench-web bench-week
 
 help:
@@ -41,6 +41,7 @@ help:
 	@echo "make bench-flood  what a job that floods the system does to the others, simulated"
 	@echo "make bench-gateway  what the gateway adds to a call, 200 environments at once, and that it keeps nothing; CALLS=20000 for all"
 	@echo "make bench-live   the bundled rollouts live against fixed amounts and against Ray"
+	@echo "make bench-memory  what memory by action is worth, simulated; TRACE names recorded rollouts that say their memory"
 	@echo "make bench-metrics  what metrics cost per action"
 	@echo "make bench-paper  the paper's experiments, simulated, into docs/benchmarks.md"
 	@echo "make bench-quotas  a fleet under the quota of an outside API that counts strictly, in about a minute"
@@ -207,6 +208,9 @@ bench-live: $(STAMP)
 
 bench-week: $(STAMP)
 	@$(BIN)/python -m bench.week $(if $(ACTIONS),--actions $(ACTIONS))
+
+bench-memory: $(STAMP)
+	@$(BIN)/python -m bench.memory --trace '$(TRACE)'
 
 bench-metrics: $(STAMP)
 	@$(BIN)/python -m bench.metrics
