@@ -16,10 +16,11 @@ one may have slept through the end of its lease. Such a message may come twice; 
 A scheduler that connects again takes the next `turn`, and puts back what the turns before have taken. The server may not know yet that
 an earlier connection is dead, and then serves its blocking move first.
 
-The intake waits with a blocking move on each queue, on a connection of its own. A message that it has waited for comes alone. If one had
-come before it began to wait, a script moves all other messages of all queues. The order of a queue is kept. A blocking move may have put a
-message into a list before the script ran, whose answer has not been read yet. The list then holds one message more than were read. That
-message is read first, even if it has to be waited for. A message that a blocking move brings after the script is left for the next time.
+The intake waits with a blocking move on each queue, on a connection of its own. Where messages have come one by one lately, a message that
+it has waited for is taken alone. Otherwise a script moves all other messages of all queues, also those that follow within `PATIENCE_S`. The
+order of a queue is kept. A blocking move may have put a message into a list before the script ran, whose answer has not been read yet. The
+list then holds one message more than were read. That message is read first, even if it has to be waited for. A message that a blocking move
+brings after the script is left for the next time.
 
 Messages are acknowledged together with the next blocking move. So a message that comes alone costs one round trip.
 """
@@ -41,6 +42,11 @@ INTAKES_NAMED = 20
 PRIORITY_STEPS = ("\x06\x163", "\x06\x166", "\x06\x169")
 """What kombu appends to the name of a queue for messages with a priority; ours have none, a stranger's may."""
 _LOOK_S = 0.5
+
+ONE_BY_ONE = 8
+"""After so many takes in a row that brought one message, no others are expected beside the next one."""
+PATIENCE_S = 0.001
+"""How long more messages are waited for otherwise: commits cost the scheduler more than messages."""
 
 # KEYS: a queue and where to move its messages, again and again; ARGV[1]: how many of each queue at most.
 # Returns how many messages lay in each list before, then the messages, each after the name of its list.
@@ -99,6 +105,7 @@ class RedisIntake:
         self._waiting: dict[str, Connection] = {}
         self._armed: set[str] = set()
         self._answered: set[str] = set()
+        self._alone = 0
         self._unacknowledged = dict.fromkeys(self._lists.values(), 0)
         self._next_look = self._next_rescue = 0.0
         self.rescued = self._put_back(())
@@ -119,7 +126,9 @@ class RedisIntake:
             self._next_rescue = now + RESCUE_S
             self._put_back(self._lists.values())
         looked = now >= self._next_look
-        if not came_before and not looked:
+        if not came_before and ready and self._alone < ONE_BY_ONE:
+            time.sleep(PATIENCE_S)
+        elif not came_before and not looked:
             return self._count([self._read(queue) for queue in ready])
         sources = self._sources
         if looked:
@@ -138,6 +147,8 @@ class RedisIntake:
         return self._count([*moved, *zip((name.decode() for name in messages[::2]), messages[1::2], strict=True)])
 
     def _count(self, taken: list[Taken]) -> list[Taken]:
+        if taken:
+            self._alone = self._alone + 1 if len(taken) == 1 else 0
         for name, _ in taken:
             self._unacknowledged[name] += 1
         return taken

@@ -76,11 +76,13 @@ def test_each_queue_keeps_its_order_while_others_send(open_intake: Open, redis_u
 
 
 def test_a_message_that_comes_alone_costs_one_round_trip(open_intake: Open, redis_urls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given an intake that looks for messages with a priority only at first, and one message as soon as it waits
+    # Given an intake that looks for messages with a priority only at first; messages that came one by one; another as soon as it waits
     monkeypatch.setattr(redis_intake, "_LOOK_S", 3600.0)
     intake, wait = open_intake(1), select.select
-    intake.take(0.0, 16)
     with redis_urls.client() as client:
+        for number in range(redis_intake.ONE_BY_ONE):
+            client.lpush("a", number)
+            take_all(intake, 1)
 
         def send_and_wait(*sockets_and_timeout: Any) -> Any:
             if sockets_and_timeout[-1] > 0:
