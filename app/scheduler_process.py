@@ -236,11 +236,10 @@ def setup_of(settings: Settings, history: Sequence[Observation] = ()) -> Setup:
         weights=settings.shares,
         window_s=settings.order_window_s,
     )
-    by_limit = settings.memory == "fixed" and settings.policy == "elastic" and "memory" not in settings.without
     return Setup(
         policy=settings.policy,
         depth=settings.depth,
-        without=(*settings.without, "memory") if by_limit else settings.without,
+        without=settings.without,
         limits=limits,
         services=tuple(service_spec(name, service.model_dump()) for name, service in declared.services.items()),
         quotas=declared.quota_specs(QUOTA_LEAD_S),

@@ -54,10 +54,6 @@ class Settings(BaseSettings):
 
     policy: str = Field(default="elastic", description="Scheduling policy: elastic, paper, fcfs, fixed:N or static:N.")
     without: Words = Field(default=(), description="Comma-separated parts of the policy `elastic` to go without.")
-    memory: Literal["elastic", "fixed"] = Field(
-        default="elastic",
-        description="Memory of environments under the policy `elastic`: granted as it is used, or fixed: `memory_mb` from the beginning.",
-    )
     shares: Weights = Field(default={}, description="Weights of jobs for fair shares, like `job-a=2,job-b=1`; 1 where a job has none.")
     order_window_s: float = Field(
         default=60.0,
@@ -208,6 +204,10 @@ class Settings(BaseSettings):
         default=0, ge=0, description="Cores that a CPU worker leaves to the system, whole physical ones where that can be."
     )
     memory_mb: int | None = Field(default=None, ge=1, description="Memory that a CPU worker offers; by default the host's.")
+    memory: Literal["fixed", "elastic"] = Field(
+        default="fixed",
+        description="Memory of a CPU worker's environments: fixed, booked by their `memory_mb`, or elastic, granted as it is used.",
+    )
     process_memory_mb: int | None = Field(
         default=None,
         ge=6,

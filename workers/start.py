@@ -40,6 +40,7 @@ from workers.cpu.abstract import Sandbox
 from workers.cpu.busy import BusyCores
 from workers.cpu.cores import CoreMap
 from workers.cpu.giving import Giving
+from workers.cpu.memory.trial import grant_memory
 from workers.cpu.streams import OutputStreams
 from workers.cpu.topology import Topology
 from workers.cpu.weight import Means
@@ -85,7 +86,7 @@ def run(pool: Pool, settings: Settings, include: Sequence[str] = (), log_level: 
     sole.take()  # before anything of a worker before this one is cleared away
     blobs = Blobs(store, patience_s=math.inf)
     prepared = _SET_UP[pool](settings, blobs)
-    times = {"beat_s": settings.beat_s, "usage_s": settings.usage_s, "timeout_s": settings.timeout_s}
+    times = {name: getattr(settings, name) for name in ("beat_s", "usage_s", "timeout_s")}
     node = Node(app, store, prepared.description, **times, now=prepared.now, wanted=prepared.wanted)
     prepared.attach(node)
     runtime().provide(NodeRuntime, node)  # type: ignore[type-abstract]
@@ -256,7 +257,7 @@ def _set_up_cpu(settings: Settings, blobs: Blobs) -> Prepared:
         sandbox, isolation = _container_sandbox(base, core_map, description["name"], settings), "container"
     description["labels"] += [f"isolation:{isolation}", f"background:{sandbox.background}"]
     description["labels"].append(f"memory:{'enforced' if sandbox.enforces_memory else 'not-enforced'}")
-    _say_what_is_held(sandbox)
+    _say_what_is_held(sandbox, grant_memory(description, sandbox) if settings.memory == "elastic" else "")
     streams = OutputStreams(blobs.store)
     provide(CpuContext(settings=settings, blobs=blobs, sandbox=sandbox, streams=streams, giving=Giving()))
 
@@ -277,12 +278,14 @@ def _set_up_cpu(settings: Settings, blobs: Blobs) -> Prepared:
     return Prepared(description=description, now=now, wanted=sandbox.watcher.wanted, attach=attach, close=close)
 
 
-def _say_what_is_held(sandbox: Sandbox) -> None:
+def _say_what_is_held(sandbox: Sandbox, memory_problem: str) -> None:
     def say(**_: Any) -> None:
         if not sandbox.enforces_memory:
             log.warning("memory_mb of environments is not enforced: this worker may not write control groups for memory")
-        level = logging.WARNING if sandbox.background == "affinity" else logging.INFO
-        log.log(level, "commands are held in the background by: %s", _BACKGROUND[sandbox.background])
+        if memory_problem:
+            log.warning("the memory of environments is booked by their limits, not granted as it is used: %s", memory_problem)
+        means, weak = sandbox.background, sandbox.background == "affinity"
+        log.log(logging.WARNING if weak else logging.INFO, "commands are held in the background by: %s", _BACKGROUND[means])
 
     # Celery sets logging up only later.
     signals.worker_ready.connect(say, weak=False)
@@ -310,7 +313,7 @@ def _process_sandbox(base: Path, core_map: CoreMap, settings: Settings) -> tuple
         log.log(level, "commands are set apart by: %s%s (%s)", sandbox.isolation, shared, sandbox.isolation_reason)
         if sandbox.enforces_memory:
             most = (sandbox.memory_mb, sandbox.default_memory_mb)
-            log.info("environments have at most %d MiB of memory together, and %d each where they name none", *most)
+            log.info("environments have at most %d MiB together, and %d each where they name none", *most)
 
     # Celery sets logging up only later.
     signals.worker_ready.connect(say, weak=False)

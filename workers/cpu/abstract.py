@@ -333,6 +333,10 @@ class Sandbox(ABC):
         """Return whether the processes of an environment cannot use more than its `memory_mb`."""
         return True
 
+    def memory_problem(self) -> str:
+        """Try whether environments can be paused for want of memory; return why not, or nothing."""
+        return "this sandbox cannot pause environments"
+
     @abstractmethod
     def open(self, spec: EnvironmentSpec, opening: Opening | None = None) -> Environment:
         """Return the environment of `spec`, opened unless it is already.

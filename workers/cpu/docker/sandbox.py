@@ -59,6 +59,7 @@ from workers.cpu.errors import (
 )
 from workers.cpu.leftovers import Leftovers
 from workers.cpu.memory.allowance import Allowance
+from workers.cpu.memory.trial import problem_of
 from workers.cpu.memory.watcher import Watcher
 from workers.cpu.opening import Opening
 from workers.cpu.shell.output import Drain
@@ -120,6 +121,7 @@ class ContainerSandbox(Sandbox):
         self._core_map = core_map or CoreMap.of_this_process()
         self._max_file_bytes = max_file_bytes
         groups = ControlGroups(self._core_map.available)
+        self._trial = groups.trial
         if not self._engine.has_network(self._options.network):
             name = self._options.network
             raise EngineUnavailable(f"the Docker engine has no network {name!r}: make it with `docker network create {name}`")
@@ -148,6 +150,11 @@ class ContainerSandbox(Sandbox):
     def background(self) -> Means:
         """See the base class; the engine writes control groups, too."""
         return "cgroup"
+
+    def memory_problem(self) -> str:
+        """Try it in a group beside the worker's, or in version 2 at the top; see the base class."""
+        memory, freezer = self._trial
+        return problem_of(memory, freezer, is_v2=freezer is None)
 
     def open(self, spec: EnvironmentSpec, opening: Opening | None = None) -> ContainerEnvironment:
         """Open an environment; see the base class.

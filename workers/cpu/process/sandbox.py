@@ -44,6 +44,7 @@ from workers.cpu.disk_floor import DiskFloor
 from workers.cpu.errors import EnvironmentExists, EnvironmentGone, ImageUnsupported, ProcessesLeft, SandboxError, SessionUnavailable
 from workers.cpu.leftovers import Leftovers
 from workers.cpu.memory.allowance import Allowance
+from workers.cpu.memory.trial import NO_GROUPS, problem_of
 from workers.cpu.memory.watcher import Watcher
 from workers.cpu.opening import Opening
 from workers.cpu.process import seccomp
@@ -181,6 +182,14 @@ class ProcessSandbox(Sandbox):
     def enforces_memory(self) -> bool:
         """Return whether there are control groups that hold environments to their memory; see the base class."""
         return self._groups.memory is not None
+
+    def memory_problem(self) -> str:
+        """Try it in a group beside those of environments; see the base class."""
+        groups = self._groups
+        if groups.memory is None:
+            return NO_GROUPS
+        freezer = None if groups.freezer is None else f"{groups.freezer}-trial"
+        return problem_of(f"{groups.memory}/trial", freezer, is_v2=groups.is_v2)
 
     def _set_apart(self, isolation: IsolationChoice) -> None:
         """Use bubblewrap where it works, else, unless it was asked for, namespaces of the sandbox's own; and users, where these work."""

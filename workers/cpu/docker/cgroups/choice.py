@@ -21,6 +21,8 @@ class ControlGroups:
     """
 
     def __init__(self, all_cores: Collection[int]) -> None:
+        self.trial: tuple[str, str | None]
+        """Folders of groups for a trial of memory, in version 1 with a freezer."""
         self._mounts, self._all_cores = Mounts.of_this_process(), tuple(all_cores)
         by_controller = self._mounts.by_controller
         self._is_v1 = all(name in by_controller for name in CONTROLLERS)
@@ -32,7 +34,12 @@ class ControlGroups:
             raise EngineUnavailable(f"no control groups are mounted here: {NEEDS}")
         if os.geteuid() != 0:
             raise EngineUnavailable(f"control groups cannot be written by user {os.geteuid()}: {NEEDS}")
-        own = paths_of(os.getpid())
+        own, name = paths_of(os.getpid()), f"tangram-trial-{os.getpid()}"
+        if self._is_v1:
+            memory = f"{by_controller.get('memory', '')}{own.get('memory', '')}/{name}"
+            self.trial = memory, f"{hierarchies['freezer']}{own['freezer']}/{name}"
+        else:
+            self.trial = f"{hierarchies['']}/{name}", None
         for name, top in hierarchies.items():
             _check_writable(f"{top}{own[name]}")
 
