@@ -63,22 +63,17 @@ FOUND = {
         (Fault(9.747, "cut node", lasts_s=8.0, amount=5.0), Fault(10.686, "answers lost", lasts_s=20.0, amount=5.0)),
     ),
     "a close that the broker lost was not sent again": Scenario(
-        2239,
+        4,
         (4, 2),
         (
             Rollout(
-                "t5",
+                "t0",
                 "b",
                 0.0,
-                (
-                    OPEN,
-                    Step(0.0, "exec", (run(0.05, 1, 1, 2, 4, parallel=0.9),)),
-                    Step(3.0, "cancel"),
-                    Step(0.1, "work", ({"work_s": 4.0, "number": 532},)),
-                ),
+                (OPEN, Step(0.0, "exec", (run(0.05, 0, 1),)), Step(3.0, "cancel"), Step(0.1, "work", (work(4.0, 0, False),))),
             ),
         ),
-        (Fault(2.335, "messages lost", lasts_s=8.0, amount=5.0),),
+        (Fault(3.0, "messages lost", lasts_s=20.0, amount=0.3),),
     ),
     "a change of cores that the broker lost was not sent again": Scenario(
         14,
