@@ -301,6 +301,7 @@ def _process_sandbox(base: Path, core_map: CoreMap, settings: Settings) -> tuple
             core_map=core_map,
             disk_floor_mb=settings.disk_floor_mb,
             memory_mb=settings.process_memory_mb,
+            memory=settings.memory,
             isolation=settings.isolation,
             keep_s=settings.node_lost_s,
         )
@@ -351,7 +352,7 @@ def _container_sandbox(base: Path, core_map: CoreMap, node: str, settings: Setti
         warm=settings.warm,
         limits=limits,
     )
-    return ContainerSandbox(base, node=node, options=options, core_map=core_map)
+    return ContainerSandbox(base, node=node, options=options, core_map=core_map, memory=settings.memory)
 
 
 def _set_up_gpu(settings: Settings, blobs: Blobs) -> Prepared:

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -62,7 +62,7 @@ KINDS = {
 
 
 def params(*places: str) -> list[object]:
-    """Return parameters, each a kind, or a kind and a shell as in `process-sh`; what processes alone have shown is shown `real` again."""
+    """Return parameters: a kind, with a shell as in `process-sh`, or with `elastic` memory. What processes show is shown `real` again."""
     again = ("bubblewrap", "container") if any(place.startswith("process") for place in places) else ("container",)
     return [pytest.param(place, id=place, marks=pytest.mark.real if place.startswith(again) else ()) for place in places]
 
@@ -109,16 +109,17 @@ def boxes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Boxes]:
         def find(place: str) -> Sandbox:
             name, _, shell = place.partition("-")
             folder, kind = tmp_path_factory.mktemp(place) / "box", KINDS[name]
+            more: dict[str, Any] = {"max_file_bytes": MAX_FILE_BYTES, "memory": "elastic" if shell == "elastic" else "fixed"}
             if kind.isolation is None:
-                box: Sandbox = ContainerSandbox(folder, node=f"{NODE}-suite", options=container_options(), max_file_bytes=MAX_FILE_BYTES)
+                box: Sandbox = ContainerSandbox(folder, node=f"{NODE}-suite{shell}", options=container_options(), **more)
             else:
-                box = make(folder, kind.isolation, shell="sh" if shell == "sh" else None, max_file_bytes=MAX_FILE_BYTES)
+                box = make(folder, kind.isolation, shell="sh" if shell == "sh" else None, **more)
                 if name == "view":
                     box._users = None  # as a worker has it that is not root
             stack.enter_context(contextlib.closing(box))
             return box
 
-        yield lambda place: find("container" if place.startswith("container") else place)
+        yield lambda place: find("container" if place.startswith("container") and not place.endswith("elastic") else place)
 
 
 def opened(box: Sandbox, place: str) -> Iterator[Environment]:

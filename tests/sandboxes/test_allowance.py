@@ -17,13 +17,19 @@ from tests.workers_cpu.support import RUN, admit, printed, until
 from workers.cpu.abstract import Environment, EnvironmentSpec, ExecOutcome, Sandbox
 from workers.cpu.memory.allowance import ActionMemory, Allowance
 
-from .conftest import Kind
+from .conftest import Kind, params
 from .support import Clock
 
 LIMIT_MB, GRANT_MB = 300, 40
 TAKES_100_MB = "python3 -S -c 'print(len(bytearray(100 << 20)))'"
 TOOK_100_MB = f"{100 << 20}\n".encode()
 numbers, serials = count(), count(1)
+
+
+@pytest.fixture(params=params("process-elastic", "bubblewrap-elastic", "container-elastic"))
+def place(request: pytest.FixtureRequest) -> str:
+    """Give the name of each kind that pauses environments."""
+    return str(request.param)
 
 
 @dataclass
@@ -69,7 +75,7 @@ def opened(sandbox: Sandbox, scheduler: Scheduler) -> Iterator[Callable[[], Envi
         environment = sandbox.open(EnvironmentSpec(id=f"allowed-{next(numbers)}", memory_mb=LIMIT_MB))
         environments.append(environment)
         if environment.allowance is None:
-            pytest.skip("needs control groups for memory that the worker may write")
+            pytest.skip(sandbox.memory_problem)
         scheduler.known[environment.spec.id] = environment.allowance
         return environment
 

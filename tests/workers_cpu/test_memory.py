@@ -70,6 +70,12 @@ def test_an_environment_whose_memory_cannot_be_bounded_leaves_nothing(bounded: P
     assert printed(bounded.open(EnvironmentSpec(id=f"odd-{RUN}")), "ls -A") == ""
 
 
+def test_an_environment_whose_memory_is_fixed_has_nothing_to_pause_it(bounded: ProcessSandbox) -> None:
+    # Given a worker that was not told to pause environments; when one is open; then nothing looks at its memory while actions run
+    env = bounded.open(EnvironmentSpec(id=f"fixed-{RUN}", memory_mb=64))
+    assert env.allowance is None and not list(Path(groups.ROOT).glob(f"freezer/**/*-fixed-{RUN}"))
+
+
 def test_an_environment_that_names_no_memory_has_a_part_of_that_of_all(bounded: ProcessSandbox) -> None:
     # Given environments that name no memory
     env = bounded.open(EnvironmentSpec(id=f"plain-{RUN}"))

@@ -319,9 +319,14 @@ class Loss:
 
 
 class Sandbox(ABC):
-    """Where environments of one kind live; `watcher` waits for those that want more memory."""
+    """Where environments of one kind live.
+
+    `watcher` waits for environments that want more memory. `memory_problem` says why environments cannot be paused for want of memory; it
+    is empty where a trial has shown that they can.
+    """
 
     watcher: Watcher
+    memory_problem: str
 
     @property
     @abstractmethod
@@ -332,10 +337,6 @@ class Sandbox(ABC):
     def enforces_memory(self) -> bool:
         """Return whether the processes of an environment cannot use more than its `memory_mb`."""
         return True
-
-    def memory_problem(self) -> str:
-        """Try whether environments can be paused for want of memory; return why not, or nothing."""
-        return "this sandbox cannot pause environments"
 
     @abstractmethod
     def open(self, spec: EnvironmentSpec, opening: Opening | None = None) -> Environment:

@@ -59,7 +59,7 @@ from workers.cpu.errors import (
 )
 from workers.cpu.leftovers import Leftovers
 from workers.cpu.memory.allowance import Allowance
-from workers.cpu.memory.trial import problem_of
+from workers.cpu.memory.trial import BY_LIMIT, Memory, problem_of
 from workers.cpu.memory.watcher import Watcher
 from workers.cpu.opening import Opening
 from workers.cpu.shell.output import Drain
@@ -99,6 +99,8 @@ class ContainerSandbox(Sandbox):
         options: how containers are made.
         core_map: the cores that environments may use.
         max_file_bytes: the most that `read_file` and `write_file` pass in one piece.
+        memory: `elastic` pauses environments at their allowance where a trial of it works, in a group beside the worker's, or in version 2
+            at the top.
 
     Raises:
         SandboxInUse: another living sandbox has `base`.
@@ -115,13 +117,15 @@ class ContainerSandbox(Sandbox):
         engine: DockerEngine | None = None,
         core_map: CoreMap | None = None,
         max_file_bytes: int = DEFAULT_MAX_FILE_BYTES,
+        memory: Memory = "fixed",
     ) -> None:
         self._options, self._node = options or ContainerOptions(), node
         self._engine = engine or DockerEngine(timeout_s=self._options.start_timeout_s)
         self._core_map = core_map or CoreMap.of_this_process()
         self._max_file_bytes = max_file_bytes
         groups = ControlGroups(self._core_map.available)
-        self._trial = groups.trial
+        trial, freezer = groups.trial
+        self.memory_problem = problem_of(trial, freezer, is_v2=freezer is None) if memory == "elastic" else BY_LIMIT
         if not self._engine.has_network(self._options.network):
             name = self._options.network
             raise EngineUnavailable(f"the Docker engine has no network {name!r}: make it with `docker network create {name}`")
@@ -150,11 +154,6 @@ class ContainerSandbox(Sandbox):
     def background(self) -> Means:
         """See the base class; the engine writes control groups, too."""
         return "cgroup"
-
-    def memory_problem(self) -> str:
-        """Try it in a group beside the worker's, or in version 2 at the top; see the base class."""
-        memory, freezer = self._trial
-        return problem_of(memory, freezer, is_v2=freezer is None)
 
     def open(self, spec: EnvironmentSpec, opening: Opening | None = None) -> ContainerEnvironment:
         """Open an environment; see the base class.
@@ -203,7 +202,8 @@ class ContainerSandbox(Sandbox):
         self._disk_floor.check()
         memory_mb = max(LEAST_MEMORY_MB, spec.memory_mb or self._options.limits.memory_mb)
         container = self._pool.take(image, memory_mb, opening)
-        container.allowance = Allowance(spec.id, memory_mb, container.group.controls(), self.watcher)
+        if not self.memory_problem:
+            container.allowance = Allowance(spec.id, memory_mb, container.group.controls(), self.watcher)
         setup = SessionSetup(
             backends=ContainerBackends(container, self._core_map),
             drain=self._drain,

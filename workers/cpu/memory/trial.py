@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from typing import Literal
 
 from tangram.wire import WireNode
 from workers.cpu import control_files
@@ -21,11 +22,15 @@ from workers.memory import for_environments_mb
 LIMIT_MB, GRANT_MB, TAKEN_MB = 128, 16, 24
 WAIT_S = 10.0
 NO_GROUPS = "this worker may not write control groups for memory"
+BY_LIMIT = "the worker was not told to pause environments"
+
+Memory = Literal["fixed", "elastic"]
+"""What bounds the memory of environments: nothing but their limit, or their limit and an allowance below it."""
 
 
 def grant_memory(description: WireNode, sandbox: Sandbox) -> str:
     """Declare that memory is granted as it is used; return why it cannot be, or nothing. What is granted is used, so it must be there."""
-    if not (problem := sandbox.memory_problem()):
+    if not (problem := sandbox.memory_problem):
         description["grants_memory"], description["memory_mb"] = True, min(description["memory_mb"], for_environments_mb())
     return problem
 

@@ -44,7 +44,7 @@ from workers.cpu.disk_floor import DiskFloor
 from workers.cpu.errors import EnvironmentExists, EnvironmentGone, ImageUnsupported, ProcessesLeft, SandboxError, SessionUnavailable
 from workers.cpu.leftovers import Leftovers
 from workers.cpu.memory.allowance import Allowance
-from workers.cpu.memory.trial import NO_GROUPS, problem_of
+from workers.cpu.memory.trial import BY_LIMIT, NO_GROUPS, Memory, problem_of
 from workers.cpu.memory.watcher import Watcher
 from workers.cpu.opening import Opening
 from workers.cpu.process import seccomp
@@ -99,6 +99,7 @@ class ProcessSandbox(Sandbox):
         core_map: the cores that environments may use; by default those of this process.
         max_file_bytes: the most that `read_file` and `write_file` pass in one piece.
         memory_mb: the most that an environment has where it names none, MiB; by default half of what all may have together.
+        memory: `elastic` pauses environments at their allowance where a trial of it works.
         disk_floor_mb: no environment is opened while less disk is free, MiB.
         isolation: how shells are set apart from the host. `auto` is `bubblewrap` where a trial of it works, else `view`, else `none`.
         background: by what means processes are held in the background. `auto` is the best that works here.
@@ -122,6 +123,7 @@ class ProcessSandbox(Sandbox):
         core_map: CoreMap | None = None,
         disk_floor_mb: int = 0,
         memory_mb: int | None = None,
+        memory: Memory = "fixed",
         isolation: IsolationChoice = "auto",
         background: Means | Literal["auto"] = "auto",
         keep_s: float = 0.0,
@@ -147,6 +149,9 @@ class ProcessSandbox(Sandbox):
         self.default_memory_mb = memory_mb or self.memory_mb // 2
         self._groups.bound_all(self.memory_mb)
         self.watcher = Watcher()
+        self.memory_problem = self._try_memory() if memory == "elastic" else BY_LIMIT
+        if self.memory_problem:
+            self._groups = replace(self._groups, freezer=None)
         freezer = self._groups.freezer
         self._fork_client = ForkClient(self._cleanup_lock, self._base, keep_s, kept, self._drop_records, freezer)
         self._drain, self._lock = Drain(), threading.Lock()
@@ -183,8 +188,8 @@ class ProcessSandbox(Sandbox):
         """Return whether there are control groups that hold environments to their memory; see the base class."""
         return self._groups.memory is not None
 
-    def memory_problem(self) -> str:
-        """Try it in a group beside those of environments; see the base class."""
+    def _try_memory(self) -> str:
+        """Try whether environments can be paused, in a group beside theirs; return why not, or nothing."""
         groups = self._groups
         if groups.memory is None:
             return NO_GROUPS
@@ -301,7 +306,7 @@ class ProcessSandbox(Sandbox):
         """Return the environment of a record, whose folders are there. Raises `SandboxError`."""
         spec, user = record.spec, record.own["user"]
         groups, memory = self._bounded(record, adopts=adopts)
-        controls = memory.controls() if memory is not None else None
+        controls = memory.controls() if memory is not None and not self.memory_problem else None
         limits = self._limits
         if view is not None and (user is not None or counts_by_namespace()):
             limits = replace(limits, processes=limits.processes or PROCESSES)
