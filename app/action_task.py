@@ -65,11 +65,19 @@ class Call:
     start_is_told: bool = False
     end_is_told: bool = False
     """Whether the report of its end has gone out with its result."""
+    sent_at: float | None = None
+    """When its request to an outside API went out."""
     stamp: tuple[int, int] = (0, 0)
     grant_lock: Lock = field(default_factory=Lock, repr=False)
     """Held while a change of the grant is carried out, so that the last one is the one that stands."""
     on_stop: Any = field(default=None, repr=False)
     on_resize: Any = field(default=None, repr=False)
+
+    def sent_report(self) -> list[dict[str, Any]]:
+        """Return what the scheduler is to be told of its request, before its end; nothing if it made none."""
+        if self.sent_at is None:
+            return []
+        return [{"type": "sent", "id": self.id, "attempt": self.grant["attempt"], "at": self.sent_at}]
 
     def report(self) -> dict[str, Any]:
         """Return what the scheduler is to be told of the end, by what is known now."""

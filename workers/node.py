@@ -230,7 +230,9 @@ class Node:
 
     def note_sent(self, call: Call) -> None:
         """Report that the request of a call goes out now; never blocks."""
-        self._reporter.put({"type": "sent", "id": call.id, "attempt": call.grant["attempt"], "at": clock.time()})
+        call.sent_at = clock.time()
+        for report in call.sent_report():
+            self._reporter.put(report)
 
     def attach(
         self,

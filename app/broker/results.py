@@ -11,7 +11,8 @@ Workers and scheduler store ends through these. Which of two comes first, the st
 
 So what a client was told stays true. The call of a refused try is marked, and its node reports that it does not know the end.
 
-Where the broker is the store, the report of the end is sent at the same moment: both are there, or neither.
+Where the broker is the store, the report of the end is sent at the same moment: both are there, or neither. It says again when a request
+went out, since the node's own report of that may still be on its way, and counts only before the end.
 
 A result counts once it is stored. While the store is away, or answers with errors, the result waits in its thread, until the node leaves.
 """
@@ -93,7 +94,7 @@ class FirstEndStays(KeyValueStoreBackend):  # type: ignore[misc]
         claim = claim_key(task_id, grant.get("attempt", 0))
         call: Call | None = getattr(request, "tangram_call", None)
         final = state in self.READY_STATES
-        message = reports_message([call.report()]) if call is not None and final and self.has_broker else b""
+        message = reports_message([*call.sent_report(), call.report()]) if call is not None and final and self.has_broker else b""
         offered = (self.get_key_for_task(task_id).decode(), encoded.encode(), claim, final, message)
         policy = self.app.conf.result_backend_transport_options.get("retry_policy", RETRIES)
         if call is not None:

@@ -71,7 +71,8 @@ def test_a_result_and_the_report_of_its_end_are_there_at_once_and_once(own_redis
         return stands
 
     def store(value: int) -> Call:
-        call = Call(id="a", grant={"attempt": 3}, header={}, started_at=5.0, began=0.0, execution_s=2.0)  # type: ignore[typeddict-item]
+        times = {"started_at": 5.0, "began": 0.0, "execution_s": 2.0, "sent_at": 6.0}
+        call = Call(id="a", grant={"attempt": 3}, header={}, **times)  # type: ignore[typeddict-item, arg-type]
         app.backend.store_result("a", value, "SUCCESS", request=Context(grant={"attempt": 3}, tangram_call=call))
         return call
 
@@ -82,8 +83,10 @@ def test_a_result_and_the_report_of_its_end_are_there_at_once_and_once(own_redis
     assert lost == [True]
     assert [(call.end_is_told, call.refused) for call in calls] == [(True, False), (False, True)]
     [received] = transport.receive(30.0)
-    told = [(report["type"], report["id"], report["attempt"], report["execution_s"]) for report in received.body["events"]]
-    assert told == [("finished", "a", 3, 2.0)]
+    # And before that when its request went out, which counts only before the end
+    sent, end = received.body["events"]
+    assert sent == {"type": "sent", "id": "a", "attempt": 3, "at": 6.0}
+    assert (end["type"], end["id"], end["attempt"], end["execution_s"]) == ("finished", "a", 3, 2.0)
     assert transport.receive(0.0) == []
     transport.close()
 
