@@ -261,12 +261,21 @@ def write_file(place: Place, path: str, data: bytes | str, mode: int | None = No
 
     With an `offset` the file keeps as many bytes, which it must have, and ends with `data`: so a large file is written in parts.
     """
-    data = data.encode() if isinstance(data, str) else data
-    if not isinstance(data, (bytes, bytearray, memoryview)):
-        raise InvalidAction("data", f"must be bytes or text, not {type(data).__name__}")
+    whole = content(data)
     if mode is not None and (isinstance(mode, bool) or not isinstance(mode, int) or not 0 <= mode <= 0o777):
         raise InvalidAction("mode", f"must be permission bits from 0 to 0o777, not {mode!r}")
-    return _file(place, "cpu.write_file", path, present(data=bytes(data), mode=mode, offset=offset))
+    return _file(place, "cpu.write_file", path, present(data=whole, mode=mode, offset=offset))
+
+
+def content(data: object) -> bytes:
+    """Return the bytes of a file that is to be written; text as UTF-8. Raises `InvalidAction` for anything else."""
+    try:
+        data = data.encode() if isinstance(data, str) else data
+    except UnicodeEncodeError as error:
+        raise InvalidAction("data", f"must have a UTF-8 form: {error}") from None
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise InvalidAction("data", f"must be bytes or text, not {type(data).__name__}")
+    return bytes(data)
 
 
 def request(

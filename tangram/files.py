@@ -20,7 +20,8 @@ import os
 import secrets
 import shlex
 import tarfile
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -102,7 +103,7 @@ class Files:
     def download(self, path: str, local: str | os.PathLike[str]) -> None:
         """Write a file to a local path, or what is in a folder into a local folder. Raises `OSError` for what cannot be written.
 
-        Raises `ActionRefused` for an archive with names or links that lead out of the local folder.
+        Raises `ActionRefused` for a folder with names or links that lead out of the local folder.
         """
         _Local.unpack(self._run(_pack(self._place, path)), local)
 
@@ -204,7 +205,7 @@ class _Local:
     @staticmethod
     def unpack(data: bytes, local: str | os.PathLike[str]) -> None:
         target = Path(local)
-        with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        with _opened(data) as archive:
             first = archive.getmembers()[0]
             if not first.isdir():
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -212,15 +213,25 @@ class _Local:
                 target.chmod(first.mode & 0o777)
                 return
             target.mkdir(parents=True, exist_ok=True)
-            try:
-                archive.extractall(target, filter="data")
-            except tarfile.FilterError as error:
-                raise ActionRefused(f"the folder cannot be written here: {error}", "FileUnusable") from None
+            archive.extractall(target, filter="data")
+
+
+@contextmanager
+def _opened(packed: bytes) -> Iterator[tarfile.TarFile]:
+    """Open an archive from an environment, whose programs may have written anything. Raises `ActionRefused` for what cannot be used."""
+    try:
+        # Of no compressed archive is known how much it holds.
+        with tarfile.open(fileobj=io.BytesIO(packed), mode="r:") as archive:
+            yield archive
+    except (tarfile.TarError, LookupError, ValueError, OverflowError, RecursionError) as error:
+        raise ActionRefused(f"what the environment has packed cannot be used here: {error}", "FileUnusable") from None
 
 
 def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     file = archive.extractfile(member)
-    return b"" if file is None else file.read()
+    if file is None or any(each.issparse() for each in archive.getmembers()):
+        raise tarfile.ReadError(f"{member.name} is no plain file")
+    return file.read()
 
 
 def _read(place: Place, path: str | Iterable[str]) -> Steps[Any]:
@@ -229,7 +240,7 @@ def _read(place: Place, path: str | Iterable[str]) -> Steps[Any]:
     paths = list(dict.fromkeys(_path(one) for one in iterable("path", path)))
     if not paths:
         return {}
-    with tarfile.open(fileobj=io.BytesIO((yield from _packed(place, file_scripts.PACK_FILES, *paths)))) as archive:
+    with _opened((yield from _packed(place, file_scripts.PACK_FILES, *paths))) as archive:
         return {name: _content(archive, member) for name, member in zip(paths, archive, strict=True)}
 
 
@@ -251,7 +262,7 @@ def _write(place: Place, path: str | Mapping[str, Content], data: Content, mode:
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w") as archive:
         for number, content in enumerate(path.values()):
-            whole = content.encode() if isinstance(content, str) else bytes(content)
+            whole = calls.content(content)
             member = tarfile.TarInfo(str(number))
             member.size = len(whole)
             archive.addfile(member, io.BytesIO(whole))
@@ -260,7 +271,7 @@ def _write(place: Place, path: str | Mapping[str, Content], data: Content, mode:
 
 
 def _write_one(place: Place, path: str, data: Content, mode: int | None) -> Steps[None]:
-    whole = data.encode() if isinstance(data, str) else data
+    whole = calls.content(data)
     yield calls.write_file(place, path, whole[:PART_BYTES], mode)
     for offset in range(PART_BYTES, len(whole), PART_BYTES):
         yield calls.write_file(place, path, whole[offset : offset + PART_BYTES], mode, offset=offset)
@@ -309,7 +320,10 @@ def _packed(place: Place, script: str, *paths: str) -> Steps[bytes]:
     inline = f'{_TO_TEXT}set -- "$t" "$@"\n( {script}\n) && base64 <"$t"'
     result = yield from _command(place, inline, *paths)
     if not result.truncated:
-        return base64.b64decode(result.stdout)
+        try:
+            return base64.b64decode(result.stdout)
+        except ValueError as error:
+            raise ActionRefused(f"what the environment has packed cannot be used here: {error}", "FileUnusable") from None
 
     def through(kept: str) -> Steps[bytes]:
         yield from _command(place, script, kept, *paths)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import os
 import re
+import tarfile
 from collections.abc import Generator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -146,8 +150,50 @@ def test_an_archive_of_a_program_writes_nothing_beside_the_local_folder(env: Env
     found = Sent(env).files
     found.make_dir("bad")
     printed(env, "cd; ln -s /etc bad/out")
-    with pytest.raises(ActionRefused, match="cannot be written here"):
+    with pytest.raises(ActionRefused, match="absolute path"):
         found.download("bad", tmp_path / "here")
+
+
+def packed(*members: dict[str, Any], mode: str = "w") -> str:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode=mode) as archive:  # type: ignore[call-overload]
+        for fields in members:
+            member = tarfile.TarInfo("0")
+            for name, value in fields.items():
+                setattr(member, name, value)
+            archive.addfile(member, io.BytesIO(bytes(member.size)))
+    return base64.b64encode(file.getvalue()).decode()
+
+
+HUGE = {"GNU.sparse.map": "0,0", "GNU.sparse.size": str(1 << 44), "GNU.sparse.name": "0"}
+
+
+@pytest.mark.parametrize(
+    "printed",
+    [
+        "no base64!",
+        "\u00e9",
+        base64.b64encode(b"no archive" * 1000).decode(),
+        packed({}, mode="w:xz"),  # which may hold a thousand times as much
+        packed(),
+        packed({}, {}),
+        packed({"pax_headers": HUGE}),
+        packed({"type": tarfile.LNKTYPE, "linkname": "none"}),
+        packed({"type": tarfile.SYMTYPE, "linkname": "0"}),
+        packed({"type": tarfile.FIFOTYPE}),
+        packed({"size": 5000})[:2000],
+    ],
+)
+def test_what_programs_of_an_environment_print_instead_of_an_archive_is_refused(printed: str, tmp_path: Path) -> None:
+    act = Act(queue_s=0.0, overhead_s=0.0, execution_s=0.0)
+    result = ExecResult(status="succeeded", exit_code=0, stdout=printed, stderr="", truncated=False, dop=1, act=act)
+    found = Files(cast(Any, SimpleNamespace(submit=lambda action: SimpleNamespace(result=lambda: result))), Place("j", "t", "e"))
+    with pytest.raises(ActionRefused) as caught:
+        found.read(["f"])
+    assert caught.value.problem == "FileUnusable"
+    if printed != packed({}, {}):
+        with pytest.raises(ActionRefused):
+            found.download("f", tmp_path / "f")
 
 
 def test_what_cannot_be_done_is_refused_and_says_why(env: Environment) -> None:
@@ -166,7 +212,14 @@ def test_what_cannot_be_done_is_refused_and_says_why(env: Environment) -> None:
         with pytest.raises(ActionRefused) as caught:
             ask()
         assert (caught.value.problem, caught.value.fault) == (problem, "caller")
-    for wrong in (lambda: found.read(["a\0"]), lambda: found.stat(""), lambda: found.write({"a": b""}, mode=0o600)):
+    for wrong in (
+        lambda: found.read(["a\0"]),
+        lambda: found.stat(""),
+        lambda: found.write({"a": b""}, mode=0o600),
+        lambda: found.write({"a": cast(Any, 5)}),
+        lambda: found.write("a", cast(Any, 5)),
+        lambda: found.write({"a": "\ud800"}),
+    ):
         with pytest.raises(InvalidAction):
             wrong()
     with pytest.raises(FileNotFoundError):
