@@ -213,7 +213,9 @@ class Records:
         return await self._enter_unless_there(known.model_copy(update={"ends_at": standing.ends_at or known.ends_at}))
 
     async def claim(self, name: str, record: Record) -> str:
-        """Have a name lead to a record unless it leads to another; return the id that it leads to."""
+        """Have a name lead to a record unless it leads to another, also to one that the store has lost; return the id that it leads to."""
+        if (known := await self.id_of(name)) is not None:
+            return known
         while not await self._store.set(name, record.id, nx=True, ex=record.kept_s):
             found = await self._store.get(name)
             if found is not None:

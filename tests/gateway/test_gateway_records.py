@@ -74,6 +74,20 @@ async def test_a_record_that_the_store_has_lost_is_there_again_with_its_names(re
         assert await other.id_of(NAME) == "env-1"
 
 
+async def test_a_name_whose_record_the_store_has_lost_is_not_given_to_another(redis_urls: RedisUrls) -> None:
+    async with Redis(unix_socket_path=str(redis_urls.socket)) as store:
+        journal = Journal()
+        records = await opened(store, journal)
+        other = RECORD.model_copy(update={"id": "env-2", "state": "opening"})
+        await store.flushall()
+        await records.enter(other)
+        assert await records.claim(NAME, other) == "env-1"
+        # Until the environment that has it stands no longer
+        await store.flushall()
+        journal.standing_ids.clear()
+        assert await records.claim(NAME, other) == "env-2"
+
+
 async def test_a_record_of_an_environment_that_stands_no_longer_is_gone(redis_urls: RedisUrls) -> None:
     async with Redis(unix_socket_path=str(redis_urls.socket)) as store:
         journal = Journal()
