@@ -33,6 +33,7 @@ fail() {{ printf '%s\\n' "$2" >&2; exit "$1"; }}
 whole() {{ case $1 in "~") p=$HOME ;; "~/"*) p=$HOME/${{1#"~/"}} ;; /*) p=$1 ;; *) p=$(pwd)/$1 ;; esac; }}
 there() {{ [ -e "$1" ] || [ -L "$1" ] || fail {MISSING} "path $1 does not exist"; }}
 regular() {{ there "$1"; [ -f "$1" ] || fail {INVALID} "path $1 is no regular file"; }}
+literal() {{ case $(tar --version 2>&1) in *GNU*) printf %s --no-unquote ;; esac; }}
 links='for f; do printf "%s\\0" "$f"; readlink -n -- "$f"; printf "\\0"; done'
 show() {{
   printf '%s\\0' "$1"; stat -c '{_ENTRY}%f %s %Y %U %G %A .' -- "$1" || exit; printf '\\0'
@@ -75,17 +76,17 @@ REMOVE = _PRELUDE + 'for f; do whole "$f"; rm -rf -- "$p" || exit; done'
 PACK_FILES = f"""{_PRELUDE}
 to=$1; shift; n=$#
 for f; do whole "$f"; regular "$p"; set -- "$@" ".$p"; done
-shift "$n"; tar -chf "$to" -C / "$@"
+shift "$n"; tar -chf "$to" $(literal) -C / "$@"
 """
-"""Make the archive $1 of regular files, in order."""
+"""Make the archive $1 of regular files, in order. GNU's tar takes backslashes in names that it is given, also after -C, for those of C."""
 
 PACK = f"""{_PRELUDE}
 whole "$2"; there "$p"
-if [ -d "$p" ]; then tar -cf "$1" -C "$p" .; else regular "$p"; tar -chf "$1" -C / ".$p"; fi
+if [ -d "$p" ]; then cd -- "$p" && tar -cf "$1" .; else regular "$p"; tar -chf "$1" $(literal) -C / ".$p"; fi
 """
 """Make the archive $1 of what is in a folder, or of one file."""
 
-UNPACK = _PRELUDE + 'whole "$2"; mkdir -p -- "$p" && tar -xof "$1" -C "$p"'
+UNPACK = _PRELUDE + 'whole "$2"; mkdir -p -- "$p" && cd -- "$p" && tar -xof "$1"'
 """Unpack the archive $1 into a folder."""
 
 UNPACK_FILES = f"""{_PRELUDE}

@@ -365,7 +365,8 @@ def _command(place: Place, script: str, *words: str, data: bytes = b"") -> Steps
     result: ExecResult = yield calls.execute(place, command, session=SESSION, action_class=SESSION)
     if result.exit_code == 0:
         return result
-    problem = (result.stderr.strip().splitlines() or [f"exit status {result.exit_code}"])[-1]
+    said = [line for line in result.stderr.strip().splitlines() if not line.startswith("tar: Exiting ")]
+    problem = (said or [f"exit status {result.exit_code}"])[-1]
     if result.exit_code is None or result.exit_code >= file_scripts.NOT_RUN:
         raise ActionFailed(problem, "sandbox_failed")
     raise ActionRefused(problem, _PROBLEMS.get(result.exit_code, "FileUnusable"))

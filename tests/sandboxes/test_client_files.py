@@ -69,7 +69,7 @@ class Sent:
 
 def test_several_files_are_written_and_read_in_one_action_each(env: Environment) -> None:
     sent = Sent(env)
-    given = {"plain": b"\0\xff" * 5000, "~/deep/in/it's \n here": "é", "empty": b"", "./plain2": b"x"}
+    given = {"plain": b"\0\xff" * 5000, "C:\\new\\table": b"c", "~/deep/in/it's \n here": "é", "empty": b"", "./plain2": b"x"}
 
     sent.files.write(given)
     found = sent.files.read(list(given))
@@ -143,7 +143,15 @@ def test_folders_and_files_come_and_go(env: Environment, tmp_path: Path) -> None
 
     assert (tmp_path / "back" / "sub" / "run").read_bytes() == (tmp_path / "deep" / "one").read_bytes() == (local / "link").read_bytes()
     assert (tmp_path / "deep" / "one").stat().st_mode & 0o777 == 0o755
+    found.upload(local, "C:\\new")
+    found.download("C:\\new", tmp_path / "C:\\new")
+    found.download("C:\\new/sub/run", tmp_path / "run")
+    assert (tmp_path / "C:\\new" / "sub" / "run").read_bytes() == (tmp_path / "run").read_bytes() == (local / "link").read_bytes()
     assert os.readlink(tmp_path / "back" / "link") == "sub/run"
+    # What cannot be unpacked is named
+    found.write({"taken/link/x": b""})
+    with pytest.raises(ActionRefused, match="link"):
+        found.upload(local, "taken")
 
 
 def test_an_archive_of_a_program_writes_nothing_beside_the_local_folder(env: Environment, tmp_path: Path) -> None:
