@@ -19,7 +19,7 @@ booked by limit. The books of a node add up as follows; the sum of all allowance
 
 *Turn.* Free memory goes to paused environments in the order in which cores are given. When nothing is free, the environment that has
 been paused longest, and fits into the reserve, has the turn until its last action has ended. There is one turn per node. So one growing
-environment can always end its actions. docs/scheduling.md has the proof.
+environment can always end its actions. In an environment without actions, a turn is one step. docs/scheduling.md has the proof.
 
 *Short.* Environments may hold memory for good, so that no environment has room for a turn. Then nothing opens on the node. After
 `SHORT_S` in which nobody can give memory back, the environment with least work invested is ended by the cause `memory_short`.
@@ -169,11 +169,17 @@ class Memory:
             self._note_short(memory, now)
 
     def _take_turn(self, memory: NodeMemory, book: Book) -> bool:
-        """Let an environment use the reserve from now on. Return False if another one does, or the reserve is too small."""
+        """Let an environment use the reserve from now on. Return False if another one does, or the reserve is too small.
+
+        Without actions, the turn is over after one step: no end of an action would end it.
+        """
         if memory.turn or book.gap_mb > memory.available_mb:
             return False
         memory.turn = book.environment.id
-        return self._grow(memory, book)
+        has_grown = self._grow(memory, book)
+        if not book.running:
+            self._end_turn(memory, book)
+        return has_grown
 
     def _grow(self, memory: NodeMemory, book: Book) -> bool:
         """Give an environment a step of what is free, or of the reserve if it has the turn. Return False if that is too little."""
@@ -200,9 +206,9 @@ class Memory:
                 break
             self._grow(memory, book)
             self._go_on(memory, book, now)
-        first = next((book for book in memory.paused.values() if self._take_turn(memory, book)), None)
-        if first is not None:
-            self._go_on(memory, first, now)
+        for book in list(memory.paused.values()):
+            if self._take_turn(memory, book):
+                self._go_on(memory, book, now)
         self._note_short(memory, now)
 
     def _note_short(self, memory: NodeMemory, now: float) -> None:

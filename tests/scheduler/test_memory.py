@@ -202,6 +202,22 @@ def test_where_all_hold_their_memory_for_good_the_one_with_least_work_invested_e
     assert {end.cause for end in w.ends.values() if end.status in ("cancelled", "lost")} <= {"memory_short"}
 
 
+def test_an_environment_in_which_nothing_runs_keeps_no_turn(world: Any) -> None:
+    # Given an environment in which a program that an action has left grows to the limit while no action runs
+    w = granting(world, 440)
+    known(w)
+    stand(w, "e", "f")
+    w.exec("a", "e")
+    w.finish("a", memory_mb=20, resident_mb=20)
+    assert fill(w, "e", 20 + HEADROOM_MB) == LIMIT_MB
+    # When another waits for memory, and nothing gives any back for long; then one of them ends
+    w.exec("b", "f")
+    fill(w, "f", w.grants["b"].allowance_mb)
+    assert w.background == ["b"]
+    w.tick(SHORT_S)
+    assert len(w.of(commands.CloseEnvironment)) == 1
+
+
 # It never locks up
 
 
