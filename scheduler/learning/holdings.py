@@ -36,6 +36,9 @@ GROWTH: Final = 1.25
 PRIOR: Final = 3.0
 """Ended environments that the expectation from running environments counts for."""
 
+MOST_JOBS: Final = 1000
+"""Most jobs that are known without running environments. The oldest are dropped first."""
+
 MOST: Final = 500.0
 """Ended environments that count at most. Older ones fade."""
 
@@ -56,6 +59,17 @@ class Holdings:
     def __init__(self) -> None:
         self._jobs: dict[str, _Job] = {}
 
+    def _of(self, job: str) -> _Job:
+        known = self._jobs.get(job)
+        if known is None:
+            if len(self._jobs) >= MOST_JOBS:
+                # What runs is counted off at its end.
+                oldest = next((name for name, other in self._jobs.items() if not other.running), None)
+                if oldest is not None:
+                    del self._jobs[oldest]
+            known = self._jobs[job] = _Job()
+        return known
+
     def headroom_mb(self, job: str, stage: Stage) -> int:
         """Return the memory that an action is granted beyond what its environment holds."""
         known = self._jobs.get(job)
@@ -63,7 +77,7 @@ class Holdings:
 
     def grew(self, job: str, stage: Stage, growth_mb: int) -> None:
         """Take in how far an action went beyond what its environment held."""
-        headroom_mb = self._jobs.setdefault(job, _Job()).headroom_mb
+        headroom_mb = self._of(job).headroom_mb
         before_mb = headroom_mb.get(stage)
         if before_mb is None:
             headroom_mb[stage] = float(growth_mb)
@@ -74,7 +88,7 @@ class Holdings:
 
     def peaked(self, job: str, before_mb: int | None, peak_mb: int) -> None:
         """Take in that a running environment has a higher peak; `before_mb` is None at the end of its first action."""
-        known = self._jobs.setdefault(job, _Job())
+        known = self._of(job)
         known.running += before_mb is None
         known.running_mb += peak_mb - (before_mb or 0)
 

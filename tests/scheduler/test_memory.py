@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.core.memory import SHORT_S, STEP_MB
-from scheduler.learning.holdings import UNKNOWN_MB
+from scheduler.learning.holdings import MOST_JOBS, UNKNOWN_MB, Holdings
 from scheduler.model import commands, events
 from scheduler.policies import make_policy
 from scheduler.sim.cluster import Cluster
@@ -126,6 +126,15 @@ def test_limits_count_until_it_is_known_what_environments_of_a_job_hold(world: A
 
     # Then all others open
     assert all(f"open-e{number}" in w.grants for number in range(3, 12))
+
+
+def test_jobs_without_environments_are_forgotten_the_oldest_first() -> None:
+    holdings = Holdings()
+    holdings.peaked("runs", None, 50)
+    for number in range(MOST_JOBS):
+        holdings.grew(f"j{number}", "first", 10)
+    assert [holdings.headroom_mb(job, "first") for job in ("j0", "j1")] == [UNKNOWN_MB, 10]
+    holdings.ended("runs", 50, counts=True)
 
 
 # Waiting for memory
