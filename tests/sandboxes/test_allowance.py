@@ -12,10 +12,12 @@ from itertools import count
 
 import pytest
 
+from app.action_task import Call
 from tangram.wire import HEADROOM_MB
 from tests.workers_cpu.support import RUN, admit, printed, until
 from workers.cpu.abstract import Environment, EnvironmentSpec, ExecOutcome, Sandbox
 from workers.cpu.memory.allowance import ActionMemory, Allowance
+from workers.cpu.tasks import measured
 
 from .conftest import Kind, params
 from .support import Clock
@@ -130,6 +132,13 @@ def test_a_command_is_paused_where_its_grant_ends_and_goes_on_when_more_is_allow
     assert memory.memory_mb is not None and 100 <= memory.memory_mb < 160
     assert memory.resident_mb is not None and memory.resident_mb < HEADROOM_MB
     assert allowance_of(env).allowed_mb == memory.resident_mb + HEADROOM_MB
+
+
+def test_an_action_that_fails_says_what_its_environment_holds(env: Environment) -> None:
+    call = Call(id="a", grant={"allowance_mb": GRANT_MB, "epoch": 1}, header={}, started_at=0.0, began=0.0)  # type: ignore[typeddict-item]
+    with pytest.raises(ConnectionError), measured(call, env):
+        raise ConnectionError
+    assert call.resident_mb is not None and allowance_of(env).allowed_mb == call.resident_mb + HEADROOM_MB
 
 
 def test_what_a_command_leaves_running_is_held_and_is_paused_when_it_grows(env: Environment, scheduler: Scheduler) -> None:

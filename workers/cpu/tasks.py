@@ -23,6 +23,7 @@ from workers.control import this_node
 from workers.cpu.abstract import Environment, EnvironmentSpec, ExecOutcome, ExecRequest, WindowSize
 from workers.cpu.dop import MOST_VARIABLE
 from workers.cpu.errors import EnvironmentGone
+from workers.cpu.memory.allowance import ActionMemory
 from workers.cpu.opening import Opening
 from workers.cpu.ports.exchange import HttpRequest
 from workers.cpu.ports.wait import Wait
@@ -218,11 +219,14 @@ def measured(call: Call, environment: Environment) -> Iterator[None]:
         yield
         return
     before_s = allowance.paused_s()
-    with allowance.action(call.grant.get("allowance_mb", 0), call.grant["epoch"]) as memory:
-        yield
-    call.memory_mb, call.resident_mb = memory.memory_mb, memory.resident_mb
-    if (paused_s := allowance.paused_s() - before_s) > 0:
-        call.background_s, call.execution_s = paused_s, clock.monotonic() - call.began - paused_s
+    memory = ActionMemory()
+    try:
+        with allowance.action(call.grant.get("allowance_mb", 0), call.grant["epoch"]) as memory:
+            yield
+    finally:
+        call.memory_mb, call.resident_mb = memory.memory_mb, memory.resident_mb
+        if (paused_s := allowance.paused_s() - before_s) > 0:
+            call.background_s, call.execution_s = paused_s, clock.monotonic() - call.began - paused_s
 
 
 @contextmanager
