@@ -117,6 +117,17 @@ def folder_path(name: str, path: str | None) -> str | None:
     return path or None
 
 
+def file_content(data: object) -> bytes:
+    """Return the bytes of a file that is to be written; text as UTF-8. Raises `InvalidAction` for anything else."""
+    try:
+        data = data.encode() if isinstance(data, str) else data
+    except UnicodeEncodeError as error:
+        raise InvalidAction("data", f"must have a UTF-8 form: {error}") from None
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise InvalidAction("data", f"must be bytes or text, not {type(data).__name__}")
+    return bytes(data)
+
+
 def _check_sizes(name: str, words: Sequence[str]) -> None:
     sizes = [len(word.encode("utf-8", "surrogateescape")) for word in words]
     if max(sizes, default=0) > MOST_WORD_BYTES:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Required, TypedDict, Unpack
 
-from tangram import giving
+from tangram import arguments, giving
 from tangram.action import CELLS, CORES, DEFAULT_PRIORITY, ELASTIC, MEMORY_MB, QUOTA_PREFIX, TOKENS_PREFIX, Action, Cost, command_class
 from tangram.arguments import folder_path, iterable, listed, present, process_variables, program_words, request_body, whole_number
 from tangram.arrays import ArrayError, pack_ints
@@ -261,21 +261,10 @@ def write_file(place: Place, path: str, data: bytes | str, mode: int | None = No
 
     With an `offset` the file keeps as many bytes, which it must have, and ends with `data`: so a large file is written in parts.
     """
-    whole = content(data)
+    whole = arguments.file_content(data)
     if mode is not None and (isinstance(mode, bool) or not isinstance(mode, int) or not 0 <= mode <= 0o777):
         raise InvalidAction("mode", f"must be permission bits from 0 to 0o777, not {mode!r}")
     return _file(place, "cpu.write_file", path, present(data=whole, mode=mode, offset=offset))
-
-
-def content(data: object) -> bytes:
-    """Return the bytes of a file that is to be written; text as UTF-8. Raises `InvalidAction` for anything else."""
-    try:
-        data = data.encode() if isinstance(data, str) else data
-    except UnicodeEncodeError as error:
-        raise InvalidAction("data", f"must have a UTF-8 form: {error}") from None
-    if not isinstance(data, (bytes, bytearray, memoryview)):
-        raise InvalidAction("data", f"must be bytes or text, not {type(data).__name__}")
-    return bytes(data)
 
 
 def request(

@@ -27,7 +27,7 @@ from typing import Any, TypeVar, overload
 
 from tangram import calls, file_scripts
 from tangram.action import Action
-from tangram.arguments import UNWRITABLE, iterable, whole_number
+from tangram.arguments import UNWRITABLE, file_content, iterable, whole_number
 from tangram.calls import Place
 from tangram.errors import ActionError, ActionFailed, ActionRefused, InvalidAction
 from tangram.file_scripts import FileInfo
@@ -262,7 +262,7 @@ def _write(place: Place, path: str | Mapping[str, Content], data: Content, mode:
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w") as archive:
         for number, content in enumerate(path.values()):
-            whole = calls.content(content)
+            whole = file_content(content)
             member = tarfile.TarInfo(str(number))
             member.size = len(whole)
             archive.addfile(member, io.BytesIO(whole))
@@ -271,7 +271,7 @@ def _write(place: Place, path: str | Mapping[str, Content], data: Content, mode:
 
 
 def _write_one(place: Place, path: str, data: Content, mode: int | None) -> Steps[None]:
-    whole = calls.content(data)
+    whole = file_content(data)
     yield calls.write_file(place, path, whole[:PART_BYTES], mode)
     for offset in range(PART_BYTES, len(whole), PART_BYTES):
         yield calls.write_file(place, path, whole[offset : offset + PART_BYTES], mode, offset=offset)

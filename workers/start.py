@@ -316,7 +316,6 @@ def _process_sandbox(base: Path, core_map: CoreMap, settings: Settings) -> tuple
             most = (sandbox.memory_mb, sandbox.default_memory_mb)
             log.info("environments have at most %d MiB together, and %d each where they name none", *most)
 
-    # Celery sets logging up only later.
     signals.worker_ready.connect(say, weak=False)
     return sandbox, sandbox.isolation
 
