@@ -306,6 +306,8 @@ class Core:
             if status == "succeeded":
                 self._opened(environment, now)
             else:
+                if status == "failed":
+                    self._environments.order.failed(environment.id, environment.node or "")
                 self._environments.not_opened(environment, reason, cause, now)
         elif waiting.action.kind == "cpu.close":
             if environment.state == "closing":  # else it is a later environment of the same name

@@ -257,7 +257,7 @@ class Nodes:
         node = self._state.nodes.get(running.grant.node)
         environment = self._state.environments.get(running.waiting.action.environment or "")
         if node is not None:
-            self._environments.order.not_opened(node, now)
+            self._environments.order.not_opened(node, running.waiting.action.environment or "", now)
         if running.stopping or environment is None or environment.close_requested:
             return False
         running.waiting.refused += 1

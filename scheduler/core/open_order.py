@@ -10,7 +10,8 @@
    nodes, memory apart. Other opens may take the part of a kept node that will be left over once all its earlier environments are
    gone.
 5. A node that could not open an environment *rests*: nothing opens on it for `SHORTEST_REST_S`. Each further failure doubles the
-   rest, up to `LONGEST_REST_S`. An environment that it has opened ends the doubling.
+   rest, up to `LONGEST_REST_S`. An environment that it has opened ends the doubling. An open that fails for good on several nodes is
+   itself at fault, and ends their rests. So one job's bad image keeps no other job waiting.
 
 Under policies without shares all jobs count as one.
 
@@ -111,10 +112,18 @@ class OpenOrder:
             self._began[job] = now
         return chosen, self._node_for(chosen)
 
-    def not_opened(self, node: Node, now: float) -> None:
+    def not_opened(self, node: Node, environment_id: str, now: float) -> None:
         """Have a node rest that could not open an environment."""
+        node.rests_for = environment_id
         node.rest_s = min(LONGEST_REST_S, max(SHORTEST_REST_S, 2 * node.rest_s))
         node.rests_until = now + node.rest_s
+
+    def failed(self, environment_id: str, last_node: str) -> None:
+        """End the rests of nodes for an open that has failed for good on several nodes, as one does whose image has no shell."""
+        resting = [node for node in self._state.nodes.values() if node.rests_for == environment_id]
+        if any(node.spec.name != last_node for node in resting):
+            for node in resting:
+                node.rest_s = node.rests_until = 0.0
 
     def opened(self, node: Node) -> None:
         """Note that a node has opened an environment."""

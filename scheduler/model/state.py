@@ -46,6 +46,8 @@ class Node:
     idle_beats: int = 0
     rest_s: float = 0.0
     rests_until: float = 0.0
+    rests_for: str = ""
+    """The environment that it could not open last."""
 
     def offers(self, pool: str, requires: tuple[str, ...]) -> bool:
         """Say whether the node belongs to `pool` and has all the labels of `requires`."""

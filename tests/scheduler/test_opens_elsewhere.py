@@ -78,6 +78,36 @@ def test_an_open_fails_after_three_nodes_and_where_there_is_no_other_node(world:
     assert w.core.state.environments["e2"].state == "open"
 
 
+def test_opens_that_fail_on_all_nodes_keep_no_other_job_waiting(world: Any) -> None:
+    # Given opens that no node can carry out, such as of an image without a shell
+    w = world().node("n0").node("n1").node("n2")
+    for number in range(4):
+        w.open(f"bad{number}", finish=False, job="bad")
+        for _ in range(3):
+            fails(w, f"bad{number}")
+        assert w.ends[f"open-bad{number}"].status == "failed"
+    # When another job opens environments; then they begin at once, on all nodes
+    for number in range(3):
+        w.open(f"e{number}", job="good")
+    assert {w.core.state.environments[f"e{number}"].node for number in range(3)} == {"n0", "n1", "n2"}
+
+
+def test_a_node_rests_on_where_it_alone_has_failed(world: Any) -> None:
+    # Given two nodes, of which one is full, and the other one cannot open anything
+    w = world().node("n0", memory_mb=1000).node("n1", memory_mb=1000)
+    w.open("whole", finish=False, memory_mb=1000)
+    sick = next(name for name in ("n0", "n1") if name != w.grants["open-whole"].node)
+    w.finish("open-whole")
+    w.open("e0", finish=False, memory_mb=100)
+    for _ in range(3):
+        while "open-e0" not in w.grants:
+            w.wake()
+        assert w.grants["open-e0"].node == sick
+        fails(w, "e0")
+    # Then the end of the open ends no doubling
+    assert w.core.state.nodes[sick].rest_s == 2 * SHORTEST_REST_S
+
+
 def test_an_open_that_was_cancelled_meanwhile_does_not_go_elsewhere(world: Any) -> None:
     w = world().node("n0").node("n1")
     w.open("e0", finish=False)
