@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from contextlib import closing
 from functools import partial
+from glob import glob
 from pathlib import Path
 
 import pytest
 
 from app.local.kept import SOCKET, end_kept
 from workers.cpu.memory.trial import Memory
+from workers.cpu.process.groups import find_groups
 from workers.cpu.process.isolation import IsolationChoice
 from workers.cpu.process.keeping import VERSION
 from workers.cpu.process.limits import ProcessLimits
@@ -178,3 +180,5 @@ def test_what_is_paused_for_memory_goes_on_in_the_next_worker_or_ends(tmp_path: 
         worker.await_pause()
         worker.kill()
     assert until(lambda: not processes_with(f"318.25{RUN}") and not processes_with(f"{GROWS} {RUN}"))
+    freezers = find_groups(tmp_path).freezer
+    assert freezers is None or until(lambda: not glob(f"{freezers}-*"))

@@ -117,6 +117,8 @@ class ForkServer:
             self.wakeup.wait(left_s)
             self.reap()
         kill(Members(os.getpid()), set(), 2 * CLOSE_GRACE_S, self.wakeup, self.reap)
+        if self.freezer:
+            thaw(self.freezer)  # Now they are empty, and removed.
 
     def has_successor(self) -> bool:
         """Wait for the next worker, now that this one has died; return whether one is there."""
