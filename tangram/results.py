@@ -31,9 +31,9 @@ class Act:
     """Action completion time by part, in seconds: `queue_s + background_s + overhead_s + execution_s = total_s`.
 
     `queue_s` is the wait for resources in the scheduler, without any progress. `execution_s` is the action's own run. A command without
-    cores of its own runs in the background, on idle time of the node: what it gets there is execution, too, and so is the time in which
-    it sleeps by its own will. `background_s` is the time in which it wanted a core there and had none. `overhead_s` is all the rest from
-    submission to result: messages, journal, applying the grant, restoring a model.
+    cores of its own runs in the background, on idle time of the node. The time that it gets there is execution, and so is the time in
+    which it sleeps by its own will. `background_s` is the time in which it wanted a core there and had none. `overhead_s` is all the rest
+    from submission to result: messages, journal, applying the grant, restoring a model.
     """
 
     queue_s: float

@@ -42,8 +42,9 @@ log = logging.getLogger(__name__)
 RETRIES = {"interval_start": 0.1, "interval_step": 0.2, "interval_max": 0.5}
 """How a worker goes on trying to store a result: for as long as it takes."""
 
-# KEYS: the result's key, the claim of its try, and the queue of reports. ARGV: the result, the seconds that it lasts, what a disowned claim
-# says, the seconds that the claim lasts from now on, 0 for as long as before, and a message for the queue, or nothing.
+# KEYS: the result's key, the claim of its try, and the queue of reports.
+# ARGV: the result; the seconds that it lasts; what a disowned claim says; the seconds that the claim lasts from now on, or 0 for no change;
+# a message for the queue, or nothing.
 # `may_stand` is the same rule for the memory of a process.
 _OFFER = """
 local stored = redis.call('GET', KEYS[1])

@@ -136,6 +136,8 @@ class Records:
         """Keep them in `store`; the `journal` says which of those that the store has lost still stand."""
         self._store, self._journal = store, journal
         self._kept: OrderedDict[str, Record] = OrderedDict()
+        self._named: dict[str, str] = {}
+        """The ids of the kept records by their names."""
         self._read = store.register_script(_READ)
         self._change = store.register_script(_CHANGE)
         self._forget = store.register_script(_FORGET)
@@ -191,12 +193,19 @@ class Records:
 
     def note(self, record: Record) -> Record:
         """Keep the record of an open environment in memory, and return it."""
-        self._kept.pop(record.id, None)
+        self._drop(record.id)
         if record.state == "open":
             self._kept[record.id] = record
+            self._named |= dict.fromkeys(record.names, record.id)
             if len(self._kept) > MOST_KEPT:
-                self._kept.popitem(last=False)
+                self._drop(next(iter(self._kept)))
         return record
+
+    def _drop(self, environment: str) -> None:
+        known = self._kept.pop(environment, None)
+        for name in known.names if known is not None else ():
+            if self._named.get(name) == environment:
+                del self._named[name]
 
     async def _restored(self, environment: str) -> Record | None:
         """Write a record again that the store has lost, and its names; None where it is not known, or the environment stands no longer."""
@@ -205,7 +214,7 @@ class Records:
             return None
         standing = await self._journal.standing(known.job, environment)
         if standing is None:
-            self._kept.pop(environment, None)
+            self._drop(environment)
             return None
         _log.warning("the result store has lost the record of environment %s, which is written again", environment)
         for name in known.names:
@@ -231,13 +240,12 @@ class Records:
         found = await self._store.get(name)
         if found is not None:
             return _text(found)
-        known = next((record for record in self._kept.values() if name in record.names), None)
-        restored = await self._restored(known.id) if known is not None else None
-        return None if restored is None else restored.id
+        known = self._named.get(name)
+        return None if known is None or await self._restored(known) is None else known
 
     async def forget(self, environment: str, names: tuple[str, ...] = ()) -> bool:
         """Remove a record and its names; say whether there was one."""
-        self._kept.pop(environment, None)
+        self._drop(environment)
         return bool(await self._forget(keys=[*_keys(environment), *names], args=[environment]))
 
 

@@ -6,8 +6,8 @@ recording, or all of it if the recording does not say.
 An action in the background gets the idle time of its node: cores that no action holds, and the time in which a holder leaves its
 cores idle. The kernel divides this time evenly. So each action gets the same fraction f of a core while it needs a core. Its waits for
 a network or a timer take as long as before. An action that needs a core for a fraction r of its time takes `(1 - r) + r / f` times as
-long. This is a mean over independent moments, not a model of single time slices. An action uses one core at most. So of its time in the
-background, work that it would have done on a core of its own is execution, and the rest is the background part of its ACT.
+long. This is a mean over independent moments, not a model of single time slices. An action uses one core at most. The
+time that its work in the background would take on a core of its own is execution. The rest is the background part of its ACT.
 
 Actions with equal needs (to a sixteenth) share a clock. So a change of the idle time costs the same for any number of actions.
 """

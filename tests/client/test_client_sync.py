@@ -160,13 +160,18 @@ def test_services_give_scores_logprobs_and_texts(peer: Any, settings: Settings) 
     assert peer.seen[2].arguments == {"service": "judge", "prompts": ["x", "y"], "max_tokens": 5, "temperature": 0.0, "seed": 1}
 
 
-def test_ranks_and_most_likely_ids_come_with_log_probs(peer: Any, settings: Settings) -> None:
-    value = {
+def ranked() -> dict[str, Any]:
+    """Return the log-probabilities of two positions with their ranks and two likeliest ids, and none of a second sequence."""
+    return {
         "logprobs": pack_floats([[-0.5, -1.5], []]),
         "ranks": pack_ints([[1, 3], []]),
         "top_ids": pack_ints([[2, 8, 7, 9], []]),
         "top_logprobs": pack_floats([[-0.5, -2.0, -0.25, -1.0], []]),
     }
+
+
+def test_ranks_and_most_likely_ids_come_with_log_probs(peer: Any, settings: Settings) -> None:
+    value = ranked()
     peer.behave = lambda seen: peer.payload(value)
     with Client(settings=settings) as client:
         found = client.logprobs("teacher", [[1, 2, 3], [4]], top_k=2)
@@ -182,12 +187,7 @@ def test_ranks_and_most_likely_ids_come_with_log_probs(peer: Any, settings: Sett
 
 
 def test_log_probs_come_back_as_numpy_where_that_went_in(peer: Any, settings: Settings) -> None:
-    value = {
-        "logprobs": pack_floats([[-0.5, -1.5], []]),
-        "ranks": pack_ints([[1, 3], []]),
-        "top_ids": pack_ints([[2, 8, 7, 9], []]),
-        "top_logprobs": pack_floats([[-0.5, -2.0, -0.25, -1.0], []]),
-    }
+    value = ranked()
     peer.behave = lambda seen: peer.payload(value)
     with Client(settings=settings) as client:
         found = client.logprobs("teacher", [np.array([1, 2, 3]), np.array([4])], top_k=2)
