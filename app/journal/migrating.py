@@ -24,7 +24,7 @@ _ALEMBIC = threading.Lock()
 def upgrade(url: str, revision: str = "head") -> None:
     """Bring the database at `url` to `revision`; do nothing where it is there already.
 
-    Raises `DatabaseError` when it cannot be reached or written, or was made by a later version.
+    Raises `DatabaseError` when it cannot be reached or written, or is at a revision that is not in `migrations/`.
     """
     _migrate(url, lambda config: command.upgrade(config, revision))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -23,11 +22,8 @@ from app.journal.database import (
     sqlite_url,
     writing,
 )
-from app.journal.figures import act_report
 from app.journal.migrating import downgrade, upgrade
 from app.journal.models import Action, ActionHour, Base, Environment, EnvironmentHour, Node, ServiceInstance
-from app.journal.retention import Retention
-from app.journal.status import status
 from scheduler.model.lifecycle import ACTION, ENVIRONMENT, NODE, SERVICE
 from tangram.ends import CAUSES, FAULTS
 
@@ -157,60 +153,17 @@ def test_a_path_with_odd_characters_is_a_path(tmp_path: Path) -> None:
     assert (folder / "x.sqlite").exists()
 
 
-@pytest.mark.parametrize("database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.real)])
-def test_a_journal_in_use_is_migrated_with_what_is_in_it(database: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    # Given a database at an earlier revision, with a job, an environment that ended and an instance of a service
-    url = request.getfixturevalue("postgres_url") if database == "postgresql" else sqlite_url(tmp_path / "x.sqlite")
+def test_a_journal_of_before_the_first_revision_is_refused_in_one_line(tmp_path: Path) -> None:
+    url = sqlite_url(tmp_path / "x.sqlite")
     upgrade(url)
-    downgrade(url, "0004")
     engine = open_engine(url)
     with writing(engine).begin() as connection:
-        for table in ("jobs", "environments", "service_instances", "nodes"):
-            connection.execute(text(f"DELETE FROM {table}"))
-        connection.execute(text("INSERT INTO jobs VALUES ('coding', 1.0)"))
-        connection.execute(text("INSERT INTO environments VALUES ('e', 'coding', 't', 'closed', 'n', 1, 0, '', 1.0, 2.0, 3.0, 3.0)"))
-        connection.execute(text("INSERT INTO nodes VALUES ('n', 'up', '', '{}', 1.0, 1.0)"))
-        connection.execute(text("INSERT INTO service_instances VALUES ('n', 'rm', '0,1', 'host', '', 0.0, 5.5, 1, 2, 3, 4, 1.0)"))
-    # When it is migrated
-    upgrade(url)
-    # Then it is up to date, and all is there
-    require_latest(engine)
-    now = status(engine, 5.0)
-    assert now.environments == {"closed": 1}
-    assert [(node.name, node.draining) for node in now.nodes] == [("n", False)]
-    (instance,) = now.services[0].instances
-    assert (instance.cells, instance.leaks, instance.wrong_answers) == ((0, 1), 4, 0)
-    with engine.connect() as connection:
-        assert connection.execute(text("SELECT name FROM jobs")).scalars().all() == ["coding"]
-        assert connection.execute(text("SELECT count(*) FROM failed_messages")).scalar_one() == 0
+        connection.execute(text("UPDATE alembic_version SET version_num = '0017'"))
+    for bring in (lambda: upgrade(url), lambda: require_latest(engine)):
+        with pytest.raises(DatabaseError, match="0017") as caught:
+            bring()
+        assert "\n" not in str(caught.value)
     engine.dispose()
-
-
-def test_actions_of_before_have_nothing_in_the_background_and_the_same_act(engine: Engine, make: Any, write: Any) -> None:
-    # Given an action with a wait in the background, as it is after a migration back, and one to the latest revision
-    write(make.received(), make.granted(), make.ended(background_s=0.5))
-    url = engine.url.render_as_string(hide_password=False)
-    downgrade(url, "0016")
-    upgrade(url)
-    # Then that time is queueing, and the whole is the same
-    with engine.connect() as connection:
-        row = connection.execute(text("SELECT queue_s, background_s, overhead_s, execution_s, act_s FROM actions")).one()
-    assert tuple(row) == (1.5, 0.0, 0.25, 2.0, 3.75)
-
-
-def test_closes_of_before_are_nobodys_fault(engine: Engine, make: Any, write: Any) -> None:
-    # Given closes and other actions that were lost, under the revision before; some of them are figures of an hour
-    for id, kind, at in (("c", "cpu.close", 9e6), ("e", "cpu.exec", 9e6), ("old-c", "cpu.close", 1e6), ("old-e", "cpu.exec", 1e6)):
-        write(make.received(id, at, kind=kind), make.ended(id, at, status="lost", cause="node_lost", by_worker=False))
-    Retention(engine, keep_days=30, history=0).prune(1e7)
-    url = engine.url.render_as_string(hide_password=False)
-    assert status(engine, 1e7).infra_failed == {"node_lost": 4}
-    downgrade(url, "0012")
-    # When it is migrated
-    upgrade(url)
-    # Then the closes do not count
-    assert status(engine, 1e7).infra_failed == act_report(engine).total.by_cause == {"node_lost": 2}
-    assert act_report(engine).total.by_status == {"lost": 4}
 
 
 STATES: list[tuple[type[Base], str, tuple[str, ...], tuple[str, ...]]] = [
