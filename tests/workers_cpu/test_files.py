@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from workers.cpu.errors import FileUnusable
+from workers.cpu.files import RegularFiles
 from workers.cpu.process.environment import ProcessEnvironment
-from workers.cpu.rooted_files import HomeFiles
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_a_file_that_the_node_cannot_serve_is_not_the_callers_fault(
     def fail(*_: object) -> int:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(HomeFiles, "open_to_write", fail)
+    monkeypatch.setattr(RegularFiles, "open_to_write", fail)
     with pytest.raises(FileUnusable, match=os.strerror(number)) as caught:
         env.write_file("a", b"text")
     assert (caught.value.cause, caught.value.fault) == (cause, fault)

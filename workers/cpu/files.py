@@ -1,6 +1,7 @@
 """Files of an environment as they pass in and out: only regular ones, up to a size, with errors that say which file.
 
-How a path is opened inside the environment is for each kind of sandbox to say.
+How a path is opened inside the environment is for each kind of sandbox to say. Relative paths and `~` begin at the home of the
+environment.
 """
 
 from __future__ import annotations
@@ -23,25 +24,33 @@ FLAGS = os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class RegularFiles(ABC):
-    """Reads and writes files, at most `max_bytes` in one piece."""
+    """Reads and writes files, at most `max_bytes` in one piece, and makes the folders above one that is written."""
 
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-
-    @abstractmethod
-    def open_to_read(self, path: str) -> int:
-        """Return a descriptor for reading. Raises `OSError`, or an error of the project's."""
+    def __init__(self, max_bytes: int, home: str) -> None:
+        self._max_bytes, self._home = max_bytes, home
 
     @abstractmethod
+    def open(self, path: str, flags: int) -> int:
+        """Return a descriptor of an absolute path; a file that is made has its folders made, too. Raises `OSError`, or ours."""
+
     def open_to_write(self, path: str) -> int:
-        """Return a descriptor for writing, the folders above made where they are missing. Raises `OSError`, or ours."""
+        """Return a descriptor for writing. Raises `OSError`, or ours."""
+        target = self._absolute(path)
+        if path.endswith("/"):
+            raise PathIsDirectory(f"{path} names a folder")
+        return self.open(target, os.O_WRONLY | os.O_CREAT)
+
+    def _absolute(self, path: str) -> str:
+        if path == "~" or path.startswith("~/"):
+            path = f"{self._home}{path[1:]}"
+        return os.path.join(self._home, path)
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         """Return a file's bytes, or `length` of them from `offset` on; errors as in `Environment.read_file`."""
         check_path(path)
         most = self._max_bytes + 1 if length is None else min(length, self._max_bytes + 1)
         try:
-            with open(self.open_to_read(path), "rb") as file:
+            with open(self.open(self._absolute(path), os.O_RDONLY), "rb") as file:
                 _check_regular(path, file.fileno())
                 # A file of /proc or one that grows may be longer than its size says.
                 file.seek(offset)

@@ -4,8 +4,6 @@
 |---------------|----------------------------------------------------------|--------------------------------------------------------|
 | `RootedFiles` | the environment's own: a container's, or its namespaces' | the kernel resolves the path below it, see `root.py`   |
 | `HostFiles`   | the host's, as its commands have it                      | nothing holds it back, nor the commands                |
-
-Relative paths and `~` begin at the home of the environment.
 """
 
 from __future__ import annotations
@@ -13,11 +11,10 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from workers.cpu.errors import FileUnusable, PathIsDirectory
+from workers.cpu.errors import FileUnusable
 from workers.cpu.files import FLAGS, RegularFiles
 from workers.cpu.root import open_in_root
 
@@ -26,35 +23,7 @@ _OF_A_PROCESS = re.compile(r"/proc/\d+/")
 """Such files give the worker more than a command: with them it could reach into the memory of what runs inside."""
 
 
-class HomeFiles(RegularFiles):
-    """Reads and writes files, and makes the folders above one that is written."""
-
-    def __init__(self, max_bytes: int, home: str) -> None:
-        super().__init__(max_bytes)
-        self._home = home
-
-    def open_to_read(self, path: str) -> int:
-        """Open a file; see the base class."""
-        return self.open(self._absolute(path), os.O_RDONLY)
-
-    def open_to_write(self, path: str) -> int:
-        """Open or make a file; see the base class."""
-        target = self._absolute(path)
-        if path.endswith("/"):
-            raise PathIsDirectory(f"{path} names a folder")
-        return self.open(target, os.O_WRONLY | os.O_CREAT)
-
-    @abstractmethod
-    def open(self, path: str, flags: int) -> int:
-        """Open the file of an absolute path; one that is made has its folders made, too. Raises `OSError`, or ours."""
-
-    def _absolute(self, path: str) -> str:
-        if path == "~" or path.startswith("~/"):
-            path = f"{self._home}{path[1:]}"
-        return os.path.join(self._home, path)
-
-
-class HostFiles(HomeFiles):
+class HostFiles(RegularFiles):
     """Files of the host."""
 
     def open(self, path: str, flags: int) -> int:
@@ -64,7 +33,7 @@ class HostFiles(HomeFiles):
         return os.open(path, flags | FLAGS & ~os.O_NOFOLLOW, 0o644)
 
 
-class RootedFiles(HomeFiles):
+class RootedFiles(RegularFiles):
     """Files below the folder whose descriptor `root` gives; `as_inside` gives this thread the rights of who runs inside."""
 
     def __init__(

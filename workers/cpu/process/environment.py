@@ -18,11 +18,12 @@ from pathlib import Path
 
 from workers.cpu.abstract import EnvironmentSpec
 from workers.cpu.base import remove_tree
+from workers.cpu.files import RegularFiles
 from workers.cpu.leftovers import Leftovers
 from workers.cpu.process.anchor import Anchor
 from workers.cpu.process.groups import MemoryGroup
 from workers.cpu.process.isolation import Folders
-from workers.cpu.shell.environment import FileAccess, ShellEnvironment
+from workers.cpu.shell.environment import ShellEnvironment
 from workers.cpu.shell.session import SessionSetup
 
 
@@ -32,7 +33,7 @@ class ProcessEnvironment(ShellEnvironment):
     def __init__(
         self,
         spec: EnvironmentSpec,
-        files: FileAccess,
+        files: RegularFiles,
         setup: SessionSetup,
         forget: Callable[[str], None],
         folders: Folders,

@@ -14,11 +14,11 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from tangram.errors import ActionCancelled
 from workers.cpu.abstract import Environment, EnvironmentSpec, ExecRequest, Holding
 from workers.cpu.errors import EnvironmentGone, ProcessesLeft, SandboxError
+from workers.cpu.files import RegularFiles
 from workers.cpu.memory.allowance import Allowance
 from workers.cpu.ports.exchange import HttpAnswer, HttpRequest, exchange
 from workers.cpu.ports.network import Network, connect
@@ -31,20 +31,10 @@ from workers.cpu.shell.session import Session, SessionSetup
 log = logging.getLogger(__name__)
 
 
-class FileAccess(Protocol):
-    """Reads and writes the files of one environment; errors as in `Environment.read_file` and `write_file`."""
-
-    def read(self, path: str, offset: int, length: int | None) -> bytes:
-        """Return a file's bytes."""
-
-    def write(self, path: str, data: bytes, mode: int | None, offset: int) -> None:
-        """Write a file."""
-
-
 class ShellEnvironment(Environment):
     """Sessions by name, and the closing of all that belongs to them; `forget` takes the environment off its sandbox's books."""
 
-    def __init__(self, spec: EnvironmentSpec, files: FileAccess, setup: SessionSetup, forget: Callable[[str], None]) -> None:
+    def __init__(self, spec: EnvironmentSpec, files: RegularFiles, setup: SessionSetup, forget: Callable[[str], None]) -> None:
         self._spec, self._files, self._setup, self._forget = spec, files, setup, forget
         self._lock = threading.Lock()
         self._sessions: dict[str, Session] = {}
