@@ -40,6 +40,12 @@ class GatewayError(TangramError):
     kind = "error"
     environment_lost = False
 
+    def __init__(self, message: str = "", cause: str | None = None) -> None:
+        """Keep the message, one line for a person, and the cause; without one it is the usual cause of such a failure."""
+        super().__init__(message)
+        if cause is not None:
+            self.cause = cause
+
     @property
     def headers(self) -> Mapping[str, str]:
         """The headers that an answer should have."""
@@ -55,11 +61,10 @@ class BadRequest(GatewayError):
 
     status, kind, cause = 400, "bad_request", "bad_input"
 
-    def __init__(self, message: str, problem: str = "", cause: str = "bad_input") -> None:
-        """Keep the message, one line for a person, the name of the problem, and the cause."""
-        super().__init__(message)
+    def __init__(self, message: str, problem: str = "", cause: str | None = None) -> None:
+        """Keep the message and the cause, and the name of the problem."""
+        super().__init__(message, cause)
         self.problem = problem
-        self.cause = cause
 
 
 class KeyReused(BadRequest):
@@ -68,7 +73,6 @@ class KeyReused(BadRequest):
     status = 422
 
     def __init__(self) -> None:
-        """Say so."""
         super().__init__("Idempotency-Key: was used for another request before: a key is for one request, sent any number of times")
 
 
@@ -87,21 +91,11 @@ class NotFound(GatewayError):
 class EnvironmentGone(NotFound):
     """Raised when an environment of this caller has ended, by `cause`."""
 
-    def __init__(self, message: str, cause: str) -> None:
-        """Keep the message, one line for a person, and the cause."""
-        super().__init__(message)
-        self.cause = cause
-
 
 class Cancelled(GatewayError):
     """Raised when the action was cancelled by somebody else than its caller."""
 
-    status, kind = 409, "cancelled"
-
-    def __init__(self, message: str, cause: str = "cancelled") -> None:
-        """Keep the message, one line for a person, and the cause."""
-        super().__init__(message)
-        self.cause = cause
+    status, kind, cause = 409, "cancelled", "cancelled"
 
 
 class TooLarge(GatewayError):
@@ -113,12 +107,7 @@ class TooLarge(GatewayError):
 class Overloaded(GatewayError):
     """Raised when a queue is full, when a call's time in it is over, or when there are too many calls at once."""
 
-    status, kind = 503, "overload"
-
-    def __init__(self, message: str = "", cause: str = "queue_full") -> None:
-        """Keep the message, one line for a person, and the cause."""
-        super().__init__(message)
-        self.cause = cause
+    status, kind, cause = 503, "overload", "queue_full"
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -137,21 +126,11 @@ class ProgramFailed(GatewayError):
 
     status, kind = 422, "program"
 
-    def __init__(self, message: str, cause: str) -> None:
-        """Keep the message, one line for a person, and the cause."""
-        super().__init__(message)
-        self.cause = cause
-
 
 class InfraFailed(GatewayError):
     """Raised when the system failed: a node died, the stack cannot be reached."""
 
-    status, kind = 502, "infra"
-
-    def __init__(self, message: str, cause: str = "worker_failed") -> None:
-        """Keep the message, one line for a person, and the cause, a word of `tangram/ends.py` whose fault is the infrastructure's."""
-        super().__init__(message)
-        self.cause = cause
+    status, kind, cause = 502, "infra", "worker_failed"
 
 
 def classify(error: Exception) -> GatewayError:
