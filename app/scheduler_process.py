@@ -102,7 +102,6 @@ class Scheduler:
         watch: Callable[[Journal, int], Journal],
         metrics: SchedulerMetrics | None = None,
     ) -> None:
-        """Take nothing yet."""
         self._settings, self._engine, self._lease = settings, engine, lease
         self._connect, self._reach, self._watch, self._metrics = connect, reach, watch, metrics
 

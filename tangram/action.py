@@ -113,7 +113,6 @@ class Cost:
         return self.least(TOKENS_PREFIX + quota)
 
     def __hash__(self) -> int:
-        """Hash by content."""
         return hash(tuple(self.amounts.items()))
 
     def __reduce__(self) -> tuple[type[Cost], tuple[dict[str, tuple[int, ...]]]]:

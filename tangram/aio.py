@@ -121,7 +121,6 @@ class AsyncClient:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Close."""
         await self.close()
 
     async def _connected(self) -> Session:
@@ -214,7 +213,6 @@ class AsyncEnvironment:
             await self._session.submit(calls.close_environment(self._place))
 
     async def __aenter__(self) -> Self:
-        """Return the environment."""
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

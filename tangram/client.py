@@ -129,11 +129,9 @@ class Client:
             self._session.stop()
 
     def __enter__(self) -> Self:
-        """Return the client."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Close."""
         self.close()
 
     def _run(self, action: Action) -> Any:
@@ -234,7 +232,6 @@ class Environment:
             self._session.submit(calls.close_environment(self._place)).result()
 
     def __enter__(self) -> Self:
-        """Return the environment."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

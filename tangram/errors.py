@@ -57,7 +57,6 @@ class Unknown(TangramError, ConnectionError):
         self.reason, self.id = reason, id
 
     def __str__(self) -> str:
-        """Return the reason and the id."""
         return f"{self.reason}; nobody knows yet how action {self.id} ends"
 
 
@@ -80,7 +79,6 @@ class ActionError(TangramError):
         self.cause = cause_of(self.status, cause)
 
     def __str__(self) -> str:
-        """Return the reason."""
         return self.reason
 
 

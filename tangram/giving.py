@@ -63,7 +63,6 @@ class Giving:
     """Makes the messages of one client; safe for use by many threads."""
 
     def __init__(self, client_id: str, job: str) -> None:
-        """Send as this client, of this job."""
         self._client_id, self._job = client_id, job
         self._lock = threading.Lock()
         self._senders: OrderedDict[str, tuple[str, int]] = OrderedDict()

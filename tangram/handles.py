@@ -54,7 +54,6 @@ class Handle(Generic[T]):
         self.remote = remote
 
     def __repr__(self) -> str:
-        """Show the id and whether there is a result."""
         return f"<{type(self).__name__} {self.id} {'done' if self.done() else 'waiting'}>"
 
     def done(self) -> bool:
@@ -168,12 +167,10 @@ class AsyncHandle(Generic[T]):
     __slots__ = ("_handle", "id")
 
     def __init__(self, handle: Handle[T]) -> None:
-        """Wrap the sync handle."""
         self._handle = handle
         self.id = handle.id
 
     def __repr__(self) -> str:
-        """Show the id and whether there is a result."""
         return f"<{type(self).__name__} {self.id} {'done' if self.done() else 'waiting'}>"
 
     def done(self) -> bool:

@@ -25,7 +25,6 @@ class SoleName:
     """The name of a node, as its worker holds it."""
 
     def __init__(self, store: Redis, name: str, beat_s: float) -> None:
-        """Hold nothing yet."""
         self._store, self._name, self._beat_s = store, name, beat_s
         self._key, self._ttl_ms = NODE_KEY_PREFIX + name, max(1, round(MISSED_BEATS * beat_s * 1000))
         self._holder = f"{socket.gethostname()} {os.getpid()} {secrets.token_hex(4)}"

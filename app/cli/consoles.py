@@ -33,7 +33,6 @@ class Figures(Table):
     """
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the table, or its rows as paragraphs."""
         too_much = self._least_width(console, options) - options.max_width
         if too_much <= 0:
             for column in self.columns:

@@ -22,7 +22,6 @@ class Access:
     """Middleware that logs and limits calls."""
 
     def __init__(self, app: ASGIApp, body_limit_bytes: int) -> None:
-        """Serve `app`; bodies are at most `body_limit_bytes` long."""
         self._app = app
         self._limit = body_limit_bytes
 

@@ -89,7 +89,6 @@ class SandboxGone(RpcError):
     """Raised when the sandbox was never there for this caller, or is there no longer."""
 
     def __init__(self) -> None:
-        """Say so in the words that clients look for."""
         super().__init__("unavailable", GONE)
 
 

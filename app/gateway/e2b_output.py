@@ -114,7 +114,6 @@ class _Output:
     """What a command prints while it runs, as events."""
 
     def __init__(self, sandbox: Sandbox, process: Process, handle: Handle[Any], ended: asyncio.Future[None]) -> None:
-        """Begin to read."""
         self.dropped = 0
         self._process, self._ended = process, ended
         self._chunks = cast(AsyncGenerator[Chunk, None], sandbox.caller.session.streams.read_async(handle.id))

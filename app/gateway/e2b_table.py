@@ -117,7 +117,6 @@ class Tables:
     """The processes of all sandboxes."""
 
     def __init__(self, store: Redis) -> None:
-        """Keep them in `store`."""
         self.store = store
         self.hold = store.register_script(_HOLD)
         self.begin = store.register_script(_BEGIN)
@@ -134,7 +133,6 @@ class Table:
     """The processes of one sandbox. Every method raises what redis-py raises."""
 
     def __init__(self, tables: Tables, sandbox: str) -> None:
-        """Be a part of `tables`."""
         self._store, self._removing = tables.store, tables.removing
         self._hold, self._begin, self._remove = tables.hold, tables.begin, tables.remove
         self._keys = [PROCESSES_PREFIX + sandbox, record_key(sandbox), SHELLS_PREFIX + sandbox]

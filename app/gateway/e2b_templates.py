@@ -70,7 +70,6 @@ class Templates:
     """The templates of one job. Every method raises what redis-py raises."""
 
     def __init__(self, store: Redis, job: str) -> None:
-        """Keep them in `store`."""
         self._store = store
         self._job = job
         self._key = f"tangram-gw-e2b-templates-{digest(job)}"

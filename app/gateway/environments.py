@@ -48,7 +48,6 @@ class Environments:
     """The environments of all callers; used by one event loop."""
 
     def __init__(self, records: Records, journal: Journal) -> None:
-        """Keep records, and read the rest from the journal."""
         self._records = records
         self._journal = journal
         self._closing: set[asyncio.Task[None]] = set()

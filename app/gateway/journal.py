@@ -70,7 +70,6 @@ class Journal:
     """Reads the journal for one event loop."""
 
     def __init__(self, engine: Engine) -> None:
-        """Read from the database of `engine`."""
         self._engine = engine
         self._labels: tuple[float, frozenset[str]] = (float("-inf"), frozenset())
 

@@ -14,7 +14,6 @@ class Metrics:
     """The counters of one process."""
 
     def __init__(self, settings: Settings) -> None:
-        """Start at nought."""
         self._registry = make_registry(settings, "gateway")
         self.infra_failed = counter("tangram_gateway_infra_failed_total", self._registry)
         self.lag = histogram("tangram_gateway_loop_lag_seconds", self._registry)

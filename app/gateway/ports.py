@@ -90,7 +90,6 @@ class ByName:
     """
 
     def __init__(self, app: ASGIApp) -> None:
-        """Serve `app`."""
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

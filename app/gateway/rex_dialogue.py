@@ -31,7 +31,6 @@ class Dialogue:
     """The calls on the interactive programs of one environment."""
 
     def __init__(self, gateway: Gateway, caller: Caller, record: Record) -> None:
-        """Serve a call of `caller`."""
         self._programs = Programs(gateway, caller, record)
         self._session = caller.session
 

@@ -13,7 +13,6 @@ class RemoteError(GatewayError):
     status, kind = 511, "remote"
 
     def __init__(self, class_path: str, message: str, **info: Any) -> None:
-        """Keep what the client needs."""
         super().__init__(message)
         self.class_path, self.info = class_path, info
 

@@ -89,7 +89,6 @@ class Programs:
     """The interactive programs of one environment, for one call."""
 
     def __init__(self, gateway: Gateway, caller: Caller, record: Record) -> None:
-        """Serve a call of `caller`."""
         self._gateway, self._caller, self._record = gateway, caller, record
         self._key = _PROGRAMS + record.id
 

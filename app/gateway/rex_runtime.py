@@ -58,7 +58,6 @@ class Runtime:
     """The verbs for one call: on the environment of `record`, once per `key` where there is one."""
 
     def __init__(self, gateway: Gateway, caller: Caller, record: Record, key: str | None, request: Request) -> None:
-        """Serve `request`."""
         self._gateway, self._caller, self._record = gateway, caller, record
         self._key, self._request = key, request
         self._mark = f"tangram-{digest(key)}" if key else f"tangram-{secrets.token_hex(16)}"

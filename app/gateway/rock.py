@@ -142,7 +142,6 @@ class Sandboxes:
     """The sandboxes of a caller, for one request."""
 
     def __init__(self, request: Request, gateway: GatewayOf, caller: Annotated[Caller, Depends(_caller)]) -> None:
-        """Serve `request`."""
         self.request, self.gateway, self.caller = request, gateway, caller
         self._key = request.headers.get("x-request-id")
 

@@ -63,7 +63,6 @@ class Sessions:
         self._callers: WeakValueDictionary[str, Caller] = WeakValueDictionary()
 
     def __len__(self) -> int:
-        """Return how many are open."""
         return len(self._open)
 
     async def caller(self, job: str) -> Caller:

@@ -53,7 +53,6 @@ class Tokens:
     """Says whose tokens there are; used by one event loop."""
 
     def __init__(self, engine: Engine) -> None:
-        """Look tokens up in the database of `engine`."""
         self._engine = engine
         self._known: dict[str, tuple[float, str | None]] = {}
         self._jobs: dict[str, tuple[float, str | None]] = {}

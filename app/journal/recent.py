@@ -68,7 +68,6 @@ class Recent:
         self._minutes, self._last = minutes, present
 
     def __iter__(self) -> Iterator[Ended]:
-        """Walk the groups of all minutes."""
         return (ended for groups in self._minutes.values() for ended in groups)
 
 

@@ -103,7 +103,6 @@ class EmbeddedStack:
     """The class of its processes, but for Redis; a subclass may have another one."""
 
     def __init__(self, state_dir: Path, commands: Sequence[Command] = (), *, stop_timeout_s: float = 10.0) -> None:
-        """Start nothing yet."""
         self.state_dir = state_dir.expanduser().absolute()
         self.stack_file = self.state_dir / "stack.json"
         self.metrics_file = self.state_dir / "metrics.json"

@@ -46,7 +46,6 @@ class CeleryEvents(Collector):
     """Counts events; `collect` belongs to a scrape, all else to one thread."""
 
     def __init__(self, app: Celery, registry: CollectorRegistry) -> None:
-        """Start at nought."""
         self._app = app
         self._state = State(max_tasks_in_memory=TASKS_REMEMBERED)
         self._names, self._exceptions = Names(), Names()

@@ -21,7 +21,6 @@ class WorkerMetrics:
     """The figures of one worker process; safe for many threads."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        """Start at nought."""
         self.registry = registry
         self._kinds = Names()
         self._running = gauge("tangram_worker_actions_running", registry)

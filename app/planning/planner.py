@@ -64,7 +64,6 @@ class Planner:
     """Makes one plan."""
 
     def __init__(self, request: Request, simulations: Simulations) -> None:
-        """Ask `request` of the trace of `simulations`."""
         request.check()
         self._request = request
         self._simulations = simulations

@@ -51,7 +51,6 @@ class Simulations:
         self._pool.submit(int).result()  # with forks, the first task starts all processes
 
     def __enter__(self) -> Self:
-        """Give the pool."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

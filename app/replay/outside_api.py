@@ -92,12 +92,10 @@ class OutsideApi:
         return f"http://{host!s}:{port}"
 
     def __enter__(self) -> Self:
-        """Start listening."""
         self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Stop."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(5.0)

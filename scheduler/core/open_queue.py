@@ -77,7 +77,6 @@ class OpenQueue:
         return self._count
 
     def __iter__(self) -> Iterator[Waiting]:
-        """Walk all opens, queue by queue."""
         return (waiting for jobs in self._by_needs.values() for alike in jobs.values() for waiting in alike.queue.items)
 
     def __contains__(self, waiting: Waiting) -> bool:

@@ -149,7 +149,6 @@ class Walk:
         return self
 
     def __next__(self) -> Waiting:
-        """Return the next action."""
         while self._heads:
             _, _, job, head = self._heads[0]
             if job not in self._rest:

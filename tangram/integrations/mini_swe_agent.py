@@ -130,11 +130,9 @@ class TangramEnvironment:
         self._client.close()
 
     def __enter__(self) -> TangramEnvironment:
-        """Return it."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
         self.cleanup()
 
     def _open(self) -> Environment:

@@ -113,7 +113,6 @@ class Holdings:
     """What the processes of one server hold on each of its devices, MiB, as measured at the last change."""
 
     def __init__(self, memory: DeviceMemory, devices: Sequence[Device]) -> None:
-        """Begin with nothing held."""
         self._memory, self._devices = memory, tuple(devices)
         self.mb: tuple[float, ...] = tuple(0.0 for _ in devices)
         self.exact = True

@@ -58,7 +58,6 @@ class Reservations:
     """The memory of a node's devices. Safe for many threads; only `cells_locked` waits for weights to move."""
 
     def __init__(self, devices: Sequence[Device], instances: Callable[[], Iterable[Instance]], memory: DeviceMemory) -> None:
-        """Begin with nothing booked and nothing learned."""
         self._devices = tuple(devices)
         self._instances = instances
         self._memory = memory

@@ -72,9 +72,7 @@ class Wait:
             self._wake = -1
 
     def __enter__(self) -> Self:
-        """Return it."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Close."""
         self.close()

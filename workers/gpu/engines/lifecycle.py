@@ -21,7 +21,6 @@ class Lifecycle:
     """The state of one engine and the number of calls in it. Safe for many threads."""
 
     def __init__(self, name: str) -> None:
-        """Begin absent; `name` is the service's, for messages."""
         self._name = name
         self._state: ServiceState = "absent"
         self._failure = ""

@@ -25,7 +25,6 @@ class SideStreams:
     """The streams of one engine, made when first needed. One copy at a time."""
 
     def __init__(self) -> None:
-        """Begin with no stream."""
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     def copy(self, pinned: torch.Tensor, blocks: Sequence[torch.Tensor]) -> None:

@@ -44,7 +44,6 @@ class Refused(RuntimeError):
     """Raised when the server answers that it will not; `status` is the HTTP status."""
 
     def __init__(self, status: int, said: str) -> None:
-        """Carry what it said."""
         super().__init__(f"the server answers {status}: {said}")
         self.status = status
 
@@ -57,7 +56,6 @@ class Api:
     """One server's HTTP interface, on a loop of its own. Safe for many threads."""
 
     def __init__(self, socket: Path) -> None:
-        """Connect to nothing yet."""
         self._loop = HttpLoop("tangram-vllm-http")
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=_KEPT, keepalive_expiry=_KEPT_S)
         self._http = self._loop.client(httpx.AsyncHTTPTransport(uds=str(socket), limits=limits), "http://vllm")
