@@ -4,16 +4,16 @@
 |---------|------------------------------------------------------------|----------------------------------------------------------|
 | at its  | nothing is bounded but by the environment's limit          | an action is granted less: bounded                       |
 | limit   |                                                            |                                                          |
-| bounded | the kernel tells when the allowance is near                | what is held comes near it: paused; raised to the limit  |
+| bounded | the watcher looks at what is used                          | what is held comes near it: paused; raised to the limit  |
 | paused  | everything is frozen, and the scheduler is asked for more  | more is allowed: bounded; something is to end: awake     |
 | awake   | something is started or ended, so all runs at the bound    | that is over: bounded, or paused again                   |
 | closed  | the environment closes: all runs, nothing is watched       |                                                          |
 
-Pages of files that no program has mapped are not held. Up to `CACHE_MB` of them are let be beyond the allowance, or the next command
-would read its files from the disk. The kernel drops them first where the bound is reached, or where the node is full.
+Pages of files that no program has mapped are not held. The kernel drops them first where its bound is met, or where the node is full.
 
-A pause comes `CUSHION_MB` before the allowance. So system calls do not fail until everything is frozen, and little grows beyond the
-allowance before that. Whatever does sleeps in the kernel (version 1), or is slowed down (version 2).
+A pause comes `CUSHION_MB` before the allowance, and the kernel's own bound is `ROOM_MB` beyond that. The room between them is for cache,
+and for what programs take until the watcher looks again. Programs that take `BYTES_PER_S` do not fill it before. If the watcher is late,
+they sleep in the kernel (version 1, where system calls then fail) or are slowed down (version 2).
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CUSHION_MB, CACHE_MB, SLACK_BYTES = 8, 64, MIB
+CUSHION_MB, ROOM_MB, SLACK_BYTES = 8, 64, MIB
 BYTES_PER_S = 2 << 30
 """The fastest that programs take memory: how soon the allowance could be near follows from it."""
-SOONEST_S, LATEST_S, SAMPLE_S = 0.002, 0.05, 0.1
+SOONEST_S, LATEST_S, SAMPLE_S = 0.02, 0.05, 0.1
 
 Stamp = tuple[int, int]
 """The age of a change: the scheduler's epoch, and the serial of its message."""
@@ -71,7 +71,8 @@ class Allowance:
         self._paused_before_s = 0.0
         self._awake = 0
         self._actions: set[ActionMemory] = set()
-        self._cache_most, self._near_most, self._sampled_at = 0, 0, 0.0
+        self._cache_most, self._unseen_most, self._sampled_at = 0, 0, 0.0
+        self._seen, self._meets = Use(0, 0), b""
         self._is_granted = False
         self._stamp: Stamp = (0, 0)
 
@@ -160,26 +161,26 @@ class Allowance:
         with contextlib.suppress(OSError):
             use, peak = self._controls.use(), self._controls.peak()
             self._note(use)
-            self._note(Use(min((peak or 0) - self._cache_most, self._near_most), 0))
+            self._note(Use(min((peak or 0) - self._cache_most, self._unseen_most), 0))
             self._restart_peak()
             return use
         return None
 
     def _restart_peak(self) -> None:
-        self._cache_most, self._near_most = 0, self._most_unseen
+        self._cache_most, self._unseen_most = 0, self._most_unseen
         with contextlib.suppress(OSError):
             self._controls.restart_peak()
 
     def _note(self, use: Use) -> None:
-        self._sampled_at = time.monotonic()
-        self._cache_most, self._near_most = max(self._cache_most, use.cache), max(self._near_most, self._most_unseen)
+        self._sampled_at, self._seen = time.monotonic(), use
+        self._cache_most, self._unseen_most = max(self._cache_most, use.cache), max(self._unseen_most, self._most_unseen)
         for action in self._actions:
             action.memory_mb = max(action.memory_mb or 0, _mb(use.held))
 
     @property
     def _most_unseen(self) -> int:
-        """How many bytes can be held at most without a check."""
-        return self.limit_mb * MIB if self._allowed_mb >= self.limit_mb else self._near
+        """How many bytes can be held at most between two looks."""
+        return self.limit_mb * MIB if self._allowed_mb >= self.limit_mb else self._kernels_bound
 
     def _end_last(self, action: ActionMemory, use: Use) -> None:
         """Say what stays, and lower the allowance to it. What is reported is what the scheduler is to book."""
@@ -187,7 +188,7 @@ class Allowance:
             held_mb = _mb(use.held)
             if self._is_granted and held_mb + HEADROOM_MB < self._allowed_mb:
                 before_mb, self._allowed_mb = self._allowed_mb, held_mb + HEADROOM_MB
-                if not self._bound(use):
+                if not self._bound():
                     self._allowed_mb = before_mb
                     held_mb = before_mb - HEADROOM_MB
             action.resident_mb = held_mb
@@ -202,15 +203,13 @@ class Allowance:
         try:
             use = self._controls.use()
             self._note(use)
-            if self.is_paused and self._has_room(use):
-                self._bound(use)
+            if not self.is_paused or self._has_room(use):
+                self._bound()
                 self._go_on()
-            elif not self.is_paused:
-                self._bound(use)
         except OSError as error:
             if not self._is_closed:  # it may be about to close
                 log.warning("environment %s cannot be held to %d MB: %s", self.environment, self._allowed_mb, error)
-        self._watcher.check_soon(self)
+        self._watcher.look_soon(self)
 
     def _has_room(self, use: Use) -> bool:
         return self._allowed_mb >= self.limit_mb or use.held < self._near - SLACK_BYTES
@@ -220,20 +219,24 @@ class Allowance:
         """How many bytes may be held until all is paused."""
         return (self._allowed_mb - CUSHION_MB) * MIB
 
-    def _bound(self, use: Use, *, cushion: bool = False) -> bool:
-        """Have the kernel hold the environment to the allowance, with its `cushion` or short of it. Return whether it could."""
+    @property
+    def _kernels_bound(self) -> int:
+        """How many bytes the kernel lets be used, cache included."""
+        return min(self._near + ROOM_MB * MIB, self.limit_mb * MIB)
+
+    def _bound(self) -> bool:
+        """Have the kernel hold the environment to the allowance. Return whether it could."""
         if self._is_closed:
             return True
         self._remember()
         if self._allowed_mb >= self.limit_mb:
             self._controls.unbound(self.limit_mb * MIB)
             return True
-        most = self._allowed_mb * MIB if cushion else self._near + min(use.cache, CACHE_MB * MIB)
         if not self._is_watched:
             self._is_watched = True
-            self._watcher.watch(self, self._controls.news())
+            self._watcher.watch(self)
         try:
-            self._controls.bound(min(most, self.limit_mb * MIB))
+            self._controls.bound(self._kernels_bound)
         except OSError as error:
             if error.errno != errno.EBUSY:
                 raise
@@ -246,35 +249,37 @@ class Allowance:
             with contextlib.suppress(OSError):  # not every kernel can; then a successor knows of no bound
                 self._controls.remember(self._allowed_mb)
 
-    def hear(self, descriptor: int) -> None:
-        """Take note of the kernel's news, then check."""
-        with self._lock, contextlib.suppress(OSError):
-            if not self._is_closed:
-                self._controls.hear(descriptor)
+    def look(self) -> float:
+        """Pause where the allowance is near; return after how many seconds it could be again.
 
-    def check(self) -> float:
-        """Pause where the allowance is near; return after how many seconds it could be again."""
+        As long as neither more is used nor the bound has been met since memory was last measured, that need not be done again.
+        """
         with self._lock:
             if self._is_closed or self._awake or self.is_paused or self._allowed_mb >= self.limit_mb:
                 return LATEST_S
             try:
-                use = self._controls.use()
-                self._note(use)
-                if not self._has_room(use):
-                    self._pause(use)
-                else:
-                    self._bound(use)
+                used = self._controls.used()
+                if used >= self._near + self._seen.cache - SLACK_BYTES or (used >= self._kernels_bound - SLACK_BYTES and self._was_met()):
+                    use = self._controls.use()
+                    self._note(use)
+                    if not self._has_room(use):
+                        self._pause()
             except OSError as error:
-                log.debug("the memory of environment %s cannot be checked: %s", self.environment, error)
+                log.debug("the memory of environment %s cannot be looked at: %s", self.environment, error)
                 return LATEST_S
-            gap_s = (self._near - use.held) / BYTES_PER_S
-        return min(max(gap_s, SOONEST_S), LATEST_S)
+            gap_s = (self._near - max(self._seen.held, used - self._seen.cache)) / BYTES_PER_S
+        return min(max(gap_s, SOONEST_S), LATEST_S) if self._actions else LATEST_S
 
-    def _pause(self, use: Use) -> None:
+    def _was_met(self) -> bool:
+        """Return whether the kernel's bound has been met since the last time, so that cache may have made room for what is held."""
+        before, self._meets = self._meets, self._controls.meets()
+        return before != self._meets
+
+    def _pause(self) -> None:
         self._controls.freeze()
         self._paused_at = time.monotonic()
-        # What sleeps in the kernel wakes up in time to be frozen.
-        self._bound(use, cushion=True)
+        # What sleeps in the kernel, since the watcher was late, wakes up to be frozen.
+        self._controls.bound(min(self._kernels_bound + CUSHION_MB * MIB, self.limit_mb * MIB))
         if (report := self.wanted()) is not None:
             self._watcher.on_wanted(report)
 
@@ -296,7 +301,7 @@ class Allowance:
         finally:
             with self._lock:
                 self._awake -= 1
-            self._watcher.check_soon(self)
+                self._watcher.look_soon(self)
 
     def close(self) -> None:
         """Let everything run from now on, so that it can end. Again: nothing."""
@@ -307,11 +312,11 @@ class Allowance:
             with contextlib.suppress(OSError):
                 self._go_on()
             if self._is_watched:
-                self._watcher.forget(self, self._controls.news())
+                self._watcher.forget(self)
             self._controls.close()
 
     def adopt(self) -> None:
-        """Go on with what the worker before this one has left; what was paused is paused again by the next check."""
+        """Go on with what the worker before this one has left; what was paused is paused again at the next look."""
         with self._lock, contextlib.suppress(OSError):
             self._controls.thaw()
             try:

@@ -1,16 +1,16 @@
-"""What the kernel does for the memory of one environment: it bounds it, says when the bound is near, and stops what runs.
+"""What the kernel does for the memory of one environment: it measures it, bounds it, and stops what runs.
 
 | asked            | version 1                                               | version 2                         |
 |------------------|---------------------------------------------------------|-----------------------------------|
 | a bound          | `memory.limit_in_bytes`, `memory.oom_control` = 1       | `memory.high`                     |
-| news of it       | the kernel looks for pages to drop (`pressure_level`),  | `memory.events` has changed       |
-|                  | or a program sleeps for want of memory (`oom_control`)  |                                   |
+| is it met?       | `memory.failcnt` has changed                            | `memory.events` has changed       |
 | stop, go on      | `freezer.state` of a group beside it                    | `cgroup.freeze`                   |
 | the limit itself | `memory.limit_in_bytes`, `memory.oom_control` = 0       | `memory.max`, which stays         |
 
 *Why version 1 has a freezer.* With the killer off, a program that touches a page beyond the bound sleeps until the bound is raised. A
-system call beyond it fails instead: fork, exec and writes to memory files end with ENOMEM. So the others in the environment must not run
-on while one sleeps. A frozen program does not even die by SIGKILL there, so whoever ends programs lets them go on first.
+system call beyond it fails instead: fork, exec and writes to memory files end with ENOMEM. So programs are to be frozen before they meet
+the bound. The kernel could tell by an event that a lower use was passed, but it takes 8 ms to change that figure, which each action does.
+A frozen program does not even die by SIGKILL on version 1, so whoever ends programs lets them go on first.
 
 *What is held* is what the kernel cannot take back: everything but pages of files that no program has mapped. What is mapped could be
 taken back, too, but the program would read it again at each step.
@@ -22,9 +22,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 from workers.cpu.control_files import read, write
 
@@ -42,7 +42,11 @@ class Use:
 class Controls(ABC):
     """The control files of one environment, with its memory in `folder`. All raise `OSError` once the group is gone."""
 
-    folder: str
+    _USED: ClassVar[str]
+    _MEETS: ClassVar[str]
+
+    def __init__(self, folder: str) -> None:
+        self.folder, self._kept = folder, _Kept(folder)
 
     def remember(self, allowance_mb: int) -> None:
         """Leave a successor of this worker the allowance, with the group."""
@@ -72,13 +76,13 @@ class Controls(ABC):
     def thaw(self) -> None:
         """Let them go on."""
 
-    @abstractmethod
-    def news(self) -> dict[int, int]:
-        """Return the descriptors that tell of the bound, each with the events of epoll(7) to wait for."""
+    def used(self) -> int:
+        """Return how many bytes are used, cache included. This takes microseconds."""
+        return int(self._kept.read(self._USED))
 
-    @abstractmethod
-    def hear(self, descriptor: int) -> None:
-        """Take note of the news of a descriptor, which is then silent until there are more."""
+    def meets(self) -> bytes:
+        """Return what changes when the bound is met."""
+        return self._kept.read(self._MEETS)
 
     @abstractmethod
     def restart_peak(self) -> None:
@@ -88,9 +92,25 @@ class Controls(ABC):
     def peak(self) -> int | None:
         """Return the most bytes since `restart_peak`, cache included; None where the kernel does not say."""
 
-    @abstractmethod
     def close(self) -> None:
         """Give descriptors back."""
+        self._kept.close()
+
+
+class _Kept:
+    """Control files of a folder that stay open."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder, self._descriptors = folder, dict[str, int]()
+
+    def read(self, name: str) -> bytes:
+        if name not in self._descriptors:
+            self._descriptors[name] = os.open(f"{self._folder}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        return os.pread(self._descriptors[name], 4096, 0)
+
+    def close(self) -> None:
+        while self._descriptors:
+            os.close(self._descriptors.popitem()[1])
 
 
 def _numbers(path: str) -> dict[str, int]:
@@ -100,9 +120,11 @@ def _numbers(path: str) -> dict[str, int]:
 class ControlsV1(Controls):
     """Version 1: the group's folders below the controllers `memory` and `freezer`."""
 
+    _USED, _MEETS = "memory.usage_in_bytes", "memory.failcnt"
+
     def __init__(self, memory: str, freezer: str) -> None:
-        self.folder, self._freezer = memory, freezer
-        self._news: dict[int, int] = {}
+        super().__init__(memory)
+        self._freezer = freezer
 
     def use(self) -> Use:
         """Measure; see the base class."""
@@ -136,24 +158,6 @@ class ControlsV1(Controls):
         """Thaw; see the base class."""
         write(f"{self._freezer}/freezer.state", "THAWED")
 
-    def news(self) -> dict[int, int]:
-        """Return event descriptors, made by the first call; see the base class."""
-        if not self._news:
-            for name, argument in (("pressure_level", " low"), ("oom_control", "")):
-                descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-                self._news[descriptor] = select.EPOLLIN
-                control = os.open(f"{self.folder}/memory.{name}", os.O_RDONLY | os.O_CLOEXEC)
-                try:
-                    write(f"{self.folder}/cgroup.event_control", f"{descriptor} {control}{argument}")
-                finally:
-                    os.close(control)
-        return self._news
-
-    def hear(self, descriptor: int) -> None:
-        """Read the count; see the base class."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(descriptor)
-
     def restart_peak(self) -> None:
         """Reset the kernel's figure; see the base class."""
         write(f"{self.folder}/memory.max_usage_in_bytes", "0")
@@ -162,19 +166,15 @@ class ControlsV1(Controls):
         """Return the kernel's figure; see the base class."""
         return int(read(f"{self.folder}/memory.max_usage_in_bytes"))
 
-    def close(self) -> None:
-        """Close the event descriptors; see the base class."""
-        for descriptor in self._news:
-            os.close(descriptor)
-        self._news = {}
-
 
 class ControlsV2(Controls):
     """Version 2: the group's folder. The kernel slows down what is above `memory.high`, until it is frozen."""
 
+    _USED, _MEETS = "memory.current", "memory.events"
+
     def __init__(self, folder: str) -> None:
-        self.folder = folder
-        self._events = self._peak = -1
+        super().__init__(folder)
+        self._peak = -1
 
     def use(self) -> Use:
         """Measure; see the base class."""
@@ -199,16 +199,6 @@ class ControlsV2(Controls):
         """Thaw; see the base class."""
         write(f"{self.folder}/cgroup.freeze", "0")
 
-    def news(self) -> dict[int, int]:
-        """Return a descriptor of the group's events; see the base class."""
-        if self._events < 0:
-            self._events = os.open(f"{self.folder}/memory.events", os.O_RDONLY | os.O_CLOEXEC)
-        return {self._events: select.EPOLLPRI}
-
-    def hear(self, descriptor: int) -> None:
-        """Read the events; see the base class."""
-        os.pread(descriptor, 4096, 0)
-
     def restart_peak(self) -> None:
         """Have the kernel count anew for one descriptor, which Linux 6.12 can; see the base class."""
         if self._peak < 0:
@@ -230,7 +220,5 @@ class ControlsV2(Controls):
 
     def close(self) -> None:
         """Close the descriptors; see the base class."""
+        super().close()
         self._close_peak()
-        if self._events >= 0:
-            os.close(self._events)
-        self._events = -1
