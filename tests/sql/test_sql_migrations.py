@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -158,12 +159,24 @@ def test_a_journal_of_before_the_first_revision_is_refused_in_one_line(tmp_path:
     upgrade(url)
     engine = open_engine(url)
     with writing(engine).begin() as connection:
-        connection.execute(text("UPDATE alembic_version SET version_num = '0017'"))
+        connection.execute(text("UPDATE alembic_version SET version_num = '0015'"))
     for bring in (lambda: upgrade(url), lambda: require_latest(engine)):
-        with pytest.raises(DatabaseError, match="0017") as caught:
+        with pytest.raises(DatabaseError, match="0015") as caught:
             bring()
         assert "\n" not in str(caught.value)
     engine.dispose()
+
+
+def test_actions_of_before_have_nothing_in_the_background_and_the_same_act(engine: Engine, make: Any, write: Any) -> None:
+    # Given an action with a wait in the background, as it is after a migration back, and one to the latest revision
+    write(make.received(), make.granted(), make.ended(background_s=0.5))
+    url = engine.url.render_as_string(hide_password=False)
+    downgrade(url, "0016")
+    upgrade(url)
+    # Then that time is queueing, and the whole is the same
+    with engine.connect() as connection:
+        row = connection.execute(text("SELECT queue_s, background_s, overhead_s, execution_s, act_s FROM actions")).one()
+    assert tuple(row) == (1.5, 0.0, 0.25, 2.0, 3.75)
 
 
 STATES: list[tuple[type[Base], str, tuple[str, ...], tuple[str, ...]]] = [

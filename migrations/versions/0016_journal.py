@@ -1,6 +1,6 @@
 """The journal: jobs, actions, grants, environments, nodes, services, runs, figures by the hour, leases, tokens.
 
-Revision 0018, the first. Earlier revisions are in no release.
+Revision 0016, the first. Earlier ones led from one unreleased state of the tables to the next.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects.postgresql import JSONB
 
-revision = "0018"
+revision = "0016"
 down_revision = None
 branch_labels = None
 depends_on = None
@@ -24,7 +24,7 @@ CAUSES = (
     "'exit', 'timeout', 'out_of_memory', 'disk_limit', 'error', 'node_lost', 'environment_lost', 'end_unknown', 'sandbox_failed', "
     "'open_timeout', 'engine_failed', 'engine_timeout', 'service_gone', 'api_failed', 'api_timeout', 'worker_failed', 'missing_tool', "
     "'result_lost', 'set_aside', 'stack_unreachable', 'queue_timeout', 'queue_full', 'impossible', 'bad_input', 'image_missing', "
-    "'environment_closed', 'lease_over', 'cancelled', 'client_gone', 'no_answer', 'memory_short'"
+    "'environment_closed', 'lease_over', 'cancelled', 'client_gone', 'no_answer'"
 )
 
 
@@ -84,7 +84,6 @@ def _create_actions() -> None:
         sa.Column("cpu_s", sa.Double(), nullable=True),
         sa.Column("cause", sa.Text(), nullable=False, server_default=sa.text("''")),
         sa.Column("fault", sa.Text(), nullable=False, server_default=sa.text("''")),
-        sa.Column("background_s", sa.Double(), nullable=True, server_default=sa.text("0")),
         sa.CheckConstraint(f"status IN ('waiting', 'running', {ACTION_ENDS})", name=op.f("ck_actions_status")),
         sa.CheckConstraint(f"(ended_at IS NOT NULL) = (status IN ({ACTION_ENDS}))", name=op.f("ck_actions_ended_at")),
         sa.CheckConstraint(f"cause IN ('', {CAUSES})", name=op.f("ck_actions_cause")),
@@ -226,7 +225,6 @@ def _create_hours() -> None:
         sa.Column("cell_s", sa.Double(), nullable=False),
         sa.Column("histograms", JSON, nullable=False),
         sa.Column("causes", JSON, nullable=False, server_default=sa.text("'{}'")),
-        sa.Column("background_s", sa.Double(), nullable=False, server_default=sa.text("0")),
         sa.CheckConstraint(f"status IN ({ACTION_ENDS})", name=op.f("ck_action_hours_status")),
         sa.PrimaryKeyConstraint("job", "kind", "action_class", "hour", "status", name="pk_action_hours"),
     )
