@@ -20,7 +20,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Engine, Row, func, select
 
 from app.journal.database import snapshot
-from app.journal.models import RUNNING, Action, Environment, table
+from app.journal.models import RUNNING, Action, Environment, filled, table
 
 SILENCE_S: Final = 10.0
 """Silence of a client from which on its environments count as orphans: it misses five signs of life."""
@@ -66,14 +66,11 @@ def environments(engine: Engine, now: float, silences: Silences, *, job: str | N
         idle_s = _idle_jobs(connection, {row.job for row in rows if not row.client}, now)
     silent_s = silences(sorted({row.client for row in rows if row.client}))
     return [
-        EnvironmentStatus(
-            id=row.id,
-            job=row.job,
-            trajectory=row.trajectory,
-            owner=row.owner,
+        filled(
+            EnvironmentStatus,
+            row,
             client=row.client or "",
             node=row.node or "",
-            state=row.state,
             age_s=max(0.0, now - row.created_at),
             lease_left_s=lease_left(row, now, lease_s, is_used=bool(running[row.id])),
             running=tuple(running[row.id]),

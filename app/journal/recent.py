@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, func, select
 
-from app.journal.models import Action
+from app.journal.models import Action, filled
 from app.journal.rollup import PARTS
 
 WINDOW_S: Final = 3600
@@ -76,14 +76,12 @@ def _ended_in(connection: Connection, start: float, end: float) -> tuple[Ended, 
     sums = (func.count().label("actions"), *(func.sum(getattr(Action, part)).label(part) for part in PARTS))
     query = select(*alike, *sums).where(Action.ended_at.is_not(None), Action.ended_at >= start, Action.ended_at < end).group_by(*alike)
     return tuple(
-        Ended(
-            job=row.job,
-            kind=row.kind,
+        filled(
+            Ended,
+            row,
             node=row.node or "",
-            status=row.status,
             fault=row.fault or "",
             cause=row.cause or "",
-            actions=row.actions,
             **{part: getattr(row, part) or 0.0 for part in PARTS},
         )
         for row in connection.execute(query)

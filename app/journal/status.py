@@ -27,6 +27,7 @@ from app.journal.models import (
     Grant,
     Node,
     ServiceInstance,
+    filled,
     table,
 )
 from app.journal.unfinished import set_aside
@@ -128,17 +129,7 @@ def status(engine: Engine, now: float) -> Status:
         on_instances = Counter((row.service, row.node, tuple(row.cell_ids)) for row in connection.execute(on_cells))
     return Status(
         nodes=tuple(
-            NodeStatus(
-                name=node.name,
-                state=node.state,
-                draining=node.draining,
-                reason=node.reason,
-                description=node.description,
-                changed_at=node.changed_at,
-                running=running_on.get(node.name, 0),
-                environments=environments_on.get(node.name, 0),
-            )
-            for node in nodes
+            filled(NodeStatus, node, running=running_on.get(node.name, 0), environments=environments_on.get(node.name, 0)) for node in nodes
         ),
         services=_services(nodes, instances, on_instances),
         environments=environments,
@@ -175,20 +166,15 @@ def _services(
         cells = tuple(int(cell) for cell in row.cells.split(",") if cell)
         home = by_name.get(row.node)
         gone = home is not None and home.state not in NODE_HELD and row.state != ABSENT
-        status = InstanceStatus(
-            node=row.node,
+        status = filled(
+            InstanceStatus,
+            row,
             cells=cells,
             state=home.state if gone and home is not None else row.state,
             reason=f"node {row.node} is {home.state}; it was {row.state}" if gone and home is not None else row.reason,
             memory_mb=0.0 if gone else row.memory_mb,
             host_mb=0.0 if gone else row.host_mb,
             running=running.get((row.service, row.node, cells), 0),
-            starts=row.starts,
-            restores=row.restores,
-            evictions=row.evictions,
-            leaks=row.leaks,
-            wrong_answers=row.wrong_answers,
-            changed_at=row.changed_at,
         )
         found.setdefault(row.service, []).append(status)
     return tuple(ServiceStatus(name=name, declared=declared.get(name, {}), instances=tuple(found[name])) for name in sorted(found))

@@ -15,6 +15,7 @@ from app.journal.models import (
     Grant,
     Message,
     Node,
+    filled,
     header_of,
     table,
 )
@@ -45,14 +46,7 @@ def set_aside(connection: Connection) -> tuple[SetAside, ...]:
     """Return the messages that the core is not given again, the latest first."""
     kept = select(table(FailedMessage)).where(FailedMessage.failures > FAILURES_ALLOWED).order_by(FailedMessage.failed_at.desc())
     return tuple(
-        SetAside(
-            message=row.message,
-            kind=row.kind,
-            action=row.action,
-            failures=row.failures,
-            error=next((line for line in reversed(row.traceback.splitlines()) if line.strip()), ""),
-            failed_at=row.failed_at,
-        )
+        filled(SetAside, row, error=next((line for line in reversed(row.traceback.splitlines()) if line.strip()), ""))
         for row in connection.execute(kept)
     )
 
@@ -104,43 +98,14 @@ def load_unfinished(connection: Connection) -> Unfinished:
     return Unfinished(
         actions=[_unfinished_action(row) for row in connection.execute(actions)],
         environments=[
-            EnvironmentChanged(
-                id=row.id,
-                state=row.state,
-                node=row.node,
-                job=row.job,
-                trajectory=row.trajectory,
-                memory_mb=row.memory_mb,
-                pod_cores=row.pod_cores,
-                at=row.changed_at,
-                reason=row.reason,
-                client=row.client or "",
-                used_at=row.used_at,
-                cause=row.cause,
-                owner=row.owner,
-                ends_at=row.ends_at,
-            )
-            for row in connection.execute(environments)
+            filled(EnvironmentChanged, row, at=row.changed_at, client=row.client or "") for row in connection.execute(environments)
         ],
-        nodes=[
-            NodeChanged(name=row.name, state=row.state, description=row.description, at=row.changed_at, reason=row.reason)
-            for row in connection.execute(nodes)
-        ],
+        nodes=[filled(NodeChanged, row, at=row.changed_at) for row in connection.execute(nodes)],
         ended=tuple(connection.execute(ended).scalars().all()[::-1]),
         spent=tuple(SpentAction(header=header_of(row), granted_at=row.granted_at) for row in connection.execute(spent)),
-        unpublished=tuple(
-            UnpublishedEnd(
-                id=row.id,
-                message=row.message,
-                status=row.status,
-                reason=row.reason,
-                environment_lost_on=row.node or "",
-                cause=row.cause,
-            )
-            for row in connection.execute(unpublished)
-        ),
+        unpublished=tuple(filled(UnpublishedEnd, row, environment_lost_on=row.node or "") for row in connection.execute(unpublished)),
         gone=tuple(
-            EnvironmentGone(id=row.id, state=row.state, node=row.node or "", reason=row.reason, at=row.ended_at, cause=row.cause)
+            filled(EnvironmentGone, row, node=row.node or "", at=row.ended_at)
             for query in gone
             for row in connection.execute(query).all()[::-1]
         ),
@@ -153,23 +118,5 @@ def load_unfinished(connection: Connection) -> Unfinished:
 def _unfinished_action(row: Row[Any]) -> UnfinishedAction:
     grant = None
     if row.attempt is not None:
-        grant = ActionGranted(
-            id=row.id,
-            attempt=row.attempt,
-            node=row.node,
-            units=row.units,
-            core_ids=tuple(row.core_ids),
-            cell_ids=tuple(row.cell_ids),
-            granted_at=row.granted_at,
-            background=row.background,
-        )
-    return UnfinishedAction(
-        id=row.id,
-        header=header_of(row),
-        message=row.message,
-        submitted_at=row.submitted_at,
-        received_at=row.received_at,
-        grant=grant,
-        attempts=row.attempts,
-        resized_at=row.resized_at,
-    )
+        grant = filled(ActionGranted, row, core_ids=tuple(row.core_ids), cell_ids=tuple(row.cell_ids))
+    return filled(UnfinishedAction, row, header=header_of(row), grant=grant)
