@@ -37,7 +37,7 @@ def test_a_file_that_the_node_cannot_serve_is_not_the_callers_fault(
 def test_a_terminal_that_is_taken_for_a_file_cannot_signal_the_worker() -> None:
     # Given a worker that leads its session, and has no terminal; when it is asked for a file that is the terminal of a program
     script = (
-        "import os\nfrom workers.cpu.errors import FileUnusable\nfrom workers.cpu.rooted_files import HostFiles\n"
+        "import os\nfrom workers.cpu.errors import FileUnusable\nfrom workers.cpu.files import HostFiles\n"
         "terminal = os.ttyname(os.openpty()[1])\n"
         "for call in (lambda f: f.read(terminal), lambda f: f.write(terminal, b'', None)):\n"
         "    try: call(HostFiles(100, '/'))\n    except FileUnusable: print('refused')\n"

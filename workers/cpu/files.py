@@ -1,17 +1,26 @@
 """Files of an environment as they pass in and out: only regular ones, up to a size, with errors that say which file.
 
-How a path is opened inside the environment is for each kind of sandbox to say. Relative paths and `~` begin at the home of the
-environment.
+They are opened from outside as a command inside would open them. Relative paths and `~` begin at the home of the environment.
+
+| class         | root folder                                              | no path leads out, because                             |
+|---------------|----------------------------------------------------------|--------------------------------------------------------|
+| `RootedFiles` | the environment's own: a container's, or its namespaces' | the kernel resolves the path below it, see `root.py`   |
+| `HostFiles`   | the host's, as its commands have it                      | nothing holds it back, nor the commands                |
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import re
 import stat
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from workers.cpu.errors import FilesUnreachable, FileTooLarge, FileUnusable, NoSuchFile, PathIsDirectory, SandboxError
+from workers.cpu.root import open_in_root
 
 _OURS = (errno.EIO, errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE)
 """Errors of the node, whatever was asked for."""
@@ -20,7 +29,11 @@ PIECE_BYTES = 1 << 20
 
 # O_NONBLOCK: opening a FIFO must not wait for its other end. O_NOCTTY: a terminal of a program's must not become this process's own,
 # which the program could then send signals by.
-FLAGS = os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FLAGS = os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_OF_A_PROCESS = re.compile(r"/proc/\d+/")
+"""Such files give the worker more than a command: with them it could reach into the memory of what runs inside."""
 
 
 class RegularFiles(ABC):
@@ -85,6 +98,41 @@ class RegularFiles(ABC):
             raise FileTooLarge(f"{path} is larger than {self._max_bytes} bytes, the most that passes in one piece")
 
 
+class HostFiles(RegularFiles):
+    """Files of the host."""
+
+    def open(self, path: str, flags: int) -> int:
+        """Open a file; see the base class."""
+        if flags & os.O_CREAT:
+            _make_folders(os.path.dirname(path), os.path.isdir, lambda folder: os.mkdir(folder, 0o755))
+        return os.open(path, flags | _FLAGS & ~os.O_NOFOLLOW, 0o644)
+
+
+class RootedFiles(RegularFiles):
+    """Files below the folder whose descriptor `root` gives; `as_inside` gives this thread the rights of who runs inside."""
+
+    def __init__(
+        self,
+        max_bytes: int,
+        home: str,
+        root: Callable[[], AbstractContextManager[int]],
+        as_inside: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        super().__init__(max_bytes, home)
+        self._root, self._as_inside = root, as_inside
+
+    def open(self, path: str, flags: int) -> int:
+        """Open a file; see the base class."""
+        with self._root() as root, self._as_inside():
+            if flags & os.O_CREAT:
+                _make_folders(os.path.dirname(path), lambda folder: _has_folder(root, folder), lambda folder: _make_folder(root, folder))
+            descriptor = open_in_root(root, path, flags | _FLAGS & ~os.O_NOFOLLOW, 0o644 if flags & os.O_CREAT else 0)
+        if _OF_A_PROCESS.match(os.readlink(f"/proc/self/fd/{descriptor}")):
+            os.close(descriptor)
+            raise FileUnusable(f"{path} is of a process, and can be read by commands only")
+        return descriptor
+
+
 def check_path(path: str) -> None:
     """Refuse what no system can name."""
     try:
@@ -112,3 +160,31 @@ def _explained(path: str, error: OSError) -> SandboxError:
     if isinstance(error, IsADirectoryError):
         return PathIsDirectory(f"{path} is a folder")
     return (FilesUnreachable if error.errno in _OURS else FileUnusable)(f"{path}: {error.strerror}")
+
+
+def _make_folders(folder: str, exists: Callable[[str], bool], make: Callable[[str], None]) -> None:
+    """Make a folder, and those above it that are missing."""
+    missing: list[str] = []
+    while not exists(folder):
+        missing.append(folder)
+        folder = os.path.dirname(folder)
+    for folder in reversed(missing):
+        with contextlib.suppress(FileExistsError):
+            make(folder)
+
+
+def _has_folder(root: int, folder: str) -> bool:
+    try:
+        os.close(open_in_root(root, folder, _FOLDER))
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _make_folder(root: int, folder: str) -> None:
+    above, name = os.path.split(folder)
+    parent = open_in_root(root, above, _FOLDER)
+    try:
+        os.mkdir(name, 0o755, dir_fd=parent)
+    finally:
+        os.close(parent)

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from workers.cpu.docker.container import Container
 from workers.cpu.docker.init import WORK
 from workers.cpu.errors import DiskSpent, FilesUnreachable
+from workers.cpu.files import RootedFiles
 from workers.cpu.root import as_user
-from workers.cpu.rooted_files import RootedFiles
 
 
 class ContainerFiles(RootedFiles):

@@ -42,7 +42,7 @@ from workers.cpu.base import await_cleanup, lock_base, make_afresh
 from workers.cpu.cores import CoreMap
 from workers.cpu.disk_floor import DiskFloor
 from workers.cpu.errors import EnvironmentExists, EnvironmentGone, ImageUnsupported, ProcessesLeft, SandboxError, SessionUnavailable
-from workers.cpu.files import RegularFiles
+from workers.cpu.files import HostFiles, RegularFiles, RootedFiles
 from workers.cpu.leftovers import Leftovers
 from workers.cpu.memory.allowance import Allowance
 from workers.cpu.memory.trial import BY_LIMIT, NO_GROUPS, Memory, problem_of
@@ -76,7 +76,6 @@ from workers.cpu.process.limits import ProcessLimits
 from workers.cpu.process.programs import path_of_commands
 from workers.cpu.process.users import Users, find_users
 from workers.cpu.root import as_user, without_capabilities
-from workers.cpu.rooted_files import HostFiles, RootedFiles
 from workers.cpu.shell.dialect import Dialect
 from workers.cpu.shell.output import Drain
 from workers.cpu.shell.record import Record
