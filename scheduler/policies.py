@@ -35,9 +35,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from scheduler.choosing.abstract import Chooser
-from scheduler.choosing.fixed import Fixed
-from scheduler.choosing.minimum import Minimum
-from scheduler.choosing.pod import InPod
+from scheduler.choosing.simple import Fixed, InPod, Minimum
 from scheduler.cpu.elastic import ElasticCores
 from scheduler.cpu.in_order import InOrderCores
 from scheduler.cpu.pool import MakeDispatcher as MakeCoreDispatcher

@@ -17,7 +17,7 @@ from sqlalchemy import Engine
 from app.cli.common import open_journal, stop_on_signals
 from app.cli.consoles import Figures, make_console
 from app.cli.output import note, print_json
-from app.journal.left import NodeLeft, known_nodes, node_left
+from app.journal.status import NodeLeft, known_nodes, node_left
 from app.web.words import left_words, seconds
 from tangram.errors import TangramError
 from tangram.session import Session

@@ -1,4 +1,4 @@
-"""What the journal says of the present: nodes, services, environments, and the actions by status.
+"""What the journal says of the present: nodes, services, environments, the actions by status, and what is left on one node.
 
 Nothing is written here. `status` raises `DatabaseError` when the database cannot be read. Totals count what retention has rolled up
 (`app/journal/rollup.py`), too.
@@ -105,6 +105,45 @@ class Status:
     infra_failed: Mapping[str, int]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionLeft:
+    """A running action; `environment` is empty where it runs in none."""
+
+    id: str
+    job: str
+    kind: str
+    environment: str
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentLeft:
+    """An environment that has not ended."""
+
+    id: str
+    job: str
+    trajectory: str
+    owner: str
+    state: str
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLeft:
+    """A node with what is left on it, the oldest first. Ages are seconds since the grant or the request to open."""
+
+    node: str
+    state: str
+    draining: bool
+    running: tuple[ActionLeft, ...]
+    environments: tuple[EnvironmentLeft, ...]
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is left."""
+        return not self.running and not self.environments
+
+
 def status(engine: Engine, now: float) -> Status:
     """Return the state of the deployment at `now`; actions that have ended are counted, too."""
     with snapshot(engine) as connection:
@@ -186,3 +225,39 @@ def _counts(rows: Iterable[Row[Any, int]]) -> dict[Any, int]:
 
 def _sum(counts: dict[Any, int], more: Mapping[Any, int]) -> dict[Any, int]:
     return {**counts, **{key: counts.get(key, 0) + count for key, count in more.items()}}
+
+
+def node_left(engine: Engine, name: str, now: float) -> NodeLeft | None:
+    """Return what is left on a node at `now`; None where the journal does not know it. Raises `DatabaseError`.
+
+    Where the node is draining by this, no grant is missing that was given before it began to.
+    """
+    running = select(Action.id, Action.job, Action.kind, Action.environment, Action.granted_at)
+    running = running.where(Action.ended_at.is_(None), Action.status == RUNNING, Action.node == name).order_by(Action.granted_at, Action.id)
+    columns = (Environment.id, Environment.job, Environment.trajectory, Environment.owner, Environment.state, Environment.created_at)
+    stand = select(*columns).where(Environment.ended_at.is_(None), Environment.node == name)
+    with snapshot(engine) as connection:
+        node = connection.execute(select(Node.state, Node.draining).where(Node.name == name)).one_or_none()
+        if node is None:
+            return None
+        return NodeLeft(
+            node=name,
+            state=node.state,
+            draining=node.draining,
+            running=tuple(
+                ActionLeft(id=id, job=job, kind=kind, environment=environment or "", age_s=max(0.0, now - (granted_at or now)))
+                for id, job, kind, environment, granted_at in connection.execute(running)
+            ),
+            environments=tuple(
+                EnvironmentLeft(id=id, job=job, trajectory=trajectory, owner=owner, state=state, age_s=max(0.0, now - created_at))
+                for id, job, trajectory, owner, state, created_at in connection.execute(
+                    stand.order_by(Environment.created_at, Environment.id)
+                )
+            ),
+        )
+
+
+def known_nodes(engine: Engine) -> list[str]:
+    """Return the names of all nodes that the journal knows, in order. Raises `DatabaseError`."""
+    with snapshot(engine) as connection:
+        return list(connection.execute(select(Node.name).order_by(Node.name)).scalars())

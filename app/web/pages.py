@@ -16,16 +16,16 @@ from fastapi import APIRouter, Query, Request
 from fastapi.exception_handlers import request_validation_exception_handler
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from sqlalchemy import Connection
 
 from app.journal.database import DatabaseError, Unaskable
 from app.journal.detail import action_detail, environment_detail, job_detail, node_detail, service_detail
 from app.journal.environments import lease_left
-from app.journal.listing import ActionFilter, list_actions, list_environments
+from app.journal.listing import ACTION_STATES, ENVIRONMENT_STATES, ActionFilter, list_actions, list_environments
 from app.web.attention import notices
 from app.web.looks import LOOKING_FRACTION, Look, Looks
-from app.web.rendering import make_templates
-from app.web.words import address
+from app.web.words import address, clock, draining, megabytes, number, percent, quota_state, seconds, state_class
 from tangram.ends import CAUSES
 
 router = APIRouter()
@@ -35,6 +35,8 @@ MOST_PAGES: Final = 500
 
 MOST_TEXT: Final = 256
 LAST_PAGE: Final = 2000
+
+_FILTERS = (seconds, clock, number, percent, megabytes, address, state_class, quota_state, draining)
 
 Found = Mapping[str, Any] | None
 Question = Callable[[Connection, Look], Found]
@@ -115,6 +117,16 @@ class Pages:
     def _render(self, template: str, look: Look, values: Mapping[str, Any], status: int = 200) -> Response:
         words = {"look": look, "now": look.at, "overview": look.overview, "may_act": self._may_act, **values}
         return HTMLResponse(self._templates.get_template(template).render(words), status)
+
+
+def make_templates() -> Environment:
+    """Return the environment of the templates, with the filters that they use; everything that they print is escaped."""
+    templates = Environment(
+        loader=PackageLoader("app.web"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    templates.filters.update({one.__name__: one for one in _FILTERS})
+    templates.globals.update(ACTION_STATES=ACTION_STATES, ENVIRONMENT_STATES=ENVIRONMENT_STATES)
+    return templates
 
 
 def _timed(question: Question, connection: Connection, look: Look) -> Timed:

@@ -19,7 +19,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
 from app.web.looks import Look
-from app.web.rendering import make_templates
+from app.web.pages import make_templates
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(280)]
 
