@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Required, TypedDict, Unpack
 
 from tangram import arguments, giving
-from tangram.action import CELLS, CORES, DEFAULT_PRIORITY, ELASTIC, MEMORY_MB, QUOTA_PREFIX, TOKENS_PREFIX, Action, Cost, command_class
-from tangram.arguments import folder_path, iterable, listed, present, process_variables, program_words, request_body, whole_number
+from tangram.action import CELLS, CORES, MEMORY_MB, QUOTA_PREFIX, TOKENS_PREFIX, Action, Cost, command_class
+from tangram.arguments import folder_path, iterable, listed, present, process_variables, program_words, request_body, takes, whole_number
 from tangram.arrays import ArrayError, pack_ints
 from tangram.elasticity import LARGEST_AMOUNT, make_curve
 from tangram.errors import InvalidAction
@@ -151,21 +151,11 @@ def place_of(action: Action) -> Place:
     return Place(action.job, action.trajectory, action.environment)
 
 
-def open_environment(
-    job: str,
-    *,
-    trajectory: str = "",
-    image: str | None = None,
-    snapshot: Snapshot | None = None,
-    memory_mb: int | None = None,
-    requires: Iterable[str] = (),
-    detached: bool = False,
-    lease_s: float | None = None,
-    owner: str = "",
-    memory: str = ELASTIC,
-    **limits: Unpack[Limits],
-) -> Action:
+@takes(OpenOptions)
+def open_environment(job: str, **options: Unpack[OpenOptions]) -> Action:
     """Open a fresh environment, under an id made up here, which is its trajectory's where none is named."""
+    image, snapshot, memory_mb = options.get("image"), options.get("snapshot"), options.get("memory_mb")
+    requires = options.get("requires", ())
     if snapshot is not None:
         if image is not None:
             raise InvalidAction("image", "give either an image or a snapshot, not both")
@@ -176,14 +166,10 @@ def open_environment(
         arguments=present(environment=environment, image=image, memory_mb=memory_mb),
         cost=Cost({MEMORY_MB: (memory_mb,)} if memory_mb is not None else {}),
         job=job,
-        trajectory=trajectory or environment,
+        trajectory=options.get("trajectory") or environment,
         environment=environment,
         requires=requires if isinstance(requires, str) else tuple(requires),  # type: ignore[arg-type]  # refused by Action
-        detached=detached,
-        lease_s=lease_s,
-        owner=owner,
-        memory=memory,
-        **_limits(**limits),
+        **_given(options, "detached", "lease_s", "owner", "memory"),
     )
 
 
@@ -192,33 +178,13 @@ def snapshot(place: Place) -> Action:
     return _of_environment("cpu.snapshot", place)
 
 
-def execute(
-    place: Place,
-    command: str,
-    *,
-    units: Sequence[int] = (1,),
-    output_timeout_s: float | None = None,
-    session: str = "main",
-    cwd: str | None = None,
-    interpreter: Sequence[str] | None = None,
-    merged: bool = False,
-    fence: bool = False,
-    parallel_fraction: float | None = None,
-    efficiency: Mapping[int | str, float] | None = None,
-    work_s: float | None = None,
-    idempotent: bool = False,
-    preemptible: bool = True,
-    action_class: str | None = None,
-    variables: Mapping[str, str] | None = None,
-    env: Mapping[str, str] | None = None,
-    stream: bool = False,
-    stdin: bool = False,
-    pty: tuple[int, int] | None = None,
-    **limits: Unpack[Limits],
-) -> Action:
-    """Run a shell command in an environment; options as in `ExecOptions`."""
-    words = program_words(interpreter, command)
-    cost = Cost.of(cores=units)
+@takes(ExecOptions)
+def execute(place: Place, command: str, **options: Unpack[ExecOptions]) -> Action:
+    """Run a shell command in an environment."""
+    words = program_words(options.get("interpreter"), command)
+    session, action_class = options.get("session", "main"), options.get("action_class")
+    cost = Cost.of(cores=options.get("units", (1,)))
+    parallel_fraction, efficiency = options.get("parallel_fraction"), options.get("efficiency")
     if parallel_fraction is None and efficiency is None and len(cost.amounts[CORES]) > 1:
         parallel_fraction = HOPED_PARALLEL_FRACTION
     return Action(
@@ -227,14 +193,14 @@ def execute(
             environment=place.environment,
             session=session,
             command=command,
-            variables=process_variables(variables, env),
-            cwd=folder_path("cwd", cwd),
+            variables=process_variables(options.get("variables"), options.get("env")),
+            cwd=folder_path("cwd", options.get("cwd")),
             interpreter=None if words is None else words[:-1],
-            merged=merged or None,
-            fence=fence or None,
-            stream=stream or None,
-            stdin=stdin or None,
-            terminal=giving.terminal(pty),
+            merged=options.get("merged") or None,
+            fence=options.get("fence") or None,
+            stream=options.get("stream") or None,
+            stdin=options.get("stdin") or None,
+            terminal=giving.terminal(options.get("pty")),
         ),
         cost=cost,
         curve=make_curve(parallel_fraction, efficiency),
@@ -242,12 +208,8 @@ def execute(
         trajectory=place.trajectory,
         environment=place.environment,
         session=session,
-        work_s=work_s,
-        output_timeout_s=output_timeout_s,
-        idempotent=idempotent,
-        preemptible=preemptible,
         action_class=action_class if action_class is not None else command_class(command),
-        **_limits(**limits),
+        **_given(options, "work_s", "output_timeout_s", "idempotent", "preemptible"),
     )
 
 
@@ -279,7 +241,7 @@ def request(
 ) -> Action:
     """Have a server that runs in an environment answer an HTTP request, on one core."""
     action = _of_environment("cpu.request", place, **request_arguments(port, path, method, headers, body))
-    return replace(action, cost=Cost.of(cores=1), action_class=f"{method} :{port}", **_limits(**limits))
+    return replace(action, cost=Cost.of(cores=1), action_class=f"{method} :{port}", **_given(limits))
 
 
 def close_environment(place: Place) -> Action:
@@ -306,7 +268,7 @@ def _of_environment(kind: str, place: Place, *, idempotent: bool = False, sessio
 
 def score(job: str, service: str, items: Sequence[Any], options: ServiceOptions) -> Action:
     """Have a reward model score `items`, one score each."""
-    return _invoke(job, "gpu.score", service, {"items": listed("items", items)}, **options)
+    return _invoke(job, "gpu.score", service, {"items": listed("items", items)}, options)
 
 
 def logprobs(job: str, service: str, token_ids: Iterable[Iterable[int]], options: ServiceOptions, *, top_k: int | None = None) -> Action:
@@ -321,7 +283,7 @@ def logprobs(job: str, service: str, token_ids: Iterable[Iterable[int]], options
         packed = pack_ints(sequences)
     except ArrayError as error:
         raise InvalidAction(f"token_ids[{error.index}]", error.problem) from None
-    return _invoke(job, "gpu.logprobs", service, present(token_ids=packed, top_k=top_k), **options)
+    return _invoke(job, "gpu.logprobs", service, present(token_ids=packed, top_k=top_k), options)
 
 
 def generate(
@@ -335,7 +297,7 @@ def generate(
 ) -> Action:
     """Have a model, e.g. a judge, continue `prompts`."""
     arguments = present(prompts=listed("prompts", prompts), max_tokens=max_tokens, temperature=temperature, seed=seed)
-    return _invoke(job, "gpu.generate", service, arguments, **options)
+    return _invoke(job, "gpu.generate", service, arguments, options)
 
 
 def call(
@@ -372,7 +334,7 @@ def call(
         work_s=work_s,
         idempotent=method in _SAFE_METHODS if idempotent is None else idempotent,
         action_class=action_class,
-        **_limits(**limits),
+        **_given(limits),
     )
 
 
@@ -384,35 +346,22 @@ def _file(place: Place, kind: str, path: str, more: Mapping[str, Any]) -> Action
     return _of_environment(kind, place, idempotent=kind == "cpu.read_file", path=path, **more)
 
 
-def _invoke(
-    job: str,
-    kind: str,
-    service: str,
-    arguments: Mapping[str, Any],
-    *,
-    units: Sequence[int] | None = None,
-    parallel_fraction: float | None = None,
-    efficiency: Mapping[int | str, float] | None = None,
-    work_s: float | None = None,
-    idempotent: bool = True,
-    action_class: str | None = None,
-    trajectory: str = "",
-    **limits: Unpack[Limits],
-) -> Action:
+def _invoke(job: str, kind: str, service: str, arguments: Mapping[str, Any], options: ServiceOptions) -> Action:
+    units = options.get("units")
     return Action(
         kind=kind,
         arguments={"service": service, **arguments},
         cost=Cost({CELLS: tuple(units)} if units is not None else {}),
-        curve=make_curve(parallel_fraction, efficiency),
+        curve=make_curve(options.get("parallel_fraction"), options.get("efficiency")),
         job=job,
-        trajectory=trajectory,
         service=service,
-        work_s=work_s,
-        idempotent=idempotent,
-        action_class=action_class,
-        **_limits(**limits),
+        **{"idempotent": True, **_given(options, "work_s", "idempotent", "action_class", "trajectory")},
     )
 
 
-def _limits(timeout_s: float | None = None, queue_timeout_s: float | None = None, priority: int | None = None) -> dict[str, Any]:
-    return {"timeout_s": timeout_s, "queue_timeout_s": queue_timeout_s, "priority": DEFAULT_PRIORITY if priority is None else priority}
+def _given(options: Mapping[str, object], *names: str) -> dict[str, Any]:
+    """Return the limits among some options, and those of these names, as fields of an action; what is not given keeps its default."""
+    fields = {name: options[name] for name in (*names, *Limits.__annotations__) if name in options}
+    if fields.get("priority") is None:
+        fields.pop("priority", None)
+    return fields
