@@ -20,7 +20,7 @@ import os
 import secrets
 import shlex
 import tarfile
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -105,18 +105,10 @@ class Files:
 
         Raises `ActionRefused` for a folder with names or links that lead out of the local folder.
         """
-        _Local.unpack(self._run(_pack(self._place, path)), local)
+        _Local.unpack(self._run(pack(self._place, path)), local)
 
     def _run(self, steps: Steps[T]) -> T:
-        action, value = _next(steps)
-        while action is not None:
-            try:
-                answer, error = self._session.submit(action).result(), None
-            except ActionError as raised:
-                answer, error = None, raised
-            action, value = _next(steps, answer, error)
-        done: T = value
-        return done
+        return drive(steps, lambda action: self._session.submit(action).result())
 
 
 class AsyncFiles:
@@ -169,18 +161,36 @@ class AsyncFiles:
 
     async def download(self, path: str, local: str | os.PathLike[str]) -> None:
         """Write a file, or what is in a folder, to a local path; see `Files.download`."""
-        await asyncio.to_thread(_Local.unpack, await self._run(_pack(self._place, path)), local)
+        await asyncio.to_thread(_Local.unpack, await self._run(pack(self._place, path)), local)
 
     async def _run(self, steps: Steps[T]) -> T:
-        action, value = _next(steps)
-        while action is not None:
-            try:
-                answer, error = await self._session.submit(action), None
-            except ActionError as raised:
-                answer, error = None, raised
-            action, value = _next(steps, answer, error)
-        done: T = value
-        return done
+        return await drive_async(steps, self._session.submit)
+
+
+def drive(steps: Steps[T], run: Callable[[Action], Any]) -> T:
+    """Go through steps with `run`, which returns an action's result or raises its error."""
+    action, value = _next(steps)
+    while action is not None:
+        try:
+            answer, error = run(action), None
+        except ActionError as raised:
+            answer, error = None, raised
+        action, value = _next(steps, answer, error)
+    done: T = value
+    return done
+
+
+async def drive_async(steps: Steps[T], run: Callable[[Action], Awaitable[Any]]) -> T:
+    """Go through steps like `drive`."""
+    action, value = _next(steps)
+    while action is not None:
+        try:
+            answer, error = await run(action), None
+        except ActionError as raised:
+            answer, error = None, raised
+        action, value = _next(steps, answer, error)
+    done: T = value
+    return done
 
 
 def _next(steps: Steps[Any], answer: Any = None, error: ActionError | None = None) -> tuple[Action | None, Any]:
@@ -255,7 +265,7 @@ def _read_one(place: Place, path: str) -> Steps[bytes]:
 
 def _write(place: Place, path: str | Mapping[str, Content], data: Content, mode: int | None) -> Steps[None]:
     if not isinstance(path, Mapping):
-        yield from _write_one(place, path, data, mode)
+        yield from write_one(place, path, data, mode)
         return
     if mode is not None:
         raise InvalidAction("mode", "is of one file: give one path")
@@ -267,10 +277,11 @@ def _write(place: Place, path: str | Mapping[str, Content], data: Content, mode:
             member.size = len(whole)
             archive.addfile(member, io.BytesIO(whole))
     if path:
-        yield from _unpack(place, file_scripts.UNPACK_FILES, file.getvalue(), *map(_path, path))
+        yield from unpack(place, file_scripts.UNPACK_FILES, file.getvalue(), *map(_path, path))
 
 
-def _write_one(place: Place, path: str, data: Content, mode: int | None) -> Steps[None]:
+def write_one(place: Place, path: str, data: Content, mode: int | None) -> Steps[None]:
+    """Write a file, in parts where it is large."""
     whole = file_content(data)
     yield calls.write_file(place, path, whole[:PART_BYTES], mode)
     for offset in range(PART_BYTES, len(whole), PART_BYTES):
@@ -306,12 +317,13 @@ def _upload(place: Place, path: str, packed: bytes) -> Steps[None]:
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         first = archive.getmembers()[0]
         if not first.isdir():
-            yield from _write_one(place, path, _content(archive, first), first.mode & 0o777)
+            yield from write_one(place, path, _content(archive, first), first.mode & 0o777)
             return
-    yield from _unpack(place, file_scripts.UNPACK, packed, _path(path))
+    yield from unpack(place, file_scripts.UNPACK, packed, _path(path))
 
 
-def _pack(place: Place, path: str) -> Steps[bytes]:
+def pack(place: Place, path: str) -> Steps[bytes]:
+    """Return an archive of a file, or of what is in a folder; the one of a folder begins with the folder itself, `.`."""
     return (yield from _packed(place, file_scripts.PACK, _path(path)))
 
 
@@ -332,7 +344,7 @@ def _packed(place: Place, script: str, *paths: str) -> Steps[bytes]:
     return (yield from _with_file(place, through))
 
 
-def _unpack(place: Place, script: str, packed: bytes, *paths: str) -> Steps[None]:
+def unpack(place: Place, script: str, packed: bytes, *paths: str) -> Steps[None]:
     """Have a script unpack an archive: from its own text, or from a file where that would be too long."""
     if len(packed) <= PART_BYTES:
         inline = f'{_FROM_TEXT}set -- "$t" "$@"\n( {script}\n)'
@@ -340,7 +352,7 @@ def _unpack(place: Place, script: str, packed: bytes, *paths: str) -> Steps[None
         return
 
     def through(kept: str) -> Steps[None]:
-        yield from _write_one(place, kept, packed, None)
+        yield from write_one(place, kept, packed, None)
         yield from _command(place, script, kept, *paths)
 
     yield from _with_file(place, through)

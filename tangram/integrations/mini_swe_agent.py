@@ -22,6 +22,7 @@ from tangram.action import command_class
 from tangram.calls import Place
 from tangram.client import Client, Environment
 from tangram.errors import ActionRejected, InvalidAction
+from tangram.files import drive
 from tangram.integrations import actions
 from tangram.integrations.sandbox import whole_submission
 from tangram.results import FINISHED, ExecResult
@@ -111,8 +112,8 @@ class TangramEnvironment:
     def upload(self, source: Path | str, target: str = "") -> None:
         """Bring a file, or the contents of a folder, into the environment; by default to where commands start."""
         place = Place(self._client.job, self._environment.trajectory, self._environment.id)
-        transfer = actions.upload(place, Path(source), target or self.config.cwd or ".")
-        actions.drive(transfer, lambda action: self._client.submit(action).result())
+        transfer = actions.upload(place, actions.read_local(Path(source)), target or self.config.cwd or ".")
+        drive(transfer, lambda action: self._client.submit(action).result())
 
     def get_template_vars(self, **kwargs: Any) -> dict[str, Any]:
         """Return what prompts may name: the configuration, and the machine that the client runs on."""

@@ -19,6 +19,7 @@ from tangram.action import Action
 from tangram.aio import AsyncClient
 from tangram.calls import ExecOptions, Place
 from tangram.errors import ActionError, ActionFailed, ActionLost, ActionRejected, ActionTimedOut, TangramError
+from tangram.files import drive_async
 from tangram.handles import AsyncHandle, Handle
 from tangram.integrations import actions
 from tangram.results import LEFT_OUT, Chunk, ExecResult, SubmissionCut
@@ -122,11 +123,13 @@ class Sandbox:
 
     async def upload(self, source: Path | str, target: str) -> None:
         """Bring a file, or the contents of a folder, to the path `target`. Raises also `TransferFailed`."""
-        await actions.drive_async(actions.upload(self.place, Path(source), target), self.run, asyncio.to_thread)
+        local = await asyncio.to_thread(actions.read_local, Path(source))
+        await drive_async(actions.upload(self.place, local, target), self.run)
 
     async def download(self, source: str, target: Path | str) -> None:
         """Fetch a file, or the contents of a folder, to the path `target`. Raises also `TransferFailed`, `FileNotFoundError`."""
-        await actions.drive_async(actions.download(self.place, source, Path(target)), self.run, asyncio.to_thread)
+        packed = await drive_async(actions.download(self.place, source), self.run)
+        await asyncio.to_thread(actions.write_local, packed, Path(target))
 
     async def close(self) -> None:
         """End its processes and throw its files away; one that is gone already is closed."""

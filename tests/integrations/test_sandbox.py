@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 
 from tangram import AsyncClient, ClientClosed
-from tangram.calls import Place
 from tangram.errors import ActionRefused
 from tangram.integrations import actions
 from tangram.integrations.sandbox import Sandbox, borrow_client, return_client
 from tangram.integrations.verl_reward import ScoreFailed, compute_score
-from tangram.results import Act, ExecResult
 from tests.live.support import Live
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("live")]
@@ -39,7 +37,7 @@ async def test_a_folder_goes_in_and_comes_out_as_it_was(sandbox: Sandbox, tmp_pa
     await sandbox.download("it's here", tmp_path / "out")
     assert (tmp_path / "out" / "large").read_bytes() == (source / "large").read_bytes()
     assert (tmp_path / "out" / "link").readlink() == Path("run") and (tmp_path / "out" / "empty").is_dir()
-    assert (await sandbox.exec("ls -A | grep -c tangram-transfer")).stdout == "0\n"
+    assert (await sandbox.exec("ls -A . /tmp | grep -c tangram-files-")).stdout == "0\n"
 
 
 async def test_a_pipe_in_a_folder_does_not_spoil_it(sandbox: Sandbox, tmp_path: Path) -> None:
@@ -67,11 +65,30 @@ async def test_links_that_lead_out_of_a_folder_are_left_out(sandbox: Sandbox, tm
 
 
 def test_what_is_no_archive_is_a_failed_transfer(tmp_path: Path) -> None:
-    act = Act(queue_s=0.0, overhead_s=0.0, execution_s=0.0)
-    packed = ExecResult(status="succeeded", exit_code=0, stdout="folder 1024", stderr="", truncated=False, dop=1, act=act)
-    transfer = actions.download(Place("job", "t", "env-1"), "folder", tmp_path / "f")
-    with pytest.raises(actions.TransferFailed, match="folder could not be unpacked"):
-        actions.drive(transfer, lambda action: b"no tar file " * 100 if action.kind == "cpu.read_file" else packed)
+    with pytest.raises(actions.TransferFailed, match="could not be unpacked"):
+        actions.write_local(b"no tar file " * 100, tmp_path / "f")
+
+
+async def test_what_is_not_there_is_a_missing_file_and_a_pipe_a_failed_transfer(sandbox: Sandbox, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nothing does not exist in environment"):
+        await sandbox.download("nothing", tmp_path / "f")
+    await sandbox.exec("mkfifo pipe; echo x > file")
+    with pytest.raises(actions.TransferFailed, match="no regular file"):
+        await sandbox.download("pipe", tmp_path / "f")
+    (tmp_path / "in").mkdir()
+    with pytest.raises(actions.TransferFailed, match="could not be written"):
+        await sandbox.upload(tmp_path / "in", "file")
+
+
+async def test_a_folder_that_is_there_keeps_its_permissions_and_what_is_in_it(sandbox: Sandbox, tmp_path: Path) -> None:
+    await sandbox.exec("mkdir -m 751 d && echo old > d/old && echo old > d/new")
+    (tmp_path / "new").write_text("new\n")
+    await sandbox.upload(tmp_path, "d")
+    assert (await sandbox.exec("stat -c %a d; cat d/old d/new")).stdout == "751\nold\nnew\n"
+    # And a file gets the permissions that it has here
+    (tmp_path / "new").chmod(0o755)
+    await sandbox.upload(tmp_path / "new", "~/here")
+    assert (await sandbox.exec("stat -c %a './~/here'")).stdout == "755\n"
 
 
 async def test_commands_run_side_by_side_and_those_after_one_another_share_tmp(sandbox: Sandbox) -> None:
