@@ -196,10 +196,10 @@ class Runtime:
             raise of_file(body.path, error) from error
         return wire.FileRead(content=await asyncio.to_thread(_text, data, body))
 
-    async def write_file(self, path: str, data: bytes) -> None:
-        """Write a file."""
+    async def write_file(self, path: str, data: bytes, offset: int | None = None) -> None:
+        """Write a file, or its end from `offset` on."""
         try:
-            await self._act(words.write_file(self._record.place, path, data))
+            await self._act(words.write_file(self._record.place, path, data, offset=offset))
         except BadRequest as error:
             raise of_file(path, error) from error
 

@@ -1,8 +1,4 @@
-"""The shell texts behind SWE-ReX's verbs, and what they print where something is wrong before the program begins.
-
-Each text takes a `mark`, a random word. Where the standard output of a text begins with it, the program was never begun, and the rest of
-the line says why. Texts are plain POSIX shell.
-"""
+"""The shell texts behind SWE-ReX's verbs, and how what they print is read. Texts are plain POSIX shell."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
-BAD_SYNTAX, IS_FOLDER = "syntax", "is-folder"
+BAD_SYNTAX = "syntax"
 
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-Z\\^_]")
 
@@ -25,6 +21,8 @@ def start_text(sources: Sequence[str], variables: Mapping[str, str]) -> str:
 
 def run_text(command: str, mark: str) -> str:
     """Return what runs a command in a shell, both streams in one; `is_wrong_syntax` says whether the shell could not read it.
+
+    `mark` is a random word, which begins the output of a command that was not begun.
 
     A shell reads a whole line before it runs any of it. So a command of one line is its own check. Of several lines the first ones would
     run, so another shell reads them first.
@@ -41,7 +39,7 @@ def is_wrong_syntax(stdout: str, stderr: str, exit_code: int | None, mark: str) 
     What a command prints is in `stdout`, as it begins with joining the streams. So what is in `stderr` was said before.
     """
     refused = not stdout and bool(stderr) and exit_code not in (None, 0) and "warning: here-document" not in stderr
-    return refused or fault(stdout, mark) == BAD_SYNTAX
+    return refused or stdout.rstrip() == f"{mark} {BAD_SYNTAX}"
 
 
 def hang_up_text() -> str:
@@ -49,33 +47,16 @@ def hang_up_text() -> str:
     return "for job in $(jobs -p); do kill -HUP $job; done; exit 0"
 
 
-def join_text(folder: str, parts: str, name: str, mark: str) -> str:
-    """Return what makes the file `name` in `folder` of its parts, whose names begin with `parts`."""
-    target = shlex.quote(name)
-    joined = f"cat {parts}.* >{parts} && mv -f -- {parts} {target} && rm -f {parts}.*"
-    refused = f"rm -f {parts}.*; {_tell(mark, IS_FOLDER)}"
-    return f"( cd -- {shlex.quote(folder)} && if test -d {target}; then {refused}; else {joined}; fi )"
+def unpack_text(folder: str, archive: str) -> str:
+    """Return what unpacks a tar archive into the folder that it is in."""
+    return f"( cd -- {shlex.quote(folder)} && tar -xof {archive} && rm -f {archive} )"
 
 
-def unpack_text(folder: str, parts: str) -> str:
-    """Return what unpacks a tar archive, given in parts, into the folder that they are in."""
-    return f"( cd -- {shlex.quote(folder)} && cat {parts}.* | tar -xof - && rm -f {parts}.* )"
-
-
-def remove_text(folder: str, parts: str) -> str:
-    """Return what removes the parts of an upload that failed."""
-    return f"( cd -- {shlex.quote(folder)} && rm -f {parts} {parts}.* )"
-
-
-def fault(stdout: str, mark: str) -> str:
-    """Return why a program was not begun, as a word above; nothing where it was."""
-    return stdout.removeprefix(mark).strip() if stdout.startswith(mark) else ""
+def remove_text(folder: str, archive: str) -> str:
+    """Return what removes the archive of an upload that failed."""
+    return f"( cd -- {shlex.quote(folder)} && rm -f {archive} )"
 
 
 def plain(output: str) -> str:
     """Return what a program printed without the control sequences of terminals."""
     return _ESCAPES.sub("", output).replace("\r\n", "\n")
-
-
-def _tell(mark: str, word: str) -> str:
-    return f"printf %s '{mark} {word}'"

@@ -13,7 +13,7 @@ import struct
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import IO
 
@@ -21,7 +21,7 @@ from starlette.datastructures import UploadFile
 
 from app.gateway import rex_scripts as scripts
 from app.gateway.errors import BadRequest, GatewayError, InfraFailed, TooLarge
-from app.gateway.rex_errors import is_folder, os_error
+from app.gateway.rex_errors import os_error
 from app.gateway.rex_runtime import Runtime
 
 PART_BYTES = 2**20
@@ -47,59 +47,43 @@ async def upload(runtime: Runtime, file: UploadFile, target: str, *, unzip: bool
     Raises `GatewayError` as the actions end, `BadRequest` for what is no archive, `TooLarge` for one that grows too much.
     """
     if not unzip:
-        await _upload_file(runtime, file, target)
+        await _write(runtime, target, file.read)
         return
     with tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES) as archive:
         await asyncio.to_thread(_to_tar, file, archive)
-        await _upload_parts(runtime, target, _parts(archive), None)
+        archive.seek(0)
+        await _unpack(runtime, target, archive)
 
 
-async def _upload_file(runtime: Runtime, file: UploadFile, target: str) -> None:
-    first = await file.read(PART_BYTES)
-    if len(first) < PART_BYTES:
-        await runtime.write_file(target, first)
-        return
-
-    async def parts() -> AsyncIterator[bytes]:
-        yield first
-        while part := await file.read(PART_BYTES):
-            yield part
-
-    folder, name = posixpath.split(target)
-    await _upload_parts(runtime, folder or ".", parts(), name)
+async def _write(runtime: Runtime, path: str, read: Callable[[int], Awaitable[bytes]]) -> None:
+    """Write a file part by part."""
+    part, offset = await read(PART_BYTES), 0
+    await runtime.write_file(path, part)
+    while part:
+        offset += len(part)
+        if part := await read(PART_BYTES):
+            await runtime.write_file(path, part, offset)
 
 
-async def _upload_parts(runtime: Runtime, folder: str, parts: AsyncIterator[bytes], name: str | None) -> None:
-    """Write parts to a folder, then make the file `name` of them, or unpack them there."""
-    prefix = f".{runtime.mark}"
+async def _unpack(runtime: Runtime, folder: str, archive: IO[bytes]) -> None:
+    """Take a tar archive to a folder, and unpack it there."""
+    name = f".{runtime.mark}"
     try:
-        number = 0
-        async for part in parts:
-            await runtime.write_file(posixpath.join(folder, f"{prefix}.{number:06}"), part)
-            number += 1
-        text = scripts.unpack_text(folder, prefix) if name is None else scripts.join_text(folder, prefix, name, runtime.mark)
-        result = await runtime.beside(text, "upload")
-    except BaseException as error:
-        if isinstance(error, GatewayError) and not isinstance(error, InfraFailed):
+        await _write(runtime, posixpath.join(folder, name), lambda size: asyncio.to_thread(archive.read, size))
+        result = await runtime.beside(scripts.unpack_text(folder, name), "upload")
+    except GatewayError as error:
+        if not isinstance(error, InfraFailed):
             with suppress(GatewayError):
-                await runtime.beside(scripts.remove_text(folder, prefix), "upload")
+                await runtime.beside(scripts.remove_text(folder, name), "upload")
         raise
-    if scripts.fault(result.stdout, runtime.mark) == scripts.IS_FOLDER:
-        raise is_folder(posixpath.join(folder, name or ""))
     if result.exit_code == 0:
         return
     with suppress(GatewayError):
-        await runtime.beside(scripts.remove_text(folder, prefix), "upload")
-    problem = f"the upload to {folder} could not be put together: {result.stderr.strip() or result.reason}"
+        await runtime.beside(scripts.remove_text(folder, name), "upload")
+    problem = f"the upload to {folder} could not be unpacked: {result.stderr.strip() or result.reason}"
     if result.exit_code is None or result.exit_code >= _NOT_RUN:
         raise InfraFailed(problem, "sandbox_failed")
     raise os_error(problem)
-
-
-async def _parts(archive: IO[bytes]) -> AsyncIterator[bytes]:
-    archive.seek(0)
-    while part := await asyncio.to_thread(archive.read, PART_BYTES):
-        yield part
 
 
 def _to_tar(file: UploadFile, archive: IO[bytes]) -> None:
