@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
+from workers.cpu import control_files
 from workers.cpu.abstract import EnvironmentSpec
 from workers.cpu.errors import SandboxError
 from workers.cpu.process import groups
 from workers.cpu.process.background import GroupBackground
-from workers.cpu.process.groups import Groups, find_groups
+from workers.cpu.process.groups import LEAF, Groups, find_groups, make_room
 from workers.cpu.process.members import Members
 from workers.cpu.process.sandbox import ProcessSandbox
 from workers.memory import usable_mb
 
 from .conftest import make
-from .support import RUN, groups_like, printed, run
+from .support import RUN, groups_like, printed, run, until
 
 EATS_100_MB = "python3 -S -c 'print(len(bytearray(100 << 20)))'"
 
@@ -192,3 +195,61 @@ def test_a_sandbox_of_memory_in_version_1_is_beside_the_worker(tmp_path: Path) -
         pytest.skip("needs control groups of version 1")
     own = next(line for line in Path("/proc/self/cgroup").read_text().splitlines() if ":memory:" in line).split(":")[2]
     assert found.memory.startswith(f"/sys/fs/cgroup/memory{own.rstrip('/')}/tangram-")
+
+
+# -- version 2, by a kernel that has it -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own() -> Iterator[Path]:
+    """Give a group of version 2 below one that hands a controller down to it."""
+    root = control_files.Mounts.of_this_process().unified
+    if root is None or "hugetlb" not in (root / "cgroup.controllers").read_text().split():
+        pytest.skip("needs control groups of version 2 with a controller that nobody uses")
+    folder = root / f"tangram-test-{os.getpid()}"
+    try:
+        (root / "cgroup.subtree_control").write_text("+hugetlb")
+        folder.mkdir()
+    except OSError as error:
+        pytest.skip(f"needs the right to make control groups: {error}")
+    yield folder
+    for group in (*filter(Path.is_dir, folder.iterdir()), folder):
+        assert until(lambda group=group: control_files.is_removed(str(group)))  # type: ignore[misc]
+
+
+@contextmanager
+def trees(group: Path, count: int) -> Iterator[list[int]]:
+    """Have `count` trees of two processes in a group; give the processes."""
+    held = ["sh", "-c", "read -r line; sh -c 'echo $$; read -r line; exit' ; exit"]
+    with ExitStack() as stack:
+        found: list[int] = []
+        for _ in range(count):
+            top = stack.enter_context(subprocess.Popen(held, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+            assert top.stdin is not None and top.stdout is not None
+            stack.callback(top.stdin.close)
+            (group / "cgroup.procs").write_text(str(top.pid))
+            top.stdin.write(b"\n")
+            top.stdin.flush()
+            found += [top.pid, int(top.stdout.readline())]
+        yield found
+
+
+def test_in_version_2_a_worker_that_is_alone_in_its_group_makes_room_for_others_beside_it(own: Path) -> None:
+    # Given a tree of processes in a group, which therefore cannot hand its controllers down
+    with trees(own, 1) as processes:
+        with pytest.raises(OSError, match="busy"):
+            (own / "cgroup.subtree_control").write_text("+hugetlb")
+        # When room is made; then they are within it, and it hands them down
+        assert make_room(str(own), ("hugetlb", "absent")) == str(own)
+        assert sorted(control_files.pids(str(own / LEAF))) == sorted(processes)
+        assert (own / "cgroup.subtree_control").read_text().split() == ["hugetlb"]
+        # And so it is for a worker that is started among them, and again
+        assert make_room(str(own / LEAF), ("hugetlb",)) == make_room(str(own), ("hugetlb",)) == str(own)
+        assert [path.name for path in own.iterdir() if path.is_dir()] == [LEAF]
+
+
+def test_in_version_2_a_worker_beside_strangers_leaves_its_group_as_it_is(own: Path) -> None:
+    with trees(own, 2) as processes:
+        assert make_room(str(own), ("hugetlb",)) == str(own)
+        assert sorted(control_files.pids(str(own))) == sorted(processes)
+        assert not (own / "cgroup.subtree_control").read_text().strip() and not (own / LEAF).exists()

@@ -12,6 +12,10 @@ The groups of a sandbox have names made of its folder. They lie beside each othe
 In version 1 a group has a folder for each controller. In version 2 it has one for all, and a process is in one group only. So there
 the group of an environment contains the groups of its sessions, where the worker can bound memory.
 
+In version 2 a group that hands controllers down to those within it holds no processes itself, unless it is the root of all. So the worker
+moves all processes of its own group into one within it, `tangram-worker`, if nothing but one tree of processes is there: a service of
+systemd with `Delegate=yes`, a container, a login. A worker that is started in a group of this name takes the one above for its own.
+
 What holds the namespaces of an environment has groups as a session has, since programs could trace it.
 
 The worker makes them, and removes those of an environment; the fork server removes those of a session. A shell joins them by descriptors
@@ -21,18 +25,26 @@ that the worker opens.
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import hashlib
+import logging
 import os
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import psutil
+
 from workers.cpu import control_files, weight
 from workers.cpu.memory.controls import Controls, ControlsV1, ControlsV2
 
+log = logging.getLogger(__name__)
+
 ROOT = "/sys/fs/cgroup"
+LEAF = "tangram-worker"
 _SLACK_BYTES = 1 << 20
+_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +207,8 @@ def find_groups(base: str | os.PathLike[str]) -> Groups:
     name = f"tangram-{hashlib.sha256(os.fsencode(base)).hexdigest()[:16]}"
     own = {controller: path.rstrip("/") for controller, path in control_files.paths_of(os.getpid()).items()}
     is_v2 = not {"cpu", "memory"} & own.keys() and "" in own
+    if is_v2:
+        own[""] = make_room(f"{ROOT}{own['']}", ("cpu", "memory")).removeprefix(ROOT)
 
     def place(controller: str, serves: Callable[[str], bool]) -> str | None:
         """Return where groups can be made and serve, by making one; None where they cannot."""
@@ -215,6 +229,58 @@ def find_groups(base: str | os.PathLike[str]) -> Groups:
     memory = place("memory", lambda folder: any(os.path.exists(f"{folder}/memory.{limit}") for limit in ("max", "limit_in_bytes")))
     freezer = None if is_v2 or memory is None else place("freezer", lambda folder: os.path.exists(f"{folder}/freezer.state"))
     return Groups(cpu, memory, freezer, is_v2)
+
+
+def make_room(own: str, controllers: tuple[str, ...]) -> str:
+    """Have the worker's own group of version 2 hand down what it has of these controllers; return the group in which others can be made.
+
+    That is its own group, whether it could or not, or the one above if an earlier worker has made this one.
+    """
+    if os.path.basename(own) == LEAF:
+        own = os.path.dirname(own)
+    with contextlib.suppress(OSError):
+        wanted = set(controllers).intersection(control_files.read(f"{own}/cgroup.controllers").split())
+        missing = " ".join(f"+{name}" for name in wanted.difference(control_files.read(f"{own}/cgroup.subtree_control").split()))
+        try:
+            if missing:
+                control_files.write(f"{own}/cgroup.subtree_control", missing)
+        except OSError as error:
+            if error.errno == errno.EBUSY and _is_one_tree(own):
+                _make_way(own, missing)
+    return own
+
+
+def _is_one_tree(folder: str) -> bool:
+    """Return whether all processes in a group have a parent there but one, so that they belong together. Raises `OSError`."""
+    found = {int(pid) for pid in control_files.read(f"{folder}/cgroup.procs").split()}
+    return 0 not in found and sum(_parent(pid) not in found for pid in found) == 1
+
+
+def _parent(pid: int) -> int:
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).ppid()
+    return pid  # it has ended
+
+
+def _make_way(own: str, missing: str) -> None:
+    """Move all processes of a group into one within it, and have the group hand down what is `missing`; or leave it as it was."""
+    leaf = f"{own}/{LEAF}"
+    os.makedirs(leaf, exist_ok=True)
+    try:
+        for _ in range(_ROUNDS):  # some may start others meanwhile
+            _move(own, leaf)
+        control_files.write(f"{own}/cgroup.subtree_control", missing)
+        log.info("control group %s hands down %s: its processes are in %s now", own, missing, LEAF)
+    except OSError:
+        _move(leaf, own)
+        control_files.is_removed(leaf)
+        raise
+
+
+def _move(source: str, target: str) -> None:
+    for pid in control_files.pids(source):
+        with contextlib.suppress(ProcessLookupError):
+            control_files.write(f"{target}/cgroup.procs", str(pid))
 
 
 def _weighs(folder: str) -> bool:
