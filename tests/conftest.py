@@ -27,8 +27,9 @@ settings.register_profile("explore", _any_machine, max_examples=400)
 settings.load_profile("any_machine")
 
 
-PLACES = {"test_web_unwell.py": 0, "test_virtual_seeds.py": 2}
-"""The file that waits longest comes first. Seeds come last: each goes to whichever process is free. All other files keep their order."""
+LONGEST = ("test_distributions.py", "test_tutorial.py", "test_web_unwell.py")
+PLACES = {**dict.fromkeys(LONGEST, 0), "test_virtual_seeds.py": 2}
+"""The files that take longest come first. Seeds come last: each goes to whichever process is free. All other files keep their order."""
 
 
 @pytest.fixture(scope="session")
