@@ -22,7 +22,6 @@ from app.journal.models import (
     AnyRow,
     Environment,
     EnvironmentHour,
-    Grant,
     header_of,
     table,
 )
@@ -136,10 +135,9 @@ def act_report_in(connection: Connection, selection: Selection) -> ActReport:
                 group.add_hour(hour)
     held = func.sum(Action.unit_s)
     reserved = (
-        select(Action.kind, Action.job, Grant.resource, held)
-        .join_from(Action, Grant, (Grant.action == Action.id) & (Grant.attempt == Action.attempts))
-        .where(Grant.released_at.is_not(None), Grant.resource.in_((CORES, CELLS)), *where)
-        .group_by(Action.kind, Action.job, Grant.resource)
+        select(Action.kind, Action.job, Action.resource, held)
+        .where(Action.resource.in_((CORES, CELLS)), *where)
+        .group_by(Action.kind, Action.job, Action.resource)
     )
     for kind, job, resource, seconds in connection.execute(reserved):
         for group in (total, by_kind[kind], by_job[job]):

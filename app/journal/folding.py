@@ -7,7 +7,7 @@ by one, all at once, or in any batches between leaves the same rows. It holds be
    column by column, and one statement can write what several entries say;
 2. reception never changes a row that is there (a redelivered message is not a second action);
 3. the first end of an action stands, whatever follows;
-4. a grant is released once, by the first requeueing or end after it;
+4. a grant is given back once, by the first requeueing after it, which makes it an earlier one, or by the end of its action;
 5. a resize overrides the one before it, and none changes a grant that was released;
 6. what is forgotten of a node's instances is forgotten first, then come those that the batch tells of after that;
 7. a failure on a message counts once for each epoch;
@@ -46,6 +46,8 @@ Row = dict[str, Any]
 Shape = frozenset[str]
 
 NO_ATTEMPT = 2**31 - 1
+HELD = ("node", "resource", "units", "core_ids", "cell_ids", "background", "granted_at", "resized_at")
+"""What a row of `actions` and one of `grants` both say of a grant."""
 
 
 @dataclass(slots=True)
@@ -54,9 +56,14 @@ class _Action:
     change: Row = field(default_factory=dict)
     message: str | None = None
     answered: bool = False
-    grants: dict[int, Row] = field(default_factory=dict)
+    first_granted: int = NO_ATTEMPT
     resizes: dict[int, Row] = field(default_factory=dict)
-    released_at: float | None = None
+    requeued_at: float | None = None
+    earlier: list[Row] = field(default_factory=list)
+
+    @property
+    def has_ended(self) -> bool:
+        return "ended_at" in self.change
 
 
 class Fold:
@@ -89,8 +96,7 @@ class Fold:
                 case ActionResized():
                     self._resized(entry)
                 case ActionRequeued():
-                    self._release(entry.id, entry.at)
-                    self._change(entry.id, {"status": WAITING, "reason": clean(entry.reason), "node": None, "units": None})
+                    self._requeued(entry)
                 case ActionEnded():
                     self._ended(entry)
                 case EndsPublished():
@@ -140,24 +146,24 @@ class Fold:
         """Return the actions, each as `of`, whose result a worker has stored."""
         return [{"of": id} for id, action in self._actions.items() if action.answered]
 
-    def releases(self) -> list[Row]:
-        """Return when (`at`) the grants that action `of` held before this batch were released.
+    def given_back(self) -> list[Row]:
+        """Return when (`at`) action `of` gave the grant back that it held before this batch.
 
-        They are the attempts below `below`: were the batch written a second time, those of the batch would be held, too.
+        It is an attempt below `below`: were the batch written a second time, the action would hold one of the batch.
         """
         return [
-            {"of": id, "below": min(action.grants, default=NO_ATTEMPT), "at": action.released_at}
+            {"of": id, "below": action.first_granted, "at": action.requeued_at}
             for id, action in self._actions.items()
-            if action.released_at is not None
+            if action.requeued_at is not None
         ]
 
     def resizes(self) -> list[Row]:
         """Return what attempt `tried` of action `of`, granted before this batch, holds after the last of its resizes."""
         return [{**row, "of": id, "tried": attempt} for id, action in self._actions.items() for attempt, row in action.resizes.items()]
 
-    def grants(self) -> list[Row]:
-        """Return the rows of grants given in this batch, released ones with their time."""
-        return [grant for action in self._actions.values() for grant in action.grants.values()]
+    def earlier_grants(self) -> list[Row]:
+        """Return the grants that this batch gave and took back."""
+        return [grant for action in self._actions.values() for grant in action.earlier]
 
     def _of(self, id: str) -> _Action:
         id = clean(id)
@@ -195,52 +201,56 @@ class Fold:
         }
 
     def _granted(self, entry: ActionGranted) -> None:
-        self._change(
-            entry.id,
+        action = self._of(entry.id)
+        if action.has_ended:
+            return
+        action.first_granted = min(action.first_granted, entry.attempt)
+        action.change.update(
             {
                 "status": RUNNING,
                 "reason": "",
                 "attempts": entry.attempt,
                 "granted_at": entry.granted_at,
                 "node": entry.node,
-                "units": entry.units,
-            },
-        )
-        self._of(entry.id).grants.setdefault(
-            entry.attempt,
-            {
-                "action": clean(entry.id),
-                "attempt": entry.attempt,
-                "node": entry.node,
                 "resource": CORES if entry.core_ids or entry.background else CELLS if entry.cell_ids else "",
                 "units": entry.units,
                 "core_ids": entry.core_ids,
                 "cell_ids": entry.cell_ids,
                 "background": entry.background,
-                "granted_at": entry.granted_at,
                 "resized_at": None,
-                "released_at": None,
-            },
+            }
         )
 
     def _resized(self, entry: ActionResized) -> None:
         action = self._of(entry.id)
         row = {"units": entry.units, "core_ids": entry.core_ids, "background": entry.background, "resized_at": entry.at}
-        grant = action.grants.get(entry.attempt)
-        if grant is None:
-            if action.released_at is None:
+        if action.has_ended:
+            return
+        if entry.attempt < action.first_granted:
+            if action.requeued_at is None:
                 action.resizes[entry.attempt] = row
-        elif grant["released_at"] is None:
-            grant.update(row)
+        elif action.change["attempts"] == entry.attempt and action.change["core_ids"] is not None:
+            action.change.update(row)
+
+    def _requeued(self, entry: ActionRequeued) -> None:
+        action = self._of(entry.id)
+        if action.has_ended:
+            return
+        if action.first_granted == NO_ATTEMPT:
+            action.requeued_at = entry.at if action.requeued_at is None else action.requeued_at
+        elif action.change["core_ids"] is not None:
+            held = {name: action.change[name] for name in HELD}
+            action.earlier.append({**held, "action": clean(entry.id), "attempt": action.change["attempts"], "released_at": entry.at})
+        gone = dict.fromkeys(("node", "units", "core_ids", "cell_ids", "background", "resized_at"))
+        action.change.update({"status": WAITING, "reason": clean(entry.reason), **gone})
 
     def _ended(self, entry: ActionEnded) -> None:
-        end = entry.end
-        self._release(end.id, entry.at)
-        action = self._of(end.id)
+        end, action = entry.end, self._of(entry.end.id)
+        if action.has_ended:
+            return
         # Whoever has to store the result needs the message, and may die before it is stored.
-        action.answered = action.answered or (end.by_worker and "ended_at" not in action.change)
-        self._change(
-            end.id,
+        action.answered = end.by_worker
+        action.change.update(
             {
                 "status": end.status,
                 "reason": clean(end.reason),
@@ -256,21 +266,8 @@ class Fold:
                 "execution_s": end.execution_s,
                 "act_s": end.act_s,
                 "cpu_s": end.cpu_s,
-            },
+            }
         )
-
-    def _change(self, id: str, values: Row) -> None:
-        change = self._of(id).change
-        if "ended_at" not in change:
-            change.update(values)
-
-    def _release(self, id: str, at: float) -> None:
-        action = self._of(id)
-        if action.released_at is None:
-            action.released_at = at
-        for grant in action.grants.values():
-            if grant["released_at"] is None:
-                grant["released_at"] = at
 
     def _environment(self, entry: EnvironmentChanged) -> None:
         earlier = self.environments.get(entry.id)

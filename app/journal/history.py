@@ -135,11 +135,9 @@ def declarations(engine: Engine, selection: Selection) -> Declarations:
 def _pods(selection: Selection) -> Select[*tuple[Any, ...]]:
     # An environment's pod is what its opening was granted.
     opening = (Action.environment == Environment.id) & (Action.trajectory == Environment.trajectory) & (Action.job == Environment.job)
-    last = (Grant.action == Action.id) & (Grant.attempt == Action.attempts)
     query = (
-        select(Environment.node, Grant.core_ids, Environment.opened_at, Environment.ended_at)
+        select(Environment.node, Action.core_ids, Environment.opened_at, Environment.ended_at)
         .join_from(Environment, Action, opening)
-        .join(Grant, last)
         .where(Environment.pod_cores > 0, Environment.opened_at.is_not(None), Action.kind == "cpu.open", Action.status == "succeeded")
         .order_by(Environment.opened_at)
     )

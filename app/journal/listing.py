@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import ColumnElement, Connection, and_, or_, select
+from sqlalchemy import ColumnElement, Connection, and_, case, or_, select
 
-from app.journal.models import Action, AnyRow, Environment, Grant, table
+from app.journal.models import RUNNING, Action, AnyRow, Environment, table
 from scheduler.model.lifecycle import ACTION, ENVIRONMENT
 
 PAGE: Final = 50
@@ -47,10 +47,9 @@ class Listed:
     more: bool
 
 
-_HELD = (Grant.action == Action.id, Grant.released_at.is_(None))
 NOW_HELD: Final = (
-    select(Grant.units).where(*_HELD).scalar_subquery().label("units_now"),
-    select(Grant.background).where(*_HELD).scalar_subquery().label("in_background"),
+    case((Action.status == RUNNING, Action.units)).label("units_now"),
+    case((Action.status == RUNNING, Action.background)).label("in_background"),
 )
 """The units that an action holds now, and whether it runs without a core of its own; nothing for one that does not run."""
 

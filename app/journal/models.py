@@ -71,9 +71,11 @@ class Action(Base):
     """One action, from reception to its end.
 
     `position` orders actions by reception. `action_class` is the class that the trainer gave, else the kind.
-    `header` is what no other column says of its declaration; `header_of` returns the whole. `node` and `granted_at` are those of the latest
-    attempt. `cause` says why it has ended so, and `fault` whose fault that is (`tangram/ends.py`). `units` is its degree of
-    parallelism at the end, `unit_s` the core- or cell-seconds that all its grants held.
+    `header` is what no other column says of its declaration; `header_of` returns the whole. `cause` says why it has ended so, and `fault`
+    whose fault that is (`tangram/ends.py`). `unit_s` are the core- or cell-seconds that all its grants held.
+
+    `node`, `granted_at`, `units`, `resource`, `core_ids`, `cell_ids`, `background` and `resized_at` are those of the latest grant. Once the
+    action waits again, that grant is in `earlier_grants`, and `core_ids` is absent here.
     """
 
     __tablename__ = "actions"
@@ -101,6 +103,11 @@ class Action(Base):
     ended_at: Mapped[float | None]
     node: Mapped[str | None]
     units: Mapped[int | None] = mapped_column(Integer)
+    resource: Mapped[str] = mapped_column(server_default=text("''"))
+    core_ids: Mapped[list[int] | None] = mapped_column(Json)
+    cell_ids: Mapped[list[int] | None] = mapped_column(Json)
+    background: Mapped[bool | None]
+    resized_at: Mapped[float | None]
     unit_s: Mapped[float | None]
     queue_s: Mapped[float | None]
     background_s: Mapped[float | None] = mapped_column(server_default=text("0"))
@@ -146,14 +153,12 @@ class Message(Base):
     message: Mapped[str]
 
 
-class Grant(Base):
+class GrantColumns:
     """What the `attempt`-th try of an action holds, or held last; `released_at` is absent while it holds it.
 
     `resource` says what `units` count: `cores`, `cells`, or nothing (empty) for actions without compute. In the `background` it has
     no core of its own, and `units` are those that it had last. `resized_at` is absent where nothing has changed since the start.
     """
-
-    __tablename__ = "grants"
 
     action: Mapped[str] = mapped_column(primary_key=True)
     attempt: Mapped[int] = mapped_column(Integer, primary_key=True)
@@ -166,6 +171,24 @@ class Grant(Base):
     granted_at: Mapped[float]
     resized_at: Mapped[float | None]
     released_at: Mapped[float | None]
+
+
+class EarlierGrant(GrantColumns, Base):
+    """A grant that was given back before its action ended."""
+
+    __tablename__ = "earlier_grants"
+
+
+class Views(DeclarativeBase):
+    """Base of what is read like a table. A migration that makes `actions` anew has to make its view anew, too."""
+
+    type_annotation_map = Base.type_annotation_map
+
+
+class Grant(GrantColumns, Views):
+    """Each grant: a view of `actions`, whose rows have the latest one, and of `earlier_grants`."""
+
+    __tablename__ = "grants"
 
 
 class Environment(Base):
@@ -388,6 +411,6 @@ def filled(kind: type[D], row: AnyRow, **given: Any) -> D:
     return kind(**{field.name: columns[field.name] for field in fields(kind) if field.name in columns and field.name not in given}, **given)
 
 
-def table(model: type[Base]) -> Table:
+def table(model: type[DeclarativeBase]) -> Table:
     """Return the table of `model`, for statements of SQLAlchemy Core: the ORM's cost a multiple to execute."""
     return cast(Table, model.__table__)

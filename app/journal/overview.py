@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, func, select
 
 from app.journal.database import size_mb
-from app.journal.models import ABSENT, NODE_UP, RUNNING, WAITING, Action, AnyRow, Environment, Grant, Node, ServiceInstance, table
+from app.journal.models import ABSENT, NODE_UP, RUNNING, WAITING, Action, AnyRow, Environment, Node, ServiceInstance, table
 from app.journal.recent import Recent, Tally
 from app.journal.unfinished import set_aside
 from scheduler.live.entries import SetAside
@@ -86,11 +86,10 @@ class Present:
 
 def read_present(connection: Connection, now: float) -> Present:
     """Read what has not ended."""
-    grant = (Grant.action == Action.id) & (Grant.attempt == Action.attempts) & Grant.released_at.is_(None)
-    columns = (Action.id, Grant.attempt, Action.job, Action.kind, Action.service, Action.environment, Grant.node, Grant.resource)
-    held = (Grant.core_ids, Grant.cell_ids, Grant.background, Grant.granted_at, Grant.resized_at, Environment.pod_cores)
+    columns = (Action.id, Action.attempts, Action.job, Action.kind, Action.service, Action.environment, Action.node, Action.resource)
+    held = (Action.core_ids, Action.cell_ids, Action.background, Action.granted_at, Action.resized_at, Environment.pod_cores)
     place = (Environment.id == Action.environment) & Environment.ended_at.is_(None)
-    running = select(*columns, *held).join_from(Action, Grant, grant).join(Environment, place, isouter=True)
+    running = select(*columns, *held).join_from(Action, Environment, place, isouter=True)
     running = running.where(Action.ended_at.is_(None), Action.status == RUNNING)
     alike = (Action.job, Action.kind, Action.quota, Action.service)
     waiting = select(*alike, func.count().label("actions"), func.min(Action.submitted_at).label("oldest"))

@@ -33,10 +33,10 @@ from app.journal.models import (
     Action,
     ActionHour,
     AnyRow,
+    EarlierGrant,
     Environment,
     EnvironmentHour,
     FailedMessage,
-    Grant,
     Message,
     Node,
     Run,
@@ -207,13 +207,12 @@ def _remove_actions(
         Where the batch ended, None at the last one, and how many were removed.
 
     """
-    last = (Grant.action == Action.id) & (Grant.attempt == Action.attempts) & Grant.released_at.is_not(None)
     columns = (
         Action.id, Action.job, Action.kind, Action.action_class, Action.status, Action.submitted_at, Action.ended_at, Action.cause,
-        Action.fault, *(getattr(Action, part) for part in PARTS), Action.cpu_s, Action.unit_s, Grant.resource,
+        Action.fault, *(getattr(Action, part) for part in PARTS), Action.cpu_s, Action.unit_s, Action.resource,
     )  # fmt: skip
     ended = (Action.ended_at.is_not(None), Action.ended_at >= after[0], Action.ended_at < before)
-    query = select(*columns).join_from(Action, Grant, last, isouter=True).where(*ended, tuple_(Action.ended_at, Action.id) > tuple_(*after))
+    query = select(*columns).where(*ended, tuple_(Action.ended_at, Action.id) > tuple_(*after))
     pods = select(Environment.id).where(Environment.id == Action.environment, Environment.ended_at.is_(None), Environment.pod_cores > 0)
     query = query.where(~((Action.kind == "cpu.open") & pods.exists()))
     if succeeded:
@@ -223,7 +222,7 @@ def _remove_actions(
     if old:
         _add_action_hours(connection, by_hour(old))
         ids = [row.id for row in old]
-        for model, action in ((Grant, Grant.action), (Message, Message.action)):
+        for model, action in ((EarlierGrant, EarlierGrant.action), (Message, Message.action)):
             connection.execute(delete(table(model)).where(action.in_(ids)))
         connection.execute(delete(table(Action)).where(Action.id.in_(ids)))
     return (rows[-1].ended_at, rows[-1].id) if len(rows) == BATCH else None, len(old)

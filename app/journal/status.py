@@ -24,7 +24,6 @@ from app.journal.models import (
     ActionHour,
     Environment,
     EnvironmentHour,
-    Grant,
     Node,
     ServiceInstance,
     filled,
@@ -162,8 +161,7 @@ def status(engine: Engine, now: float) -> Status:
         nodes = connection.execute(select(table(Node)).order_by(Node.state != NODE_UP, Node.name)).all()
         running_on, environments_on = _counts(connection.execute(running)), _counts(connection.execute(opened))
         instances = connection.execute(select(table(ServiceInstance)).order_by(ServiceInstance.node, ServiceInstance.cells)).all()
-        held = (Grant.action == Action.id) & (Grant.attempt == Action.attempts) & Grant.released_at.is_(None)
-        on_cells = select(Action.service, Grant.node, Grant.cell_ids).join_from(Action, Grant, held).where(unended, Grant.resource == CELLS)
+        on_cells = select(Action.service, Action.node, Action.cell_ids).where(unended, Action.status == RUNNING, Action.resource == CELLS)
         poison = set_aside(connection)
         on_instances = Counter((row.service, row.node, tuple(row.cell_ids)) for row in connection.execute(on_cells))
     return Status(

@@ -12,7 +12,6 @@ from app.journal.models import (
     Action,
     Environment,
     FailedMessage,
-    Grant,
     Message,
     Node,
     filled,
@@ -53,11 +52,9 @@ def set_aside(connection: Connection) -> tuple[SetAside, ...]:
 
 def load_unfinished(connection: Connection) -> Unfinished:
     """Return all that a scheduler goes on with."""
-    held = (Grant.action == Action.id) & (Grant.attempt == Action.attempts) & Grant.released_at.is_(None) & (Action.status == RUNNING)
     actions = (
-        select(Action.id, *DECLARED, Message.message, Action.submitted_at, Action.received_at, Action.attempts, *table(Grant).columns)
-        .join_from(Action, Grant, held, isouter=True)
-        .join(Message, Message.action == Action.id, isouter=True)
+        select(table(Action), Message.message)
+        .join_from(Action, Message, Message.action == Action.id, isouter=True)
         .where(Action.ended_at.is_(None))
         .order_by(Action.position)
     )
@@ -65,9 +62,8 @@ def load_unfinished(connection: Connection) -> Unfinished:
     # An environment's pod is what its opening was granted.
     opened = (Action.kind == "cpu.open") & (Action.environment == Environment.id) & (Action.status == "succeeded")
     pods = (
-        select(Environment.id, Grant.core_ids)
+        select(Environment.id, Action.core_ids)
         .join_from(Environment, Action, opened & (Action.trajectory == Environment.trajectory) & (Action.job == Environment.job))
-        .join(Grant, (Grant.action == Action.id) & (Grant.attempt == Action.attempts))
         .where(Environment.ended_at.is_(None), Environment.pod_cores > 0)
         .order_by(Action.position)
     )
@@ -117,6 +113,6 @@ def load_unfinished(connection: Connection) -> Unfinished:
 
 def _unfinished_action(row: Row[Any]) -> UnfinishedAction:
     grant = None
-    if row.attempt is not None:
-        grant = filled(ActionGranted, row, core_ids=tuple(row.core_ids), cell_ids=tuple(row.cell_ids))
+    if row.status == RUNNING:
+        grant = filled(ActionGranted, row, attempt=row.attempts, core_ids=tuple(row.core_ids), cell_ids=tuple(row.cell_ids))
     return filled(UnfinishedAction, row, header=header_of(row), grant=grant)

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Connection, Select, select
+from sqlalchemy import ColumnElement, Connection, select
 
-from app.journal.models import NODE_SILENT, RUNNING, WAITING, Action, AnyRow, Environment, Grant, Node, ServiceInstance, table
+from app.journal.models import NODE_SILENT, RUNNING, WAITING, Action, AnyRow, Environment, Node, ServiceInstance, table
 from scheduler.model.lifecycle import NODE_HELD
 from tangram.action import CELLS, CORES, MEMORY_MB, QUOTA_PREFIX
 
@@ -82,7 +82,7 @@ def explain(connection: Connection, action: AnyRow, scheduler: Mapping[str, Any]
     A running one that is in the background waits for cores; of any other nothing is said.
     """
     ask = _Question(connection, action, scheduler or {}, now)
-    if action.status == RUNNING and _rows(ask, Action.id == action.id, Grant.background.is_(True)):
+    if action.status == RUNNING and _rows(ask, Action.id == action.id, Action.background.is_(True)):
         _cores_of_environment(ask)
         _share(ask)
     if action.status != WAITING:
@@ -194,7 +194,7 @@ def _cores_of_environment(ask: _Question) -> None:
     node = ask.connection.execute(select(table(Node)).where(Node.name == environment.node)).one_or_none()
     if node is not None and node.state not in ("lost", "left"):
         if environment.pod_cores:
-            within = _running(ask, _cores_held, Action.environment == action.environment, Grant.resource == CORES)
+            within = _running(ask, _cores_held, Action.environment == action.environment, Action.resource == CORES)
             ask.say(f"Its environment has {environment.pod_cores} cores of its own.", "environment", action.environment, within)
         else:
             _cores(ask, [node])
@@ -222,7 +222,7 @@ def _cores(ask: _Question, nodes: Sequence[AnyRow]) -> None:
     within = {one.id for one in pods}
     for node in nodes:
         total = int(node.description.get("cores", 0))
-        rows = _rows(ask, Grant.node == node.name, Grant.resource == CORES, Grant.background.is_(False))
+        rows = _rows(ask, Action.node == node.name, Action.resource == CORES, Action.background.is_(False))
         outside, here = [row for row in rows if row.environment not in within], [one for one in pods if one.node == node.name]
         held = len({core for row in outside for core in row.core_ids}) + sum(one.pod_cores for one in here)
         holders = [_holder(row, _cores_held(row)) for row in outside] + [_env_holder(one, _count(one.pod_cores, "core")) for one in here]
@@ -255,11 +255,11 @@ def _cells(ask: _Question) -> None:
     own = [one for one in instances if one.service == service and one.state != "absent"]
     states = ", ".join(f"{one.state} on {one.node} cells {one.cells}" for one in own) or "resident nowhere"
     places = int(serving[0].description["services"][service].get("max_concurrency", 1))
-    theirs = _running(ask, _cells_held, Action.service == service, Grant.resource == CELLS)
+    theirs = _running(ask, _cells_held, Action.service == service, Action.resource == CELLS)
     text = f"Service {service} is {states}. An instance runs {_count(places, 'action')} at once; {_count(len(theirs), 'action')} of it run."
     ask.say(text, "service", service, theirs)
     for node in serving:
-        rows = _rows(ask, Grant.node == node.name, Grant.resource == CELLS)
+        rows = _rows(ask, Action.node == node.name, Action.resource == CELLS)
         held, cells = len({cell for row in rows for cell in row.cell_ids}), node.description.get("cells", 0)
         others = [_holder(row, _cells_held(row)) for row in rows]
         ask.say(f"{held} of the {cells} cells of node {node.name} are held.", "node", node.name, others)
@@ -366,7 +366,8 @@ def _labels(node: AnyRow) -> frozenset[str]:
 
 def _rows(ask: _Question, *where: ColumnElement[bool]) -> Sequence[AnyRow]:
     """Return running actions with their grants, the earliest grant first."""
-    return ask.connection.execute(_grants().where(*where).order_by(Grant.granted_at)).all()
+    running = select(table(Action)).where(Action.ended_at.is_(None), Action.status == RUNNING, *where)
+    return ask.connection.execute(running.order_by(Action.granted_at)).all()
 
 
 def _running(ask: _Question, holds: Callable[[AnyRow], str], *where: ColumnElement[bool]) -> list[Holder]:
@@ -375,13 +376,6 @@ def _running(ask: _Question, holds: Callable[[AnyRow], str], *where: ColumnEleme
 
 def _holder(row: AnyRow, holds: str) -> Holder:
     return Holder(sort="action", id=row.id, job=row.job, kind=row.kind, holds=holds, node=row.node, since=row.granted_at)
-
-
-def _grants() -> Select[*tuple[Any, ...]]:
-    grant = (Grant.action == Action.id) & (Grant.attempt == Action.attempts) & Grant.released_at.is_(None)
-    columns: tuple[Any, ...] = (Action.id, Action.job, Action.kind, Action.service, Action.environment, Grant.node, Grant.granted_at)
-    held: tuple[Any, ...] = (Grant.core_ids, Grant.cell_ids, Grant.background)
-    return select(*columns, *held).join_from(Action, Grant, grant).where(Action.ended_at.is_(None), Action.status == RUNNING)
 
 
 def _count(number: int, what: str) -> str:

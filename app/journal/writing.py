@@ -5,8 +5,8 @@ the batch first (`app/journal/folding.py`) and keeps its statements and its conn
 lives here. What had not ended is loaded by `app/journal/unfinished.py`; figures are in `app/journal/figures.py`.
 
 A write may be repeated: on PostgreSQL it is, when the connection breaks and nobody knows whether the commit
-arrived. Statements therefore set values, never add to them. With a lease, each transaction first makes sure that
-no other scheduler has taken over. A scheduler that slept through its lease can so write nothing more.
+arrived. Statements therefore set values, never add to them. With a lease, each transaction makes sure before its commit that
+no other scheduler has taken over (`app/journal/leader.py`). A scheduler that slept through its lease can so write nothing more.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import cache
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from sqlalchemy import Connection, Engine, Executable, Text, bindparam, delete, func, select, update
+from sqlalchemy import Connection, Double, Engine, Executable, Text, bindparam, delete, func, select, update
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.exc import DBAPIError
@@ -30,9 +30,9 @@ from app.journal.models import (
     ABSENT,
     Action,
     Base,
+    EarlierGrant,
     Environment,
     FailedMessage,
-    Grant,
     Job,
     Message,
     Node,
@@ -132,9 +132,11 @@ class SqlJournal:
             return result
 
     def _transaction(self, work: Callable[[Connection], T]) -> T:
-        if self._connection is None:
-            self._connection = self._engine.connect()
         try:
+            if self._connection is None:
+                self._connection = self._engine.connect()
+                if self._lease is not None:
+                    self._lease.bind(self._connection)
             with self._connection.begin():
                 return work(self._connection)
         except BaseException:
@@ -142,8 +144,6 @@ class SqlJournal:
             raise
 
     def _write(self, connection: Connection, fold: folding.Fold) -> None:
-        if self._lease is not None and not self._lease.held_in(connection):
-            raise LeaseLost(f"{shown(self._engine.url)}: another scheduler has taken over, this one writes no more")
         execute, statements = connection.execute, self._statements
         if unseen := [row for name, row in fold.jobs.items() if name not in self._jobs]:
             execute(statements.job, unseen)
@@ -152,6 +152,11 @@ class SqlJournal:
             execute(statements.message, messages)
         if answered := fold.answered():
             execute(statements.answered, answered)
+        # What is given back is what was held before this batch, as it was resized last.
+        if resizes := fold.resizes():
+            execute(statements.resize, resizes)
+        if given_back := fold.given_back():
+            execute(statements.given_back, given_back)
         if received := fold.received():
             execute(statements.received, received)
         for shape, rows in fold.received_and_changed().items():
@@ -160,13 +165,8 @@ class SqlJournal:
             execute(statements.changed(shape), rows)
         if fold.published:
             execute(statements.published, list(fold.published.values()))
-        if resizes := fold.resizes():
-            execute(statements.resize, resizes)
-        if releases := fold.releases():
-            execute(statements.release, releases)
-        if grants := fold.grants():
-            execute(statements.grant, grants)
         for statement, group in (
+            (statements.earlier, fold.earlier_grants()),
             (statements.environment, fold.environments.values()),
             (statements.node, fold.nodes.values()),
             (statements.draining, fold.draining.values()),
@@ -179,6 +179,9 @@ class SqlJournal:
                 execute(statement, list(group))
         if fold.forgotten:
             execute(statements.prune, {"before": max(row["changed_at"] for row in fold.forgotten.values()) - GONE_KEPT_S})
+        # Last: what comes between this and the commit is short, and ends by itself where it is not.
+        if self._lease is not None and not (self._lease.is_sure or self._lease.held_in(connection)):
+            raise LeaseLost(f"{shown(self._engine.url)}: another scheduler has taken over, this one writes no more")
 
     def _say_retry(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
@@ -199,7 +202,6 @@ class _Statements:
         self._changed: dict[folding.Shape, Executable] = {}
         self.job = self._insert(Job).on_conflict_do_nothing()
         self.received = self._insert(Action).on_conflict_do_nothing()
-        held_before = (Grant.action == bindparam("of"), Grant.attempt < bindparam("below"), Grant.released_at.is_(None))
         known = select(Action.id).where(Action.ended_at.is_not(None))
         message = select(bindparam("action", type_=Text()), bindparam("message", type_=Text()))
         message = message.where(~known.where(Action.id == bindparam("action")).exists())
@@ -207,12 +209,13 @@ class _Statements:
         of, ended = Message.action == bindparam("of"), known.where(Action.id == bindparam("of")).exists()
         self.answered = delete(table(Message)).where(of, ~ended)
         self.published = delete(table(Message)).where(of, ended)
-        self.release = update(table(Grant)).where(*held_before).values(released_at=bindparam("at"))
-        resized = (Grant.action == bindparam("of"), Grant.attempt == bindparam("tried"), Grant.released_at.is_(None))
-        self.resize = update(table(Grant)).where(*resized)
-        grant = self._insert(Grant)
-        released_at = func.coalesce(Grant.released_at, grant.excluded.released_at)
-        self.grant = grant.on_conflict_do_update(index_elements=["action", "attempt"], set_={"released_at": released_at})
+        held = (Action.id == bindparam("of"), Action.core_ids.is_not(None), Action.ended_at.is_(None))
+        self.resize = update(table(Action)).where(*held, Action.attempts == bindparam("tried"))
+        self.earlier = self._insert(EarlierGrant).on_conflict_do_nothing()
+        grant = select(Action.id, Action.attempts, *(getattr(Action, name) for name in folding.HELD), bindparam("at", type_=Double()))
+        grant = grant.where(*held, Action.attempts < bindparam("below"))
+        names = ["action", "attempt", *folding.HELD, "released_at"]
+        self.given_back = self._insert(EarlierGrant).from_select(names, grant).on_conflict_do_nothing()
         self.environment = self._latest(Environment, "id", keep=("created_at",), first=("opened_at",))
         self.node = self._latest(Node, "name", keep=("draining",), last=("joined_at",))
         self.draining = update(table(Node)).where(Node.name == bindparam("of"))

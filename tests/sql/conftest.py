@@ -14,7 +14,7 @@ from sqlalchemy.exc import OperationalError
 
 from app.journal.database import open_engine, writing
 from app.journal.migrating import upgrade
-from app.journal.models import Base
+from app.journal.models import Base, Views
 from app.journal.writing import SqlJournal
 from scheduler.live.entries import (
     ActionEnded,
@@ -131,8 +131,8 @@ class Tables:
         empty(engine)
 
     def rows(self, engine: Engine, name: str) -> list[dict[str, Any]]:
-        """Return all rows of the table `name`, in order of its key."""
-        table = Base.metadata.tables[name]
+        """Return all rows of the table or view `name`, in order of its key."""
+        table = (Base.metadata.tables | Views.metadata.tables)[name]
         with engine.connect() as connection:
             return [dict(row._mapping) for row in connection.execute(table.select().order_by(*table.primary_key.columns))]
 
@@ -142,8 +142,8 @@ class Tables:
         return row
 
     def everything(self, engine: Engine) -> dict[str, list[dict[str, Any]]]:
-        """Return all rows of all tables."""
-        return {name: self.rows(engine, name) for name in Base.metadata.tables}
+        """Return all rows of all tables and views."""
+        return {name: self.rows(engine, name) for name in (*Base.metadata.tables, *Views.metadata.tables)}
 
 
 class Make:

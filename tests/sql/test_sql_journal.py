@@ -130,7 +130,7 @@ def test_what_a_resized_action_holds_now_is_what_comes_back(engine: Engine, make
         row = tables.rows(engine, "grants")[0]
         assert (row["granted_at"], row["resized_at"]) == (101.0, 103.0)
         # And what it held last is what stays written, whatever crosses with its end
-        journal.write([make.ended("grows", at=104.0), make.resized("grows", 105.0, core_ids=(0, 1))])
+        journal.write([make.ended("grows", at=104.0, dop=3), make.resized("grows", 105.0, core_ids=(0, 1))])
         journal.write([make.resized("grows", 106.0, core_ids=(0, 1))])
     row = tables.rows(engine, "grants")[0]
     assert (row["core_ids"], row["units"], row["background"], row["resized_at"], row["released_at"]) == ([], 3, True, 103.0, 104.0)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event, text
+from sqlalchemy import Connection, Engine, event, text
 
 from app.gateway.errors import NotFound
 from app.gateway.journal import Journal
@@ -21,6 +21,7 @@ from app.journal.database import open_engine, sqlite_url
 from app.journal.leader import Lease
 from app.journal.writing import JournalError, LeaseLost, SqlJournal
 from app.local.processes import wait_until
+from tangram.clock import Clock, installed
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -199,6 +200,69 @@ def test_a_scheduler_that_slept_through_its_lease_writes_no_more(engine: Engine,
         with pytest.raises(LeaseLost, match="another scheduler"):
             journal.write([make.received("after")])
     assert [row["id"] for row in tables.rows(engine, "actions")] == ["before"]
+
+
+class Later(Clock):
+    """The system's clock, but one of its two times is 5 s ahead."""
+
+    def __init__(self, ahead: str) -> None:
+        self._ahead = ahead
+
+    def time(self) -> float:
+        return super().time() + 5.0 * (self._ahead == "time")
+
+    def monotonic(self) -> float:
+        return super().monotonic() + 5.0 * (self._ahead == "monotonic")
+
+
+@pytest.mark.parametrize("ahead", ["time", "monotonic"])
+def test_a_lease_is_looked_at_only_where_it_may_have_been_taken(engine: Engine, make: Any, tables: Any, ahead: str) -> None:
+    sent: list[str] = []
+    event.listen(engine, "before_cursor_execute", lambda *call: sent.append(call[2]))
+    old = Lease(engine, "scheduler", "old", 10.0)
+    old.acquire(time.time())
+    with SqlJournal(engine, lease=old) as journal:
+        # Given a scheduler that has just taken its lease
+        journal.write([make.received("first")])
+        sent.clear()
+        # Then a write does not ask for it
+        journal.write([make.received("second")])
+        assert sent and not any("leases" in statement for statement in sent)
+        # And one of a scheduler that has stood still for half of its lease does, by whichever clock that shows
+        Lease(engine, "scheduler", "standby", 10.0).acquire(time.time() + 60.0)
+        with installed(Later(ahead)), pytest.raises(LeaseLost):
+            journal.write([make.received("late")])
+    assert {row["id"] for row in tables.rows(engine, "actions")} == {"first", "second"}
+
+
+def test_a_scheduler_that_stands_still_before_its_commit_has_not_written(postgres_engine: Engine, make: Any, tables: Any) -> None:
+    # Given a scheduler that stands still when it has looked at its lease and is about to commit
+    tables.empty(postgres_engine)
+    engine = open_engine(postgres_engine.url.render_as_string(hide_password=False))
+    old = Lease(postgres_engine, "scheduler", "old", 2.0)
+    old.acquire(time.time())
+    stood_still: list[int] = []
+
+    def stand_still(connection: Connection) -> None:
+        stood_still.append(connection.connection.dbapi_connection.info.backend_pid)  # type: ignore[union-attr]
+        wait_until(lambda: not is_connected(postgres_engine, stood_still[0]), 30.0)
+        # When its standby takes over meanwhile
+        Lease(postgres_engine, "scheduler", "standby", 10.0).acquire(time.time() + 60.0)
+
+    with SqlJournal(engine, lease=old) as journal:
+        journal.write([make.received("before")])
+        event.listen(engine, "commit", stand_still, once=True)
+        with pytest.raises(LeaseLost):
+            journal.write([make.received("late")])
+    # Then nothing of it is there
+    assert stood_still and [row["id"] for row in tables.rows(postgres_engine, "actions")] == ["before"]
+    engine.dispose()
+
+
+def is_connected(engine: Engine, pid: int) -> bool:
+    """Say whether PostgreSQL serves a connection by the process `pid`."""
+    with engine.connect() as connection:
+        return connection.execute(text(f"SELECT 1 FROM pg_stat_activity WHERE pid = {pid}")).first() is not None
 
 
 def test_without_its_lease_a_scheduler_writes_nothing(engine: Engine, make: Any, tables: Any) -> None:

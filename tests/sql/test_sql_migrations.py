@@ -179,6 +179,27 @@ def test_actions_of_before_have_nothing_in_the_background_and_the_same_act(engin
     assert tuple(row) == (1.5, 0.0, 0.25, 2.0, 3.75)
 
 
+def test_grants_of_before_are_the_same_in_the_view(engine: Engine, make: Any, tables: Any, write: Any) -> None:
+    # Given actions that wait for their first and second try, run in their first and second, and ended while they ran and while they waited
+    ids = ("new", "again", "first", "second", "ended", "cancelled")
+    write(*(make.received(id, 100.0 + at) for at, id in enumerate(ids)), *(make.granted(id) for id in ids[1:]))
+    write(make.resized("first"), make.ended("ended"), *(make.requeued(id) for id in ("again", "second", "cancelled")))
+    write(make.granted("second", 104.0, attempt=2, node="n2"), make.ended("cancelled", status="cancelled", by_worker=False, dop=0))
+    before = tables.everything(engine)
+    url = engine.url.render_as_string(hide_password=False)
+    downgrade(url, "0018")
+    # Then they are the rows of one table under the revision before
+    names = ", ".join(before["grants"][0])
+    with engine.connect() as connection:
+        rows = connection.execute(text(f"SELECT {names} FROM grants ORDER BY action, attempt")).all()
+    assert [(row.action, row.attempt, row.node, row.units, row.released_at) for row in rows] == [
+        (row["action"], row["attempt"], row["node"], row["units"], row["released_at"]) for row in before["grants"]
+    ]
+    # And as they were once it is migrated
+    upgrade(url)
+    assert tables.everything(engine) == before
+
+
 STATES: list[tuple[type[Base], str, tuple[str, ...], tuple[str, ...]]] = [
     (Action, "status", ACTION.states, ACTION.ends),
     (Environment, "state", ENVIRONMENT.states, ENVIRONMENT.ends),

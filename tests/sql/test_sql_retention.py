@@ -192,7 +192,7 @@ def test_what_goes_later_is_added_to_its_hour(engine: Engine, live: Any, tables:
     assert row["histograms"]["execution_s"] == {str(bin_of(1.0)): 5}
 
 
-@pytest.mark.parametrize("doomed", ["action_hours", "grants", "actions"])
+@pytest.mark.parametrize("doomed", ["action_hours", "earlier_grants", "actions"])
 def test_a_batch_that_breaks_off_neither_loses_nor_doubles(engine: Engine, live: Any, tables: Any, doomed: str) -> None:
     from sqlalchemy import event
 
