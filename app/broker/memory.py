@@ -16,7 +16,7 @@ Waiting goes by `tangram.clock`, so everything may run on a virtual clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from queue import Empty
 from typing import Any
 
@@ -88,9 +88,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         return broker
 
     def _put(self, queue: str, message: dict[str, Any], **_: Any) -> None:
-        self.broker.called("put", queue)
-        self.broker.put(queue, dumps(message).encode())
-        self.broker.called("put done", queue)
+        _put(self.broker, queue, dumps(message).encode())
 
     def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:
         self.broker.called("pop", queue)
@@ -158,6 +156,12 @@ class MemoryIntake:
         for queue, message in taken:
             self._broker.acknowledge(self._holder, queue, message)
 
+    def put(self, messages: Mapping[str, Sequence[bytes]]) -> None:
+        """Put messages into queues, those of a queue in order."""
+        for queue, of_queue in messages.items():
+            for message in of_queue:
+                _put(self._broker, queue, message)
+
     def close(self) -> None:
         """Listen no more. What was not acknowledged goes back with the next intake."""
         self._broker.hear_no_more(self._arrived)
@@ -166,6 +170,12 @@ class MemoryIntake:
         self._broker.called(operation, "")
         if self._connection != self._broker.connections:
             raise BrokenConnection("the connection is broken")
+
+
+def _put(broker: MemoryBroker, queue: str, message: bytes) -> None:
+    broker.called("put", queue)
+    broker.put(queue, message)
+    broker.called("put done", queue)
 
 
 def use(app: Celery, broker: MemoryBroker) -> Celery:

@@ -30,10 +30,16 @@ def action_of(message: Message, tag: Any) -> Received:
 
 
 def reports_message(reports: Sequence[Mapping[str, Any]]) -> bytes:
-    """Return a message with reports as it lies in a queue on Redis, for the scheduler."""
-    properties = {"delivery_tag": "", "delivery_info": {"exchange": "", "routing_key": EVENTS.name}}
-    kind = {"content-type": "application/json", "content-encoding": "utf-8"}
-    return json.dumps({"body": json.dumps({"events": reports}), **kind, "headers": {}, "properties": properties}).encode()
+    """Return a message with reports for the scheduler, as `lying` has it."""
+    kind = {"content_type": "application/json", "content_encoding": "utf-8"}
+    return lying(EVENTS.name, json.dumps({"events": reports}), {}, kind)
+
+
+def lying(queue: str, body: str, headers: Mapping[str, Any], properties: Mapping[str, Any]) -> bytes:
+    """Return a message as it lies in a queue on Redis or in memory, for kombu to read."""
+    kind = {"content-type": properties["content_type"], "content-encoding": properties.get("content_encoding") or "utf-8"}
+    others = {**properties, "delivery_tag": "", "delivery_info": {"exchange": "", "routing_key": queue}}
+    return json.dumps({"body": body, **kind, "headers": headers, "properties": others}, separators=(",", ":")).encode()
 
 
 def request_of(message: str) -> Context | None:

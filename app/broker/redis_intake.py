@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from redis import Connection, ConnectionPool, Redis, RedisError
@@ -171,6 +171,13 @@ class RedisIntake:
                 pipe.execute()
         for _, key, *_ in own:
             self._unacknowledged[key] -= 1
+
+    def put(self, messages: Mapping[str, Sequence[bytes]]) -> None:
+        """Put messages into queues, those of a queue in order."""
+        with self._client.pipeline(transaction=False) as pipe:
+            for queue, of_queue in messages.items():
+                pipe.lpush(queue, *of_queue)
+            pipe.execute()
 
     def close(self) -> None:
         """Give the connections back. What was taken and not acknowledged goes back to its queue with the next opening."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -78,7 +77,7 @@ class Broker(MemoryBroker):
     def orders(self, node: str = "n") -> list[tuple[str, str]]:
         """Take the orders that a node has got, control tasks and the ids or services that they name; its actions go with them."""
         messages = list(map(json.loads, iter(lambda: self.pop(node_queue(node)), None)))
-        found = [(one["headers"]["task"], json.loads(b64decode(one["body"]))[1]) for one in messages]
+        found = [(one["headers"]["task"], json.loads(one["body"])[1]) for one in messages]
         return [(task, str(arguments.get("id", arguments.get("service")))) for task, arguments in found if task.startswith("tangram.")]
 
     def end(self, action_id: str) -> tuple[str, str] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from base64 import b64decode
 
 import pytest
 
@@ -21,7 +20,7 @@ class Given(Live):
         """Return what has gone to the node; an action has the number 0."""
         found = []
         for one in map(json.loads, self.broker.waiting(node_queue("n"))):
-            headers, (_, given, _) = one["headers"], json.loads(b64decode(one["body"]))
+            headers, (_, given, _) = one["headers"], json.loads(one["body"])
             found.append(("action", headers["id"], 0) if GRANT_HEADER in headers else (headers["task"], given["id"], given["number"]))
         return found
 

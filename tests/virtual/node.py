@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 from collections.abc import Callable
@@ -164,7 +163,7 @@ class VirtualNode:
 
     def _carry_out(self, message: dict[str, Any]) -> None:
         headers = message["headers"]
-        args, kwargs, _ = json.loads(base64.b64decode(message["body"]))
+        args, kwargs, _ = json.loads(message["body"])
         task = APP.tasks[headers["task"]]
         request = {**headers, "delivery_info": {}, "hostname": self.name, "args": args, "kwargs": kwargs}
         build_tracer(task.name, task, app=APP)(headers["id"], args, kwargs, request)
