@@ -76,6 +76,8 @@ def test_python_runs(snippet: Snippet, variables: dict[str, str], tmp_path: Path
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=240)
 
     assert done.returncode == 0, f"{snippet}\n{done.stdout}\n{done.stderr}"
+    if snippet.page == "docs/index.md":
+        assert done.stdout in (ROOT / snippet.page).read_text(encoding="utf-8")
 
 
 @of("sh", "bash")
