@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from redis import RedisError
 
@@ -25,7 +25,6 @@ def store() -> Any:
     return MemoryStore(MemoryBroker())
 
 
-@settings(max_examples=40)
 @given(data=st.binary(max_size=200), text=st.text(max_size=200), value=st.lists(st.integers() | st.text(max_size=5), max_size=40))
 def test_what_is_put_comes_back(data: bytes, text: str, value: list[Any]) -> None:
     # Given a threshold in the middle of the sizes

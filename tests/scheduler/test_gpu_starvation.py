@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.core.core import Core
@@ -60,7 +60,6 @@ class Watch:
         return fits and instance.evicting_for is None and bool(instance.active or not group.blocked(instance))
 
 
-@settings(max_examples=40, deadline=None)
 @given(ASKS, st.sampled_from([(2,), (3,), (4,), (2, 2), (1, 3)]), st.sampled_from([(SERVICES, UNLIMITED), (SHARED, 80)]))
 def test_no_action_waits_longer_than_the_bound_for_an_instance_that_it_can_use(
     drawn: list[tuple[float, int, float]], nodes: tuple[int, ...], place: tuple[tuple[ServiceSpec, ...], int]

@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.model import Limits, QuotaSpec, ServiceSpec
@@ -64,7 +64,6 @@ TRAJECTORIES = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
 @given(drawn=TRAJECTORIES, policy=st.sampled_from(POLICIES), nodes=st.sampled_from([1, 2]))
 def test_every_action_has_one_record_whose_parts_are_what_it_took(drawn: Any, policy: str, nodes: int) -> None:
     trace = trace_of(*(rollout(f"t{n}", *steps, arrival_s=at, memory_mb=mb) for n, (steps, at, mb) in enumerate(drawn)))

@@ -10,7 +10,7 @@ from array import array
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tangram.arrays import ArrayError, pack_floats, pack_ints, unpack_floats, unpack_ints
@@ -20,7 +20,6 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["dtype", "data", "offsets", "x"]), inner, max_size=4),
     max_leaves=8,
 )
-few = settings(max_examples=40)
 
 
 def rows(values: st.SearchStrategy[Any]) -> st.SearchStrategy[list[list[Any]]]:
@@ -32,7 +31,6 @@ def through_json(packed: Any) -> Any:
 
 
 @given(rows(st.floats(width=32)), rows(st.floats(allow_nan=False)), rows(st.integers(0, 2**31 - 1)))
-@few
 def test_every_bit_survives_a_round_trip_through_json(single: list[list[float]], double: list[list[float]], ids: list[list[int]]) -> None:
     back = unpack_floats(through_json(pack_floats(single)))
     assert [[struct.pack("<f", value) for value in row] for row in back] == [[struct.pack("<f", value) for value in row] for row in single]
@@ -84,7 +82,6 @@ def test_a_damaged_value_is_refused_with_the_key_named(key: str, value: object) 
 
 
 @given(json_values)
-@few
 def test_any_json_is_unpacked_or_refused(value: object) -> None:
     try:
         unpack_floats(value)  # type: ignore[arg-type]
