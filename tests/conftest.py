@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, settings, strategies
 from redis import Redis, RedisError
 
 from tests.forks import says
@@ -60,8 +60,11 @@ def pytest_collection() -> None:
     gc.disable()
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """Keep what was imported from being looked at for garbage by each test, and from being copied in forks."""
+    if session.config.getoption("forks", 0):
+        # On a clean clone Hypothesis makes its table of characters, which takes seconds, and forks would do so beside each other.
+        strategies.text().validate()
     gc.freeze()
     gc.enable()
 
