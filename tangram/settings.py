@@ -208,6 +208,9 @@ class Settings(BaseSettings):
         default="fixed",
         description="Memory of a CPU worker's environments: fixed, booked by their `memory_mb`, or elastic, granted as it is used.",
     )
+    environments_max: int | None = Field(
+        default=None, ge=1, description="Environments that a CPU worker holds at most; by default any number for which it has memory."
+    )
     process_memory_mb: int | None = Field(
         default=None,
         ge=6,

@@ -269,6 +269,7 @@ class WireNode(TypedDict):
     | `takes_causes` | whether `tangram.stop` may name a cause; older workers take none |
     | `grants_memory` | whether each of its environments has an allowance of memory that can be changed, and pauses at it |
     | `held` | the memory in MB of environments in which nothing runs, where it has changed |
+    | `environments_max` | the most environments that it takes at a time; absent or null for any number |
     """
 
     name: str
@@ -290,6 +291,7 @@ class WireNode(TypedDict):
     takes_causes: NotRequired[bool]
     grants_memory: NotRequired[bool]
     held: NotRequired[dict[str, int]]
+    environments_max: NotRequired[int | None]
 
 
 def claim_key(action_id: str, attempt: int) -> str:

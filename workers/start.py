@@ -207,6 +207,7 @@ def describe(pool: Pool, settings: Settings, **offers: Any) -> WireNode:
         "services": {},
         "running": [],
         "environments": [],
+        "environments_max": settings.environments_max,
         "takes_causes": True,
     }
     description.update(offers)  # type: ignore[typeddict-item]
@@ -260,7 +261,6 @@ def _set_up_cpu(settings: Settings, blobs: Blobs) -> Prepared:
     _say_what_is_held(sandbox, grant_memory(description, sandbox) if settings.memory == "elastic" else "")
     streams = OutputStreams(blobs.store)
     provide(CpuContext(settings=settings, blobs=blobs, sandbox=sandbox, streams=streams, giving=Giving()))
-
     offered = [core for domain in domains for core in domain]
     busy = BusyCores(offered if set(offered) <= set(machine.cores) else ())
 

@@ -229,7 +229,9 @@ class OpenOrder:
         return self._rooms[node.spec.name]
 
     def _room(self, node: Node, needs: Needs, job: str, waiting: Waiting | None = None) -> int:
-        """Return the largest limit of memory that an open of a job can have on a node now; -1 if cores are missing."""
+        """Return the largest limit of memory that an open of a job can have on a node now; -1 if the node is full or cores are missing."""
+        if len(node.environments) >= node.spec.environments_max:
+            return -1
         room, cores = self._left(node), self._free_cores(node)
         if node.spec.name in self._kept:
             position, memory_over_mb, cores_over = self._kept[node.spec.name]

@@ -53,6 +53,7 @@ def node_spec(description: Mapping[str, Any]) -> NodeSpec:
         domains=domains,
         services=frozenset(map(name_of, description["services"])) if "services" in description else None,
         grants_memory=description.get("grants_memory") is True,
+        environments_max=count_of(description.get("environments_max") or UNLIMITED, UNLIMITED),
     )
 
 

@@ -23,7 +23,7 @@ ROUNDING = 1e-12
 """Part of an action's duration on its smallest amount. An amount that saves less than this part does not count as faster."""
 
 UNLIMITED = 1 << 60
-"""Memory of a node that does not declare its memory, in MB."""
+"""Memory, in MB, or environments of a node that declares no bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +33,7 @@ class NodeSpec:
     `domains` are the ids of its cores, grouped by shared memory or cache, neighbours next to each other. With no domains, the place
     of the cores is unknown, and the ids are 0 to `cores` - 1. `services` are the names of the services that the node declares. With
     None, the node runs any known service. A node that `grants_memory` can change the allowance of each environment.
+    It holds `environments_max` environments at most.
     """
 
     name: str
@@ -45,6 +46,7 @@ class NodeSpec:
     domains: tuple[tuple[int, ...], ...] = ()
     services: frozenset[str] | None = None
     grants_memory: bool = False
+    environments_max: int = UNLIMITED
 
     def core_domains(self) -> tuple[Sequence[int], ...]:
         """Return the ids of its cores by domain."""

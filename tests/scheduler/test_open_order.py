@@ -226,3 +226,18 @@ def test_a_decision_takes_no_more_calls_with_two_thousand_waiting_opens_than_wit
         return counts["call"] + counts["c_call"]
 
     assert calls(crowded(2000)) <= 2 * calls(crowded(100))
+
+
+def test_a_node_holds_no_more_environments_than_it_says(world: Any) -> None:
+    # Given a node that takes two, and has memory for more
+    w = world().node(environments_max=2)
+    for name in ("a", "b", "c", "d"):
+        w.open(name, finish=False)
+    assert [name for name in w.started] == ["open-a", "open-b"]
+    # When another node comes, and one of the first node ends
+    w.node("n1", environments_max=1)
+    assert w.started[2:] == ["open-c"]
+    w.finish("open-a")
+    w.close("a", finish=True)
+    # Then the next one opens
+    assert w.started[-1] == "open-d" and w.grants["open-d"].node == "n0"

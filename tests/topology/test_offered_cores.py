@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from app.services_file import ConfigError
 from scheduler.live.descriptions import node_spec
+from scheduler.model import UNLIMITED
 from tangram.settings import Settings
 from tests.workers_cpu.conftest import none_works
 from workers.cpu.cores import CoreMap
@@ -96,3 +97,8 @@ def test_offered_ids_of_real_cores_are_these_cores(available: set[int]) -> None:
     core_map = CoreMap(tuple(sorted(available)))
     assert all(core_map.real((core,)) == {core} for core in cores)
     assert set(cores) == available
+
+
+@pytest.mark.parametrize(("declared", "most"), [(None, UNLIMITED), (7, 7)])
+def test_a_node_is_described_with_the_most_environments_that_it_holds(declared: int | None, most: int) -> None:
+    assert node_spec(describe("cpu", Settings(node_name="n0", environments_max=declared), cores=3)).environments_max == most
