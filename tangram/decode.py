@@ -74,13 +74,6 @@ class _File(BaseModel):
     data: _MaybeBlob
 
 
-class _Snapshot(BaseModel):
-    """The value of `cpu.snapshot`."""
-
-    image: str
-    node: str
-
-
 class _HttpAnswer(BaseModel):
     """The value of `cpu.request`."""
 
@@ -103,6 +96,7 @@ class _Answer(BaseModel):
 _FLOATS = TypeAdapter(list[float])
 _STRINGS = TypeAdapter(list[str])
 _PAIRS = TypeAdapter(tuple[tuple[str, str], ...])
+_SNAPSHOT = TypeAdapter(Snapshot)
 
 
 class Meta(BaseModel):
@@ -174,20 +168,10 @@ _Timer = Callable[[], Act]
 
 def _exec(payload: _Payload, act: _Timer, blobs: Blobs) -> ExecResult:
     value = _Exec.model_validate(payload.value)
-    stdout, stderr = blobs.get_text(value.stdout), blobs.get_text(value.stderr)
-    return ExecResult(
-        status=payload.status,
-        exit_code=value.exit_code,
-        stdout=stdout,
-        stderr=stderr,
-        truncated=value.truncated,
-        dop=payload.dop,
-        act=act(),
-        reason=payload.reason,
-        cause=payload.cause if payload.cause in CAUSES else USUAL[payload.status],
-        cpu_s=value.cpu_s,
-        max_rss_mb=value.max_rss_mb,
-    )
+    texts = {"stdout": blobs.get_text(value.stdout), "stderr": blobs.get_text(value.stderr)}
+    cause = payload.cause if payload.cause in CAUSES else USUAL[payload.status]
+    told = {**dict(value), **texts}
+    return ExecResult(status=payload.status, dop=payload.dop, act=act(), reason=payload.reason, cause=cause, **told)
 
 
 def _read_file(payload: _Payload, act: _Timer, blobs: Blobs) -> bytes:
@@ -201,8 +185,7 @@ def _http_answer(payload: _Payload, act: _Timer, blobs: Blobs) -> HttpAnswer:
 
 
 def _snapshot(payload: _Payload, act: _Timer, blobs: Blobs) -> Snapshot:
-    value = _Snapshot.model_validate(payload.value)
-    return Snapshot(value.image, value.node)
+    return _SNAPSHOT.validate_python(payload.value)
 
 
 def _nothing(payload: _Payload, act: _Timer, blobs: Blobs) -> None:
@@ -251,8 +234,8 @@ def _texts(payload: _Payload, act: _Timer, blobs: Blobs) -> Texts:
 
 def _response(payload: _Payload, act: _Timer, blobs: Blobs) -> Response:
     value = _Answer.model_validate(payload.value)
-    body = blobs.get(value.body)
-    return Response(status_code=value.status_code, headers=value.headers, body=body, truncated=value.truncated, act=act())
+    told = {**dict(value), "body": blobs.get(value.body)}
+    return Response(act=act(), **told)
 
 
 _DECODERS: dict[str, Callable[[_Payload, _Timer, Blobs], Any]] = {
