@@ -20,7 +20,8 @@ from typing import Any, Final
 from sqlalchemy import Connection, Engine, Row, func, select
 
 from app.journal.database import snapshot
-from app.journal.models import RUNNING, Action, Environment, filled, table
+from app.journal.models import RUNNING, Action, Environment, table
+from scheduler.model.filled import filled
 
 SILENCE_S: Final = 10.0
 """Silence of a client from which on its environments count as orphans: it misses five signs of life."""

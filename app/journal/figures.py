@@ -28,6 +28,7 @@ from app.journal.models import (
 from app.journal.rollup import HOUR_S, PARTS, ActionFigures, merged_mean, merged_summary
 from app.journal.runs import RunRecord
 from scheduler.learning.durations import MEASURED, Observation
+from scheduler.model.filled import filled
 from scheduler.model.stats import Summary
 from tangram.action import CELLS, CORES
 from tangram.action import Action as Declared
@@ -170,16 +171,11 @@ def _observation(row: AnyRow) -> Observation:
     held_s = row.ended_at - row.granted_at if row.granted_at is not None else 0.0
     # What earlier tries held is in `unit_s`, too, but not for how long.
     known = row.attempts == 1 and row.unit_s and held_s > 0
-    return Observation(
-        job=action.job,
-        kind=action.kind,
-        action_class=action.action_class,
-        service=action.service,
-        units=action.units,
-        curve=action.curve,
+    return filled(
+        Observation,
+        action,
         held_units=row.unit_s / held_s if known else float(row.units),
         execution_s=row.execution_s,
-        environment=action.environment,
         cpu_s=row.cpu_s if action.kind == MEASURED else None,
     )
 

@@ -9,8 +9,7 @@ What may stand in a column of state, and which of its words are ends, follows fr
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import Any, Final, cast
 
 from sqlalchemy import JSON, BigInteger, CheckConstraint, Double, Index, Integer, MetaData, Row, Table, Text, false, text
 from sqlalchemy.dialects.postgresql import JSONB
@@ -18,11 +17,6 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from scheduler.model.lifecycle import ACTION, ENVIRONMENT, NODE, SERVICE, ActionState, NodeState, ServiceState
 from tangram.ends import CAUSES, FAULTS, NO_CAUSE
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-D = TypeVar("D", bound="DataclassInstance")
 
 WAITING: Final[ActionState] = "waiting"
 RUNNING: Final[ActionState] = "running"
@@ -403,12 +397,6 @@ def header_of(row: AnyRow) -> dict[str, Any]:
     """Return the header of an action, from a row with the columns `DECLARED`."""
     declared: dict[str, Any] = row.header
     return {name: value for name in IN_COLUMNS if (value := getattr(row, name)) is not None} | declared
-
-
-def filled(kind: type[D], row: AnyRow, **given: Any) -> D:
-    """Return a dataclass: its fields are those `given`, and the columns of a row that have their names."""
-    columns = row._mapping
-    return kind(**{field.name: columns[field.name] for field in fields(kind) if field.name in columns and field.name not in given}, **given)
 
 
 def table(model: type[DeclarativeBase]) -> Table:

@@ -14,8 +14,9 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, func, select
 
-from app.journal.models import Action, filled
+from app.journal.models import Action
 from app.journal.rollup import PARTS
+from scheduler.model.filled import filled
 
 WINDOW_S: Final = 3600
 """Seconds back that `Recent` knows."""

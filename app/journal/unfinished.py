@@ -14,7 +14,6 @@ from app.journal.models import (
     FailedMessage,
     Message,
     Node,
-    filled,
     header_of,
     table,
 )
@@ -31,6 +30,7 @@ from scheduler.live.entries import (
 )
 from scheduler.live.poison import FAILURES_ALLOWED
 from scheduler.model.events import EnvironmentGone
+from scheduler.model.filled import filled
 from scheduler.model.lifecycle import ENVIRONMENT, NODE_HELD
 from tangram import clock
 

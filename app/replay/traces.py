@@ -33,6 +33,7 @@ from app.replay.trace_lines import (
     validated,
 )
 from scheduler.model import QuotaSpec, ServiceSpec
+from scheduler.model.filled import filled
 from scheduler.quotas.account import clash
 from scheduler.sim.trace import Step, Trace, TraceAction, Trajectory
 from tangram.elasticity import Amdahl, Elasticity, Table, check_units, make_curve
@@ -112,10 +113,7 @@ def parse_trajectory(text: str | bytes, header: Trace) -> Trajectory:
             steps.append(_step(step, header))
         except TraceError as error:
             raise error.inside(f"steps[{index}]") from None
-    return Trajectory(
-        trajectory=line.trajectory, steps=tuple(steps), job=line.job, arrival_s=line.arrival_s,
-        priority=line.priority, memory_mb=_whole(line.memory_mb), extra=extra_of(line),
-    )  # fmt: skip
+    return filled(Trajectory, line, steps=tuple(steps), memory_mb=_whole(line.memory_mb), extra=extra_of(line))
 
 
 def write_trace(trace: Trace, stream: IO[str]) -> None:
@@ -178,14 +176,9 @@ def _action(line: ActionLine, header: Trace, key: str) -> TraceAction:
     try:
         _check_names(line, header)
         efficiency = None if line.efficiency is None else tuple(line.efficiency.items())
-        return TraceAction(
-            kind=line.kind, work_s=line.work_s, elasticity=_elasticity(line.units, line.parallel_fraction, efficiency),
-            action_class=line.action_class, command=line.command, service=line.service, quota=line.quota, tokens=line.tokens,
-            requires=line.requires,
-            cpu_s=line.cpu_s, observed_s=line.observed_s, timeout_s=line.timeout_s, idempotent=line.idempotent,
-            preemptible=line.preemptible, priority=line.priority, memory_mb=_whole(line.memory_mb),
-            resident_mb=_whole(line.resident_mb), extra=extra_of(line),
-        )  # fmt: skip
+        elasticity = _elasticity(line.units, line.parallel_fraction, efficiency)
+        memory_mb, resident_mb = _whole(line.memory_mb), _whole(line.resident_mb)
+        return filled(TraceAction, line, elasticity=elasticity, memory_mb=memory_mb, resident_mb=resident_mb, extra=extra_of(line))
     except InvalidAction as error:
         raise TraceError(str(error).removeprefix(f"{error.field}: "), key=f"{key}.{error.field}") from None
     except TraceError as error:

@@ -30,6 +30,7 @@ from scheduler.live.entries import (
 from scheduler.live.giving import Giving
 from scheduler.live.transport import Received, Transport
 from scheduler.model import Evicted, Grant, commands
+from scheduler.model.filled import filled
 from scheduler.model.lifecycle import ACTION, ENVIRONMENT, NODE, NODE_HELD, ActionState, EnvironmentState, NodeState
 from scheduler.quotas.answers import may_wait_again
 from tangram.action import Action
@@ -311,16 +312,7 @@ class CommandExecutor:
         if command.by_worker and asked_again:
             self._transport.tell_lost(command.id)
         elif not command.by_worker:
-            self.publish_end(
-                UnpublishedEnd(
-                    id=command.id,
-                    message=message,
-                    status=command.status,
-                    reason=command.reason,
-                    environment_lost_on=command.environment_lost_on,
-                    cause=command.cause,
-                )
-            )
+            self.publish_end(filled(UnpublishedEnd, command, message=message))
 
     def publish_end(self, end: UnpublishedEnd) -> None:
         """Have the result of an action without a worker stored, and note when it is stored."""
@@ -333,24 +325,7 @@ class CommandExecutor:
             self.environments[command.id] = ENVIRONMENT.next(known, command.state)
         if command.state in ENVIRONMENT.ends:
             del self.environments[command.id]
-        self._entries.append(
-            EnvironmentChanged(
-                id=command.id,
-                state=command.state,
-                node=command.node,
-                job=command.job,
-                trajectory=command.trajectory,
-                memory_mb=command.memory_mb,
-                pod_cores=len(command.pod_core_ids),
-                at=now,
-                reason=command.reason,
-                client=command.client,
-                used_at=command.used_at,
-                cause=command.cause,
-                owner=command.owner,
-                ends_at=command.ends_at,
-            )
-        )
+        self._entries.append(filled(EnvironmentChanged, command, pod_cores=len(command.pod_core_ids), at=now))
 
 
 def wire_evictions(evicted: Sequence[Evicted]) -> list[WireEvicted]:

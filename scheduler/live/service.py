@@ -45,6 +45,7 @@ from scheduler.live.showing import queues_and_shares
 from scheduler.live.submissions import UNREADABLE, action_of, blobs_of, blobs_of_kept, is_repeated, submitted_at
 from scheduler.live.transport import Received, Transport
 from scheduler.model import Grant, commands, events
+from scheduler.model.filled import filled
 from scheduler.model.lifecycle import ENVIRONMENT, NODE, End, InvalidTransition
 from scheduler.model.stats import summary
 from tangram.action import Action
@@ -138,20 +139,8 @@ class Service:
             if kept.node in lost:
                 self._lose_environment(kept, f"node {kept.node} was lost", now)
                 continue
-            opened = events.EnvironmentOpened(
-                id=kept.id,
-                node=kept.node,
-                job=kept.job,
-                trajectory=kept.trajectory,
-                memory_mb=kept.memory_mb,
-                pod_core_ids=unfinished.pods.get(kept.id, ()),
-                client=kept.client,
-                used_at=kept.used_at,
-                closing=kept.reason if kept.state == "closing" else "",
-                cause=kept.cause,
-                owner=kept.owner,
-                ends_at=kept.ends_at,
-            )
+            closing = kept.reason if kept.state == "closing" else ""
+            opened = filled(events.EnvironmentOpened, kept, pod_core_ids=unfinished.pods.get(kept.id, ()), closing=closing)
             message, take = poison.of_environment(kept.id), partial(self._handle, opened, now)
             self._quarantine.deal(message, now, take, partial(self._set_environment_aside, kept, now))
 
@@ -181,14 +170,7 @@ class Service:
             submitted_at=kept.submitted_at,
             received_at=kept.received_at,
             granted_at=grant.granted_at,
-            grant=Grant(
-                node=grant.node,
-                attempt=grant.attempt,
-                units=grant.units,
-                core_ids=grant.core_ids,
-                background=grant.background,
-                cell_ids=grant.cell_ids,
-            ),
+            grant=filled(Grant, grant),
             resized_at=kept.resized_at,
             close_requested=closing,
             close_cause=cause,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from scheduler.model import Environment, Evicted, Grant
+from scheduler.model.filled import filled
 from scheduler.model.lifecycle import End, EnvironmentState, NodeState
 
 CANCELLED: Final = "cancelled"
@@ -138,21 +139,7 @@ class NoteEnvironment:
     @classmethod
     def of(cls, environment: Environment, reason: str, ends_at: float | None) -> NoteEnvironment:
         """Return the note of an environment as it is now."""
-        return cls(
-            id=environment.id,
-            state=environment.state,
-            node=environment.node,
-            job=environment.job,
-            trajectory=environment.trajectory,
-            memory_mb=environment.memory_mb,
-            pod_core_ids=environment.pod_core_ids,
-            reason=reason,
-            client=environment.client,
-            used_at=environment.last_used,
-            cause=environment.cause,
-            owner=environment.owner,
-            ends_at=ends_at,
-        )
+        return filled(cls, environment, reason=reason, used_at=environment.last_used, ends_at=ends_at)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

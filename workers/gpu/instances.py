@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from app.services_file import ServiceConfig
+from scheduler.model.filled import filled
 from scheduler.model.lifecycle import ServiceState
 from tangram.wire import WireEvicted, WireInstance
 from workers.gpu.engines.abstract import Engine
@@ -170,17 +171,5 @@ class Instance:
     def status(self) -> InstanceStatus:
         """Return it as it is now; waits for nothing."""
         engine = self.engine
-        return InstanceStatus(
-            name=self.name,
-            state=self.state,
-            reason=(engine.failure if engine is not None else "") or (self.leak() if self.leaking else self.note),
-            reserved=self.reserved,
-            memory_mb=self.memory_mb,
-            host_mb=self.host_mb,
-            running=engine.running if engine is not None else 0,
-            starts=self.starts,
-            restores=self.restores,
-            evictions=self.evictions,
-            leaks=self.leaks,
-            wrong_answers=self.wrong_answers,
-        )
+        reason = (engine.failure if engine is not None else "") or (self.leak() if self.leaking else self.note)
+        return filled(InstanceStatus, self, reason=reason, running=engine.running if engine is not None else 0)
