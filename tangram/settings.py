@@ -84,6 +84,12 @@ class Settings(BaseSettings):
         description="Silence of a node after which it is lost, with its environments; at least three beats count. "
         "For so long, process environments wait for the next worker when theirs is killed.",
     )
+    hand_over_s: float = Field(
+        default=10.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Seconds that commands have to end once SIGTERM has a worker hand its process environments over to the next one.",
+    )
     takeover_s: float = Field(default=5.0, gt=0, description="Silence of the active scheduler after which a standby takes over.")
     lease_s: float = Field(
         default=3600.0, gt=0, description="An environment without any action for this long is closed, unless it has a lease of its own."

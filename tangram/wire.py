@@ -33,6 +33,7 @@ A control task is a Celery task of the worker's own, whose result nobody reads:
 | `tangram.allow` | epoch, serial, allowances: list of `WireAllowance` | environments may use so much memory; paused programs go on |
 | `tangram.stop` | id, attempt, reason, cause | a running action ends |
 | `tangram.tell` | id, attempt | the worker reports the end of the action again, or that it never came |
+| `tangram.let_go` | incarnation | the worker that hands over has been sent all that it gets |
 | `tangram.give` | id, sender, number, what | a running command is given input, a signal, a size of its terminal |
 | `tangram.restore` | service, cell_ids, evict | an instance of a service is restored |
 | `tangram.close_environment` | id, attempt, reason | an environment closes |
@@ -266,6 +267,7 @@ class WireNode(TypedDict):
     | `instances` | instances of services that are not absent |
     | `domains` | ids of its cores, as grants name them, by what they share, neighbours side by side; without it 0 to `cores` - 1 |
     | `busy_cores` | how many cores were busy since the beat before, with whatever; absent where that is not measured |
+    | `leaving` | whether its worker hands over to the next one (`workers/shutdown.py`); absent otherwise |
     | `takes_causes` | whether `tangram.stop` may name a cause; older workers take none |
     | `grants_memory` | whether each of its environments has an allowance of memory that can be changed, and pauses at it |
     | `held` | the memory in MB of environments in which nothing runs, where it has changed |
@@ -288,6 +290,7 @@ class WireNode(TypedDict):
     domains: NotRequired[list[list[int]]]
     busy_cores: NotRequired[float]
     held_cores: NotRequired[dict[str, list[int]]]
+    leaving: NotRequired[bool]
     takes_causes: NotRequired[bool]
     grants_memory: NotRequired[bool]
     held: NotRequired[dict[str, int]]

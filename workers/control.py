@@ -27,6 +27,12 @@ def regrant(epoch: int, serial: int, grants: list[WireRegrant]) -> None:
     this_node().regrant(epoch, serial, grants)
 
 
+@app.task(name="tangram.let_go", ignore_result=True)  # type: ignore[untyped-decorator]
+def let_go(incarnation: str) -> None:
+    """Take note that the scheduler has sent this worker, which hands over, all that it gets."""
+    this_node().let_go(incarnation)
+
+
 @app.task(name="tangram.tell", ignore_result=True)  # type: ignore[untyped-decorator]
 def tell(id: str, attempt: int) -> None:
     """Say how an action stands that the scheduler misses in a beat."""

@@ -5,7 +5,7 @@ It claims tries of actions, holds their calls while they run, and reports.
 | report | when |
 |---|---|
 | `joined` | the worker consumes its queue; a description of the node with a fresh incarnation |
-| `beat` | every `beat_s` seconds; the same description, with what runs and stands now |
+| `beat` | every `beat_s` seconds, and when it begins to hand over; the same description, with what runs and stands now |
 | `started` | before a beat, of each try that was claimed since the last one and still runs |
 | `sent` | the request of a call to an outside API goes out |
 | `used` | every `usage_s` seconds, of each command that has got further in the background: its core-seconds there |
@@ -27,7 +27,7 @@ import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from celery import Celery
@@ -36,6 +36,7 @@ from redis import Redis, RedisError
 from app.action_task import Call
 from tangram import clock
 from tangram.wire import CLAIM_TTL_S, WireGrant, WireNode, WireRegrant, claim_key
+from workers.changes import STALE, Early, Stamp, granted, holding_of, is_stale, resize
 from workers.cpu.abstract import Holding, Usage
 from workers.reporter import Reporter
 
@@ -47,15 +48,10 @@ REMEMBERED = 4096
 LEAST_GROWTH_S, LEAST_GROWTH = 0.05, 0.2
 """How far a command must have got in the background since the last report for another: in core-seconds, and as a part of that report's."""
 
-STALE = "a change of try %d of action %s is out of date: %s, the last was %s"
-
 _CLAIM_PAUSE_S = 0.2
 
 Try = tuple[str, int]
 """An action's id and the number of the try."""
-
-Stamp = tuple[int, int]
-"""The age of a change: the scheduler's epoch, and the serial of its message."""
 
 V = TypeVar("V")
 
@@ -75,14 +71,6 @@ class Metered:
             return None
         self.reported_s = used.background_cpu_s
         return self.reported_s
-
-
-@dataclass(slots=True)
-class Early:
-    """Changes of a grant that has not come yet: the newest `stamp`, and what they make of the grant."""
-
-    stamp: Stamp
-    change: dict[str, Any] = field(default_factory=dict)
 
 
 class Node:
@@ -112,7 +100,10 @@ class Node:
         self._now = now
         self._lock = threading.Lock()
         self._epoch = 0
-        self._has_left = False
+        self._has_joined = self._has_left = self._hands_over = self._takes_nothing = False
+        self._is_let_go = False
+        self._stirred = clock.event()
+        """Set when a worker that hands over may be done."""
         self._arrived: dict[str, None] = {}
         self._calls: dict[str, Call] = {}
         self._claimed: OrderedDict[Try, None] = OrderedDict()
@@ -129,6 +120,7 @@ class Node:
 
     def join(self) -> None:
         """Report the node and begin to beat."""
+        self._has_joined = True
         self._reporter.put({"type": "joined", "node": self._describe()})
         self._reporter.start()
 
@@ -144,11 +136,43 @@ class Node:
         with self._lock:
             first, self._has_left = not self._has_left, True
             running = list(self._calls.values())
+        self._stirred.set()
         if first:
             self._reporter.put({"type": "left", "name": self.name})
         self._reporter.stop(timeout_s)
         for call in running if first else ():
             self.stop(call.id, 0, f"node {self.name} is being stopped")
+
+    def hand_over(self, limit_s: float) -> bool:
+        """Say that another worker goes on with this node, and return once no try is claimed here any more.
+
+        Until then, what the scheduler had granted before it knew is carried out, for `limit_s` at most. Return False if the node leaves
+        meanwhile.
+        """
+        with self._lock:
+            self._hands_over = True
+        if self._has_joined:
+            self._reporter.put({"type": "beat", "node": self._describe()})
+        ends_at = clock.monotonic() + limit_s
+        while True:
+            self._stirred.clear()
+            left_s = ends_at - clock.monotonic() if self._has_joined else 0.0
+            with self._lock:
+                is_done = self._is_let_go and not self._calls and not self._arrived
+                if is_done or left_s <= 0 or self._has_left:
+                    self._takes_nothing = True
+                    return not self._has_left
+            self._stirred.wait(left_s)
+
+    def let_go(self, incarnation: str) -> None:
+        """Take note that this worker has been sent all that it gets. The message may have been for the worker before it."""
+        with self._lock:
+            self._is_let_go = self._is_let_go or incarnation == self._incarnation
+        self._stirred.set()
+
+    def send_rest(self, timeout_s: float = 5.0) -> None:
+        """Send the reports that are left, and no more."""
+        self._reporter.stop(timeout_s)
 
     def note_arrival(self, action_id: str) -> None:
         """Note that the message of a try has come; its call may still have to wait for a thread."""
@@ -170,11 +194,12 @@ class Node:
         finally:
             with self._lock:
                 self._arrived.pop(action_id, None)
+            self._stirred.set()
 
     def _may_claim(self, one: Try, grant: WireGrant) -> bool:
         epoch = grant["epoch"]
         with self._lock:
-            if self._has_left:
+            if self._has_left or self._takes_nothing:
                 return False
             if grant.get("incarnation", "") not in ("", self._incarnation):
                 log.warning("the grant of action %s was for the worker before this one", one[0])
@@ -217,7 +242,7 @@ class Node:
             call.cancel_reason, call.cancel_cause = self._stops.pop(one, ("", ""))
             call.stamp = (grant["epoch"], 0)
             early = self._early.pop(one, None)
-            if early is not None and _is_stale(early.stamp, call.stamp):
+            if early is not None and is_stale(early.stamp, call.stamp):
                 log.debug(STALE, one[1], one[0], early.stamp, call.stamp)
             elif early is not None:
                 call.grant, call.stamp = cast(WireGrant, {**grant, **early.change}), early.stamp
@@ -278,7 +303,7 @@ class Node:
         for each in grants:
             try:
                 action_id, attempt, core_ids, background = cast(WireRegrant, each)
-                self._change((str(action_id), int(attempt)), stamp, _granted(tuple(core_ids), background=bool(background)))
+                self._change((str(action_id), int(attempt)), stamp, granted(tuple(core_ids), background=bool(background)))
             except Exception as error:
                 # Whatever is wrong with it, the others must not suffer.
                 log.warning("a change of a grant is passed over, %r: %s", each, error)
@@ -290,7 +315,7 @@ class Node:
             call = self._calls.get(action_id)
             if call is None or call.grant["attempt"] < attempt:
                 early = self._early.get(one) or Early(stamp)
-                if _is_stale(stamp, early.stamp):
+                if is_stale(stamp, early.stamp):
                     log.debug(STALE, attempt, action_id, stamp, early.stamp)
                 else:
                     # What another scheduler has sent is no part of this one's grant.
@@ -302,13 +327,13 @@ class Node:
             with self._lock:
                 if call.grant["attempt"] != attempt:
                     return
-                if _is_stale(stamp, call.stamp):
+                if is_stale(stamp, call.stamp):
                     log.debug(STALE, attempt, action_id, stamp, call.stamp)
                     return
                 call.grant, call.stamp = cast(WireGrant, {**call.grant, **change}), stamp
                 on_resize = call.on_resize
             if on_resize is not None:
-                _resize(call, on_resize)
+                resize(call, on_resize)
 
     @property
     def has_left(self) -> bool:
@@ -346,8 +371,9 @@ class Node:
             self._stops.pop((action_id, attempt), None)
             self._early.pop((action_id, attempt), None)
             _keep(self._finished, (action_id, attempt), report)
-        if not call.end_is_told:
-            self._reporter.put(report)
+            if not call.end_is_told:
+                self._reporter.put(report)
+        self._stirred.set()
 
     def begun(self) -> list[dict[str, Any]]:
         """Return reports of the calls that have begun since this was asked last."""
@@ -372,37 +398,8 @@ class Node:
         with self._lock:
             running = [*self._calls, *self._arrived]
             held = {call.id: call.grant["core_ids"] for call in self._calls.values()}
-        return cast(WireNode, {**self._description, "running": running, "held_cores": held, **self._now()})
-
-
-def holding_of(grant: WireGrant) -> Holding:
-    """Return what a command with this grant may use."""
-    return Holding(tuple(grant["core_ids"]), grant["background"])
-
-
-def _granted(core_ids: tuple[int, ...], *, background: bool) -> dict[str, Any]:
-    """Return the parts of a grant that change with its cores; in the background the program keeps its DoP. Raises `InvalidAction`."""
-    Holding(core_ids, background)
-    units = {} if background else {"units": len(core_ids)}
-    return {"core_ids": list(core_ids), "background": background, **units}
-
-
-def _is_stale(stamp: Stamp, last: Stamp) -> bool:
-    """Return whether a change is older than the last one."""
-    return stamp < last
-
-
-def _resize(call: Call, on_resize: Callable[[Holding], None]) -> None:
-    """Have a call's grant carried out. What fails twice, such as a request to a container engine, is an error in the log."""
-    holding = holding_of(call.grant)
-    try:
-        on_resize(holding)
-    except Exception as first:
-        log.warning("a change of the grant of action %s is tried once more: %s", call.id, first)
-        try:
-            on_resize(holding)
-        except Exception as error:
-            log.error("the grant of action %s could not be changed to %s: %s", call.id, holding, error)
+            leaving = {"leaving": True} if self._hands_over else {}
+        return cast(WireNode, {**self._description, "running": running, "held_cores": held, **leaving, **self._now()})
 
 
 def _keep(kept: OrderedDict[Try, V], one: Try, value: V) -> None:

@@ -13,7 +13,6 @@ import resource
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -46,6 +45,7 @@ from workers.cpu.topology import Topology
 from workers.cpu.weight import Means
 from workers.memory import MIB, usable_mb
 from workers.node import Node
+from workers.shutdown import NodeWorker, Shutdown
 from workers.sole import SoleName
 
 Pool = Literal["cpu", "gpu", "api"]
@@ -93,12 +93,14 @@ def run(pool: Pool, settings: Settings, include: Sequence[str] = (), log_level: 
     app.conf.task_queues = [queue_of(node.name)]
     app.conf.include = ["workers.control", f"workers.{pool}.tasks", *include]
     app.conf.worker_consumer = "workers.consumer:NodeConsumer"
-    _listen(node, blobs)
+    _listen(node)
     _count(settings, pool, prepared.now)
     _trace(settings, pool)
     threads = THREADS[pool] + THREADS_PER_CORE * prepared.description["cores"]
     try:
-        worker = app.Worker(
+        worker = NodeWorker(
+            Shutdown(node, blobs, sole, settings.hand_over_s, prepared.stands),
+            app=app,
             hostname=f"{node.name}@{socket.gethostname()}",
             pool_cls="threads",
             concurrency=threads,
@@ -120,8 +122,8 @@ def _raise_open_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _listen(node: Node, blobs: Blobs) -> None:
-    """Have Celery tell the node what becomes of each message. Once the node leaves, no result waits for the store any more."""
+def _listen(node: Node) -> None:
+    """Have Celery tell the node what becomes of each message."""
 
     def arrived(request: Any, **_: Any) -> None:
         if GRANT_HEADER in request.request_dict:
@@ -145,13 +147,7 @@ def _listen(node: Node, blobs: Blobs) -> None:
                 request.id, grant["attempt"], "cancelled", "its message expired" if expired else "revoked through Celery", "cancelled"
             )
 
-    def leave(**_: Any) -> None:
-        # A signal's handler runs in the middle of anything, perhaps of what holds the node's lock.
-        for leaving in (blobs.close, node.leave):
-            threading.Thread(target=leaving, name="tangram-leave").start()
-
     signals.worker_ready.connect(lambda **_: node.join(), weak=False)
-    signals.worker_shutting_down.connect(leave, weak=False)
     signals.task_received.connect(arrived, weak=False)
     signals.task_postrun.connect(ran, weak=False)
     signals.task_unknown.connect(unknown, weak=False)
@@ -219,7 +215,7 @@ class Prepared:
     """A worker of some pool that has not joined yet.
 
     `description` is its node, `now` returns the parts of it that change, as they are now, `wanted` the reports that are repeated with
-    each beat; `attach` gets the node that the worker is, `close` gives back what it holds.
+    each beat; `attach` gets the node that the worker is, `close` gives back what it holds. `stands` is that of `Shutdown`.
     """
 
     description: WireNode
@@ -227,6 +223,7 @@ class Prepared:
     now: Callable[[], dict[str, Any]] = dict
     wanted: Callable[[], list[dict[str, Any]]] = list
     attach: Callable[[Node], None] = lambda node: None
+    stands: Callable[[], bool] | None = None
 
 
 def _offered_cores(settings: Settings, machine: Topology) -> list[list[int]]:
@@ -275,7 +272,8 @@ def _set_up_cpu(settings: Settings, blobs: Blobs) -> Prepared:
     def attach(node: Node) -> None:
         sandbox.watcher.on_wanted = node.report
 
-    return Prepared(description=description, now=now, wanted=sandbox.watcher.wanted, attach=attach, close=close)
+    stands = (lambda: bool(sandbox.environments())) if sandbox.outlives_worker else None
+    return Prepared(description=description, now=now, wanted=sandbox.watcher.wanted, attach=attach, close=close, stands=stands)
 
 
 def _say_what_is_held(sandbox: Sandbox, memory_problem: str) -> None:
@@ -295,6 +293,7 @@ def _process_sandbox(base: Path, core_map: CoreMap, settings: Settings) -> tuple
     from workers.cpu.errors import SessionUnavailable
     from workers.cpu.process.sandbox import ProcessSandbox
 
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # from what is adopted on, until `shutdown.py` takes it
     try:
         sandbox = ProcessSandbox(
             base,

@@ -41,11 +41,12 @@ class StackError(TangramError):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What to run: a name for logs and messages, the arguments, and variables on top of the stack's."""
+    """What to run: a name for logs and messages, the arguments, variables on top of the stack's, and the signal that ends it."""
 
     name: str
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
+    ended_by: signal.Signals = signal.SIGTERM
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ class Process:
         # Before it ends: whom it leaves behind is nobody's descendant afterwards.
         self._family = _descendants(self.identity)
         if self.ended() is None:
-            os.kill(self.identity.pid, signal.SIGTERM)
+            os.kill(self.identity.pid, self._command.ended_by)
         self._asked = True
 
     def stop(self, wait_s: float) -> None:

@@ -6,6 +6,7 @@ The stack of a newcomer's laptop and of a live replay are the same thing with ot
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
@@ -90,7 +91,9 @@ def commands(plan: StackPlan) -> list[Command]:
             labels = shared.get("TANGRAM_LABELS") or os.environ.get("TANGRAM_LABELS", "")
             given["TANGRAM_LABELS"] = ",".join(filter(None, (labels, f"{HOST_LABEL}{socket.gethostname()}")))
         include = [word for module in plan.include for word in ("--include", module)]
-        found.append(Command(name, _tangram("worker", pool, *include), {**shared, **given, "TANGRAM_NODE_NAME": name}))
+        variables = {**shared, **given, "TANGRAM_NODE_NAME": name}
+        # At SIGTERM, a CPU worker leaves its environments to the next one.
+        found.append(Command(name, _tangram("worker", pool, *include), variables, signal.SIGINT if pool == "cpu" else signal.SIGTERM))
     if plan.gateway_port is not None:
         found.append(Command("gateway", _tangram("gateway", "--host", GATEWAY_HOST, "--port", str(plan.gateway_port)), shared))
     if plan.web_port is not None:

@@ -104,7 +104,8 @@ class Core:
             case events.NodeSilent():
                 self._nodes.fell_silent(event.name, event.reason, now)
                 self._take_stored(event.ended, now)
-                self._nodes.leave_to_others(event.name, event.reason, now)
+                if not event.hands_over:
+                    self._nodes.leave_to_others(event.name, event.reason, now)
             case events.WorkerReplaced():
                 self._take_stored(event.ended, now)
                 self._nodes.worker_replaced(event, now)

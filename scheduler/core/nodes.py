@@ -4,15 +4,16 @@
 |---|---|---|---|
 | is up | anything | runs | stand and run |
 | is silent | only stops and closes | is given up and waits again, at once | wait for the node, and so do new actions for the environments |
+| is silent, since its worker hands over | only stops and closes | runs on | the same |
 | beats again | anything | is stopped where beats still show it | go on as if nothing had happened |
 | goes on with another worker, which has adopted some environments | anything | waits again | the adopted ones stand; all else is lost |
 | is lost | nothing | waits again | are lost |
 
-A node is *silent* when it misses three beats. What it holds may be minutes of a rollout, so the scheduler waits for it. A node is
-*lost* in three cases. It has not beaten for `Limits.node_lost_s`. It reports a restart. Or it beats three times without taking up any
-grant that was sent to it, since a worker whose consumer hangs looks alive from outside. A node that takes up some grants between two
-beats is only slow. `scheduler/live/heartbeats.py` finds these cases and sends `NodeSilent` and `NodeLost`, with the ends that are
-stored already.
+A node is *silent* when it misses three beats, or its worker hands over. What it holds may be minutes of a rollout, so the scheduler waits
+for it. A node is *lost* in three cases. It has not beaten for `Limits.node_lost_s`. It reports a restart. Or it beats three times without
+taking up any grant that was sent to it, since a worker whose consumer hangs looks alive from outside. A node that takes up some grants
+between two beats is only slow. `scheduler/live/heartbeats.py` finds these cases and sends `NodeSilent` and `NodeLost`, with the ends that
+are stored already.
 
 An operator may *drain* a node. Its actions and environments go on to their end. New actions in its environments still run, so that
 the environments can end. Nothing else begins on the node (`Node.takes`): no environment, no action that could run on another node,
@@ -37,6 +38,7 @@ from tangram.ends import cause_of, loss_cause
 
 NODE_LOST = "node_lost"
 RESTARTED = "its worker was restarted"
+HANDS_OVER = "its worker hands over to the next one"
 
 MOST_OPENS: Final = 3
 """The most tries of an open that nodes could not carry out. What fails on as many nodes fails on any."""

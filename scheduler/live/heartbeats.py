@@ -5,6 +5,7 @@ This module finds the nodes that are silent, idle or restarted, and sends `NodeS
 | a node | counts as |
 |---|---|
 | has missed three beats | silent: what may run elsewhere is given up, all else waits for the node |
+| beats `leaving`, since its worker hands over | silent, though all runs on; the worker is told that no more comes (`tangram.let_go`) |
 | has not beaten for `Limits.node_lost_s` | lost |
 | beats as another incarnation, offers the same and has adopted environments | up: these stand, and all else of it is lost |
 | beats as another incarnation otherwise, says that it leaves, or takes up nothing | lost at once |
@@ -20,11 +21,12 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from scheduler.core.core import Core
-from scheduler.core.nodes import RESTARTED, may_run_elsewhere, takes_up_nothing
+from scheduler.core.nodes import HANDS_OVER, RESTARTED, may_run_elsewhere, takes_up_nothing
 from scheduler.live.command_executor import CommandExecutor
 from scheduler.live.descriptions import node_spec, service_spec, services_of
 from scheduler.live.entries import NodeChanged
@@ -43,14 +45,8 @@ HOUSEKEEPING_S = 0.5
 RETURN_S = 5.0
 """Time that nodes have for their first beat after the broker was away."""
 
-_OF_NOW = ("running", "environments", "lost", "instances", "busy_cores", "held_cores", "held")
+_OF_NOW = ("running", "environments", "lost", "instances", "busy_cores", "held_cores", "held", "leaving")
 """Parts of a description that hold only for the moment."""
-
-RESTORE_UNSEEN_S = 180.0
-"""Seconds for which cells are kept for a restore that the node's beats do not show. The worker first waits for the calls of each
-evicted instance, a minute each. After this time the control task, or the report of its end, counts as lost."""
-
-_UNDER_WAY = ("starting", "restoring", "evicting")
 
 Asked = tuple[str, str]
 """A control task, and the action or environment that it is about."""
@@ -167,6 +163,14 @@ class Heartbeats:
                 if ended is not None:
                     self._handle(events.NodeSilent(name=node.spec.name, reason=SILENCE, ended=ended), now)
 
+    def _let_go(self, node: Node, description: Mapping[str, Any], now: float) -> None:
+        """Grant nothing more to a node whose worker hands over, and say so behind all that was granted before."""
+        if not node.silent:
+            self._handle(events.NodeSilent(name=node.spec.name, reason=HANDS_OVER, hands_over=True), now)
+        self._transport.send_control(node.spec.name, "tangram.let_go", {"incarnation": self._incarnations[node.spec.name]})
+        self._handle(replace(self._beat_of(description), excused=True), now)
+        self._sweep(node.spec.name, description)
+
     def lose(self, name: str, reason: str, now: float, *, left: bool = False) -> bool:
         """Give a node up, if it is known; return whether it is unknown now.
 
@@ -192,6 +196,10 @@ class Heartbeats:
         name, incarnation = description["name"], str(description.get("incarnation", ""))
         said = sensible(name, description.get("instances", ()))
         known = name in self._core.state.nodes
+        if description.get("leaving") is True:
+            if known and self._incarnations.get(name) == incarnation:
+                self._let_go(self._core.state.nodes[name], description, now)
+            return
         if known and self._incarnations.get(name) != incarnation and (adopted := self._adopted(description)):
             if not self._replace_worker(name, description, adopted, now):
                 return  # a later beat says so again
@@ -212,13 +220,7 @@ class Heartbeats:
         self._beat_at[name] = now
         if isinstance(busy := description.get("busy_cores"), int | float) and math.isfinite(busy):
             self.busy_cores[name] = float(busy)
-        standing = frozenset(description["environments"])
-        lost = tuple(
-            events.Loss(id=environment_id, reason=reason, cause=cause)
-            for environment_id, reason, cause in description.get("lost", ())
-            if environment_id in self._core.state.environments and environment_id not in standing
-        )
-        beat = events.NodeBeat(name=name, running=frozenset(description["running"]), environments=standing, lost=lost)
+        beat = self._beat_of(description)
         if idle(self._core.state, beat):
             self.lose(name, IDLENESS, now)
         else:
@@ -228,10 +230,20 @@ class Heartbeats:
         if name in self._unheard:
             self.instances.resumed(name, said, now)
         self.instances.beat(name, said, now)
-        self._look_at_restores(name, said, now)
+        if (cells := self._core.pools.gpu.groups.get(name)) is not None:
+            self.instances.look_at_restores(name, cells.instances, said, now)
         if name in self._unheard:
             del self._unheard[name]
             self._declare(name, now)
+
+    def _beat_of(self, description: Mapping[str, Any]) -> events.NodeBeat:
+        standing = frozenset(description["environments"])
+        lost = tuple(
+            events.Loss(id=environment_id, reason=reason, cause=cause)
+            for environment_id, reason, cause in description.get("lost", ())
+            if environment_id in self._core.state.environments and environment_id not in standing
+        )
+        return events.NodeBeat(name=description["name"], running=frozenset(description["running"]), environments=standing, lost=lost)
 
     def _adopted(self, description: Mapping[str, Any]) -> frozenset[str]:
         """Return the environments of a known node that its next worker has adopted; none where that worker offers something else."""
@@ -251,26 +263,6 @@ class Heartbeats:
         self._handle(events.WorkerReplaced(name=name, environments=adopted, ended=ended), now)
         self._executor.note(NodeChanged(name=name, state="up", description=self._executor.descriptions[name], at=now))
         return True
-
-    def _look_at_restores(self, name: str, said: Iterable[Mapping[str, Any]], now: float) -> None:
-        """End restores whose report must have been lost."""
-        group = self._core.pools.gpu.groups.get(name)
-        states = {(one["service"], tuple(sorted(one["cell_ids"]))): one["state"] for one in said}
-        for instance in [one for one in group.instances if one.restoring] if group is not None else ():
-            state = states.get((instance.service, instance.cell_ids))
-            lost = state not in _UNDER_WAY and now - instance.since > RESTORE_UNSEEN_S
-            if state != "resident" and not lost:
-                continue
-            if lost:
-                log.warning("node %s does not bring %s onto cells %s; its cells are free again", name, instance.service, instance.cell_ids)
-            ended = events.ServiceChanged(
-                node=name,
-                service=instance.service,
-                cell_ids=instance.cell_ids,
-                state="resident" if state == "resident" else "failed",
-                reason="" if state == "resident" else "its node does not bring it",
-            )
-            self._handle(ended, now)
 
     def _declare(self, name: str, now: float) -> None:
         """Tell the core the services of a node, now that the node has reported its instances."""
@@ -380,7 +372,10 @@ class Heartbeats:
         }
         due = {asked: ask for asked, ask in self._asked_of(node) if asked[1] in undone[asked[0]]}
         strange = [("tangram.stop", i) for i in description["running"] if i not in node.running]
-        strange += [("tangram.close_environment", e) for e in description["environments"] if e not in node.environments]
+        # One that waits for its open may have been made here by an earlier try, and may be opened here in a moment.
+        others = [e for e in description["environments"] if e not in node.environments]
+        known = self._core.state.environments
+        strange += [("tangram.close_environment", e) for e in others if e not in known or known[e].state != "waiting"]
         for task, id_ in strange:
             arguments = {"id": id_, "attempt": 0, "reason": f"node {name} should not hold it any more"}
             due[task, id_] = partial(self._transport.send_control, name, task, arguments)

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from scheduler.gpu.cells import Instance
 from scheduler.live.descriptions import amount_of, count_of, name_of
 from scheduler.live.entries import InstanceChanged, InstancesForgotten
 from scheduler.model import events
@@ -22,6 +23,11 @@ Name = tuple[str, tuple[int, ...]]
 _STATES: Mapping[str, ServiceState] = {state: state for state in SERVICE.states}
 _SETTLED: tuple[ServiceState, ...] = ("absent", "host", "resident", "failed")
 """States that count in a beat. The other states pass, and a report follows when they end."""
+_UNDER_WAY: tuple[ServiceState, ...] = ("starting", "restoring", "evicting")
+
+RESTORE_UNSEEN_S = 180.0
+"""Seconds for which cells are kept for a restore that the node's beats do not show. The worker first waits for the calls of each
+evicted instance, a minute each. After this time the control task, or the report of its end, counts as lost."""
 
 
 class Instances:
@@ -74,6 +80,25 @@ class Instances:
                 self._tell(InstanceChanged(node=node, service=name[0], cell_ids=name[1], state="absent", at=now), now)
             elif state in _SETTLED:
                 self.changed(node, {"service": name[0], "cell_ids": name[1], "state": "absent"}, now)
+
+    def look_at_restores(self, node: str, booked: Iterable[Instance], said: Iterable[Mapping[str, Any]], now: float) -> None:
+        """End restores of a node, by the core's books, whose report must have been lost."""
+        states = {(one["service"], tuple(sorted(one["cell_ids"]))): one["state"] for one in said}
+        for instance in [one for one in booked if one.restoring]:
+            state = states.get((instance.service, instance.cell_ids))
+            lost = state not in _UNDER_WAY and now - instance.since > RESTORE_UNSEEN_S
+            if state != "resident" and not lost:
+                continue
+            if lost:
+                log.warning("node %s does not bring %s onto cells %s; its cells are free again", node, instance.service, instance.cell_ids)
+            ended = events.ServiceChanged(
+                node=node,
+                service=instance.service,
+                cell_ids=instance.cell_ids,
+                state="resident" if state == "resident" else "failed",
+                reason="" if state == "resident" else "its node does not bring it",
+            )
+            self._handle(ended, now)
 
     def forget(self, nodes: Iterable[str]) -> None:
         """Drop the entries of nodes that are gone."""

@@ -240,12 +240,13 @@ class StoredEnd:
 class NodeSilent:
     """A node has missed its beats. Its driver has given up the tries of what may run elsewhere.
 
-    The actions in `ended` had stored their results before.
+    The actions in `ended` had stored their results before. Where its worker `hands_over`, nothing is given up.
     """
 
     name: str
     reason: str
     ended: tuple[StoredEnd, ...] = ()
+    hands_over: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -113,7 +113,7 @@ NODE: Final[Lifecycle[NodeState, NodeState]] = Lifecycle(
     {
         None: {"up": "joined"},
         "up": {
-            "silent": "three missed beats",
+            "silent": "three missed beats, or its worker hands over to the next one",
             "lost": "beats that never take up a grant, another worker that adopts nothing, or more silence than `TANGRAM_NODE_LOST_S`",
             "left": "its worker was stopped",
         },

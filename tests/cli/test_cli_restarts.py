@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -44,10 +45,25 @@ class Up:
     def until_restarted(self, name: str, before: int) -> None:
         assert wait_until(lambda: self.pid(name) != before, RESULT_S)
 
+    def terminate(self, name: str) -> int:
+        pid = self.pid(name)
+        os.kill(pid, signal.SIGTERM)
+        return pid
+
     def in_journal(self, column: str, handle: Handle[object]) -> object:
         with closing(sqlite3.connect(f"file:{self.state / 'tangram.sqlite'}?mode=ro", uri=True)) as connection:
             row = connection.execute(f"select {column} from actions where id = ?", (handle.id,)).fetchone()
         return row[0] if row else None
+
+    def until_found(self, query: str, *values: str) -> None:
+        def found() -> bool:
+            with closing(sqlite3.connect(f"file:{self.state / 'tangram.sqlite'}?mode=ro", uri=True)) as connection:
+                return bool(connection.execute(query, values).fetchall())
+
+        assert wait_until(found, RESULT_S)
+
+    def until_node_is(self, name: str, state: str) -> None:
+        self.until_found("select 1 from nodes where name = ? and state = ?", name, state)
 
     def until_running(self, handle: Handle[object]) -> None:
         assert wait_until(lambda: self.in_journal("status", handle) == "running", RESULT_S)
@@ -69,7 +85,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     """Run `tangram up`; the last test ends it."""
     folder = tmp_path_factory.mktemp("restarts")
     (folder / "services.toml").write_text(SERVICES)
-    with started(folder, "up", "--cores", "4", **SLOW_BEATS) as process:
+    with started(folder, "up", "--cores", "4", **SLOW_BEATS, TANGRAM_HAND_OVER_S="600") as process:
         running = Up(folder, process)
         line = running.said()
         assert line.startswith("the stack is up"), line
@@ -146,6 +162,71 @@ def test_a_killed_worker_loses_what_it_ran_and_goes_on_with_what_was_idle(up: Up
         assert "cpu-0 ended with signal SIGKILL" in up.said()
         # And another environment is as it was
         assert idle.exec("pwd; kill -0 $(cat pid) && echo $kept").stdout == "/tmp\n1\n"
+
+
+def test_a_worker_that_is_replaced_loses_only_what_does_not_end_in_time(up: Up) -> None:
+    with up.client() as client, ThreadPoolExecutor() as threads:
+        # Given twenty environments with what a shell remembers and a server, in ten of which a command runs or waits for a core
+        opened = [client.open(trajectory=f"replaced-{number}", queue_timeout_s=RESULT_S) for number in range(20)]
+        for env in opened:
+            env.exec("kept=1; cd /tmp; sleep 1000 & echo $! > ~/pid")
+        long = client.open(trajectory="long", queue_timeout_s=RESULT_S)
+        runs_on = long.submit("touch begun; sleep 1000")
+        assert wait_until(lambda: (up.work(long.id) / "begun").exists(), RESULT_S)
+        waiting = [env.submit("touch ~/begun; until [ -e ~/go ]; do sleep 0.05; done; echo waited >> ~/marks") for env in opened[:10]]
+        assert wait_until(lambda: (up.work(opened[0].id) / "begun").exists(), RESULT_S)
+        # When its worker is asked to end, in the middle of opens, of writes, and of commands that follow one another
+        large = os.urandom(LARGE)
+        opening = [threads.submit(client.open, trajectory=f"late-{number}", queue_timeout_s=RESULT_S) for number in range(4)]
+        writing = [threads.submit(env.write_file, "large", large) for env in opened[:4]]
+        many = [env.submit(f"echo {number} >> ~/marks") for number in range(10) for env in opened[10:]]
+        before = up.terminate("cpu-0")
+        up.until_node_is("cpu-0", "silent")
+        late = [env.submit("kill -0 $(cat ~/pid) && echo $PWD $kept >> ~/marks") for env in opened]
+        # Then what had begun ends by its result while the worker waits for it
+        begun = [handle for env, handle in zip(opened, waiting, strict=False) if (up.work(env.id) / "begun").exists()]
+        for env in opened[:10]:
+            (up.work(env.id) / "go").touch()
+        assert begun and all(handle.result(RESULT_S).exit_code == 0 for handle in begun) and up.pid("cpu-0") == before
+        # And when it waits no longer for the last one, the next one goes on, and each command has run once
+        up.until_found("select 1 where (select count(*) from actions where status = 'running') = 1")
+        up.terminate("cpu-0")
+        up.until_restarted("cpu-0", before)
+        assert "cpu-0 ended with exit code 0" in up.said()
+        assert all(handle.result(RESULT_S).exit_code == 0 for handle in [*waiting, *many, *late])
+        for number, env in enumerate(opened):
+            first = ["waited"] if number < 10 else [str(count) for count in range(10)]
+            assert env.read_file("marks").decode().splitlines() == [*first, "/tmp 1"]
+        assert [future.result(RESULT_S) for future in writing] == [None] * 4
+        assert all(env.read_file("large") == large for env in opened[:4])
+        assert all(future.result(RESULT_S).exec("echo fine").stdout == "fine\n" for future in opening)
+        with pytest.raises(ActionLost, match="node cpu-0 was lost"):
+            runs_on.result(RESULT_S)
+
+
+def test_a_worker_without_environments_leaves_and_one_that_is_interrupted_closes_its_own(up: Up) -> None:
+    log = up.state / "logs" / "scheduler.log"
+    for signals in ([signal.SIGTERM], [signal.SIGTERM, signal.SIGINT]):
+        up.until_found("select 1 where not exists (select 1 from environments where state not in ('closed', 'lost'))")
+        with up.client() as client:
+            logged = log.stat().st_size
+            if len(signals) > 1:
+                # Given a worker that waits for a command before it hands over
+                env = client.open(trajectory="interrupted", queue_timeout_s=RESULT_S)
+                runs = env.submit("sleep 1000")
+                up.until_running(runs)
+            before = up.pid("cpu-0")
+            os.kill(before, signals[0])
+            if len(signals) > 1:
+                up.until_node_is("cpu-0", "silent")
+                os.kill(before, signals[1])
+                with pytest.raises(ActionLost):
+                    runs.result(RESULT_S)
+            up.until_restarted("cpu-0", before)
+            assert f"cpu-0 ended with exit code {len(signals) - 1}" in up.said()
+            up.until_node_is("cpu-0", "up")
+            assert b"node cpu-0 is left" in log.read_bytes()[logged:]
+            assert wait_until(lambda: not list((up.state / "environments" / "cpu-0" / "environments").iterdir()), RESULT_S)
 
 
 def test_a_process_that_always_ends_is_given_up_with_a_clear_line_and_nothing_is_left(up: Up) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from scheduler.live.entries import NodeChanged, Unfinished
-from scheduler.live.heartbeats import RESTORE_UNSEEN_S
+from scheduler.live.instances import RESTORE_UNSEEN_S
 from scheduler.model import ServiceSpec, events
 from scheduler.model.commands import Restore, Start
 

@@ -181,7 +181,7 @@ def _told(run: Run, trainer: Trainer, told: Told, row: tuple[str, str, str, str,
         if waited_s > (CANCELLED_S if _last(run, "submissions lost") < 0 else ASKED_S):
             broken.append(f"a cancel is heeded: {name} ended as {told.status} {waited_s:.0f} s after it was cancelled and all was calm")
     # The worker and the store knew this end. Where both have lost it before a scheduler read it, only the client knows.
-    gone_at = min(_last(run, "broker comes back empty"), _last(run, "kill node", "stop node", "restart node"))
+    gone_at = min(_last(run, "broker comes back empty"), _last(run, "kill node", "stop node", "restart node", "replace node"))
     forgotten = row[1] == "lost" and gone_at > told.submitted_at
     if row[1] != told.status and not forgotten:
         broken.append(f"the journal agrees: {name} ended as {told.status} ({told.error or told.value}), the journal says {row}")

@@ -91,16 +91,20 @@ class VirtualNode:
     def kill(self) -> None:
         """Kill the worker process, and its environments unless the next one adopts them."""
         assert self.process is not None
-        self.process.kill()
         self._left, self._left_at = self.sandbox.environments() if self.sandbox is not None else (), self._network.world.now
         self._ledger.cores.pop(f"{self.name}/{self.starts}", None)
+        self.process.kill()
 
-    def stop(self) -> None:
-        """Have the worker leave, as SIGTERM does."""
+    def stop(self, *, hands_over: bool = False) -> None:
+        """Have the worker leave, as SIGINT does, or hand over, as SIGTERM does."""
         assert self.process is not None
         process, node = self.process, self._node
+        self._left = ()
 
         def leave() -> None:
+            if hands_over and node.hand_over(self.settings.hand_over_s) and self.sandbox is not None and self.sandbox.environments():
+                node.send_rest()
+                self.kill()
             node.leave()
             process.kill()
 

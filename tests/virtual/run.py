@@ -234,8 +234,8 @@ class Run:
         elif isinstance(victim, Trainer):
             victim.kill()
         else:
-            victim.stop() if what == "stop" else victim.kill()
-            self.world.later(max(2.0, fault.lasts_s), partial(_start_again, victim, adopts=what == "restart"))
+            victim.stop(hands_over=what == "replace") if what in ("stop", "replace") else victim.kill()
+            self.world.later(max(2.0, fault.lasts_s), partial(_start_again, victim, adopts=what in ("restart", "replace")))
 
 
 def _start_again(node: VirtualNode, *, adopts: bool) -> None:

@@ -93,7 +93,8 @@ def scenario(seed: int) -> Scenario:
             begin_s = round(begin_s + draw.choice((0.5, 3.0, 6.0)), 3)
             faults.append(replace(_fault(draw, kind), at_s=begin_s, lasts_s=8.0))
     faults += _of_the_broker(random.Random(f"broker {seed}"))
-    faults = _with_restarts(faults, random.Random(f"restarts {seed}"))
+    faults = _with_adoption(faults, "kill node", "restart node", random.Random(f"restarts {seed}"))
+    faults = _with_adoption(faults, "stop node", "replace node", random.Random(f"replacements {seed}"))
     sick = random.Random(f"sick {seed}")
     faults += [_fault(sick, "sicken node") for _ in range(sick.choice((0, 0, 0, 0, 1, 2)))]
     outage_s = random.Random(f"outage {seed}").choice((60.0, 60.0, 10.0))
@@ -106,11 +107,11 @@ def _of_the_broker(draw: random.Random) -> list[Fault]:
     return [_fault(draw, draw.choice(BROKER_FAULTS)) for _ in range(draw.choice((0, 0, 0, 0, 1, 2)))]
 
 
-def _with_restarts(faults: list[Fault], draw: random.Random) -> list[Fault]:
-    """Let half of the nodes that are killed be workers whose successors adopt environments, and add such a fault to a quarter of all."""
-    more = [_fault(draw, "restart node")] if draw.random() < 0.25 else []
-    restarts = [fault.kind == "kill node" and draw.random() < 0.5 for fault in faults]
-    return [*(replace(fault, kind="restart node") if restart else fault for fault, restart in zip(faults, restarts, strict=True)), *more]
+def _with_adoption(faults: list[Fault], kind: str, adopting: str, draw: random.Random) -> list[Fault]:
+    """Let half of the faults of a kind be ones after which the next worker adopts environments, and add one to a quarter of all runs."""
+    more = [_fault(draw, adopting)] if draw.random() < 0.25 else []
+    adopts = [fault.kind == kind and draw.random() < 0.5 for fault in faults]
+    return [*(replace(fault, kind=adopting) if one else fault for fault, one in zip(faults, adopts, strict=True)), *more]
 
 
 def _with_services(drawn: Scenario, draw: random.Random) -> Scenario:

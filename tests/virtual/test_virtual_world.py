@@ -59,6 +59,22 @@ def test_an_idle_environment_outlives_its_worker_and_what_runs_in_one_does_not()
     assert broken == [] and sorted(status for _, status, _ in told) == ["lost", "lost", *["succeeded"] * 4]
 
 
+def test_a_worker_that_hands_over_loses_nothing_that_ends_in_time() -> None:
+    # Given a worker that hands over while a command of five seconds runs, and goes on being asked for more
+    twice = replace(ROLLOUT, steps=(Step(0.0, "open"), Step(0.1, "exec", (COMMAND,)), Step(0.0, "exec", (COMMAND,)), Step(0.0, "close")))
+    waits = replace(ROLLOUT, name="t1", steps=(Step(0.0, "open"), Step(3.0, "exec", (COMMAND,)), Step(0.0, "close")))
+    broken, _, _, told = story(Scenario(1, (2,), (twice, waits), (Fault(2.5, "replace node", lasts_s=12.0),)))
+
+    assert broken == [] and [status for _, status, _ in told] == ["succeeded"] * 7
+
+
+def test_a_worker_that_hands_over_leaves_what_runs_for_too_long() -> None:
+    long = replace(ROLLOUT, steps=(Step(0.0, "open"), Step(0.1, "exec", ({**COMMAND, "work_s": 50.0},)), Step(0.0, "close")))
+    broken, _, _, told = story(Scenario(1, (2,), (ROLLOUT, replace(long, name="t1")), (Fault(2.5, "replace node", lasts_s=20.0),)))
+
+    assert broken == [] and sorted(status for _, status, _ in told) == ["lost", "lost", *["succeeded"] * 4]
+
+
 @pytest.mark.parametrize("kind", ["freeze node", "cut node"])
 def test_a_node_that_is_silent_for_a_while_loses_nothing(kind: str) -> None:
     broken, _, _, told = story(Scenario(1, (2,), (ROLLOUT,), (Fault(3.0, kind, lasts_s=6.0, amount=-1.0),)))

@@ -338,6 +338,11 @@ class Sandbox(ABC):
         """Return whether the processes of an environment cannot use more than its `memory_mb`."""
         return True
 
+    @property
+    def outlives_worker(self) -> bool:
+        """Return whether open environments wait for the next worker where the process of this one ends without `close`."""
+        return False
+
     @abstractmethod
     def open(self, spec: EnvironmentSpec, opening: Opening | None = None) -> Environment:
         """Return the environment of `spec`, opened unless it is already.

@@ -1,4 +1,4 @@
-"""Environments outlive a worker that is killed: who holds what of them meanwhile, and how the next worker adopts them.
+"""Environments outlive a worker that is killed or hands over: who holds what of them meanwhile, and how the next worker adopts them.
 
 A supervisor ends when its connection to the worker ends. So does what holds the namespaces. A program that prints ends when nobody reads
 its output any more. All these need an open end in a living process. The fork server outlives the worker, and has copies of the worker's
@@ -7,7 +7,7 @@ ends. A copy is made once a session, never for a command.
 | state      | who holds the ends                 | what ends it                                            | next                        |
 |------------|------------------------------------|---------------------------------------------------------|-----------------------------|
 | running    | the worker, and the fork server    | the worker says that it closes: all is ended            | ended                       |
-|            |                                    | its connection ends unsaid, by a kill or a crash        | worker gone                 |
+|            |                                    | its connection ends unsaid: a kill, crash, hand-over    | worker gone                 |
 | worker gone| the fork server                    | a successor connects: it is handed the copies           | adopted                     |
 |            |                                    | `keep_s` are over; `tangram up` ends (`end_kept`)       | ended                       |
 | adopted    | the successor, and the fork server | as while running; what the successor leaves is ended    | running                     |

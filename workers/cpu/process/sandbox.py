@@ -154,6 +154,7 @@ class ProcessSandbox(Sandbox):
             self._groups = replace(self._groups, freezer=None)
         freezer = self._groups.freezer
         self._fork_client = ForkClient(self._cleanup_lock, self._base, keep_s, kept, self._drop_records, freezer)
+        self._keep_s = keep_s
         self._drain, self._lock = Drain(), threading.Lock()
         self._environments: dict[str, ProcessEnvironment] = {}
         self._closed = False
@@ -187,6 +188,11 @@ class ProcessSandbox(Sandbox):
     def enforces_memory(self) -> bool:
         """Return whether there are control groups that hold environments to their memory; see the base class."""
         return self._groups.memory is not None
+
+    @property
+    def outlives_worker(self) -> bool:
+        """Return whether environments are kept for the next worker; see the base class."""
+        return self._keep_s > 0
 
     def _try_memory(self) -> str:
         """Try whether environments can be paused, in a group beside theirs; return why not, or nothing."""
