@@ -20,6 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SERVER = ("app", "scheduler", "workers", "migrations")
 PYTHONS = ("3.11", "3.12", "3.13")
 HANG_S = 600
+ROLLOUTS = ("add-stopwords", "fix-wrap")
+"""Rollouts of the demo that have every kind of action between them, 30 in all."""
 
 
 @pytest.fixture(scope="module")
@@ -92,13 +94,17 @@ def test_the_demo_runs_in_an_empty_folder(wheels: tuple[Path, Path], tmp_path: P
     assert (alone.returncode, alone.stderr) == (2, said)
     # When it is installed, without torch and without the extra of the report
     env.install(client, server)
+    # And two of its rollouts are replayed; `make demo` replays all of them
+    (bundled,) = (tmp_path / "venv").glob("lib/*/site-packages/app/examples/rollouts.jsonl")
+    lines = bundled.read_text().splitlines(keepends=True)
+    bundled.write_text("".join(line for line in lines if json.loads(line).get("trajectory", ROLLOUTS[0]) in ROLLOUTS))
     done = env.run("tangram", "demo", "--speed", "50")
     # Then stand-ins answer for the models, and everything has run
     assert done.returncode == 0, f"{done.stdout}{done.stderr}"
     assert "stand-ins answer for the models" in done.stderr and "install the extra `report`" in done.stderr
     assert re.match(r"Compared with static:1, elastic has a mean ACT .* reserved\.", done.stdout)
     figures = json.loads((env.folder / ".tangram" / "demo" / "report.json").read_text())
-    assert [figures[policy]["failed"] for policy in ("static:1", "elastic")] == [0, 0]
+    assert [(figures[policy]["actions"], figures[policy]["failed"]) for policy in ("static:1", "elastic")] == [(30, 0), (30, 0)]
 
 
 @pytest.mark.real
