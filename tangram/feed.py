@@ -74,7 +74,7 @@ class Feed:
             with contextlib.suppress(RedisError):
                 self._store.publish(self._prefix + _CLOSING, b"")
         # The last reference to a client may die in this very thread, with the callback of a result.
-        if not clock.runs_in(self._thread):
+        if self._thread.is_alive() and not clock.runs_in(self._thread):
             self._thread.join(timeout_s)
 
     def _run(self) -> None:

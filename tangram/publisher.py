@@ -133,7 +133,7 @@ class Publisher:
         """Send what was given so far and end, waiting at most `timeout_s`."""
         self._queue.put(_Stop())
         # The last reference to a client may die in this very thread, with the callback of a failure.
-        if not clock.runs_in(self._thread):
+        if self._thread.is_alive() and not clock.runs_in(self._thread):
             self._thread.join(timeout_s)
         self._stopping.set()
         self._blobs.close()

@@ -44,7 +44,8 @@ def _migrate(url: str, step: Callable[[Config], None]) -> None:
             with _ALEMBIC:
                 step(config)
     except CommandError as error:
-        raise DatabaseError(f"{shown(url)}: {problem(error)}") from error
+        unknown = "" if "locate revision" not in str(error) else "; another version wrote it: use that one, or another database"
+        raise DatabaseError(f"{shown(url)}: {problem(error)}{unknown}") from error
     finally:
         engine.dispose()
 

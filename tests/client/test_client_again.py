@@ -12,7 +12,7 @@ from celery import Celery
 
 from app.broker.memory import use
 from app.broker.memory_store import MemoryBroker, MemoryStore
-from tangram import Action, Settings, StackUnreachable, Unknown, calls
+from tangram import Action, ClientClosed, Settings, StackUnreachable, Unknown, calls
 from tangram.connection import Link
 from tangram.session import Session
 from tangram.wire import ACTION_HEADER, CONTROL_QUEUE, INGRESS_QUEUE
@@ -45,11 +45,15 @@ def stack() -> Away:
     return Away()
 
 
-@pytest.fixture
-def session(stack: Away) -> Iterator[Session]:
+def made(stack: Away) -> Session:
     app = use(Celery("again", set_as_current=False), stack.broker)
     link = Link(app, MemoryStore(stack.broker), "memory")  # type: ignore[arg-type]
-    session = Session("job", Settings(connect_timeout_s=0.2, outage_s=0.2), client_id=None, link=link)
+    return Session("job", Settings(connect_timeout_s=0.2, outage_s=0.2), client_id=None, link=link)
+
+
+@pytest.fixture
+def session(stack: Away) -> Iterator[Session]:
+    session = made(stack)
     for ready in session.start():
         ready.result(60)
     yield session
@@ -60,6 +64,13 @@ def session(stack: Away) -> Iterator[Session]:
 def flush(session: Session) -> None:
     """Return once everything is sent that was given before."""
     session.wait_for(session.drain("none", draining=False))
+
+
+def test_a_session_that_never_started_ends(stack: Away) -> None:
+    session = made(stack)
+    session.stop()
+    with pytest.raises(ClientClosed):
+        session.submit(Action(kind="my.task"))
 
 
 def test_what_was_sent_does_not_fail_by_a_broker_that_is_away(stack: Away, session: Session) -> None:
