@@ -14,7 +14,7 @@ from sqlalchemy import Engine, insert
 from app.cli.reporting import read_report, write_page
 from app.journal.database import open_engine, sqlite_url
 from app.journal.migrating import upgrade
-from app.journal.models import Action, Grant, Job, Node, table
+from app.journal.models import Action, Job, Node, table
 from app.journal.runs import finish_run, start_run
 from bench.figures.registry import figure
 from tangram.settings import Settings
@@ -56,7 +56,6 @@ def write_many(engine: Engine, count: int) -> None:
     """Write a run of so many actions on four nodes with 64 cores each, over an hour."""
     draw = random.Random(7)
     actions: list[dict[str, Any]] = []
-    grants: list[dict[str, Any]] = []
     for number in range(count):
         at = ZERO + draw.uniform(0, 3600)
         queue_s, execution_s = draw.expovariate(1.0), draw.lognormvariate(0.5, 1.0)
@@ -71,12 +70,8 @@ def write_many(engine: Engine, count: int) -> None:
                 "header": {"kind": "cpu.exec"}, "message": None, "submitted_at": at, "received_at": at, "granted_at": granted,
                 "started_at": granted + 0.01, "ended_at": ended, "node": node, "units": 1, "unit_s": ended - granted, "queue_s": queue_s,
                 "overhead_s": 0.02, "execution_s": execution_s, "act_s": ended - at, "cpu_s": execution_s * 0.8,
-            }
-        )  # fmt: skip
-        grants.append(
-            {
-                "action": f"a{number}", "attempt": 1, "node": node, "resource": "cores", "units": 1, "core_ids": [core], "cell_ids": [],
-                "background": False, "granted_at": granted, "resized_at": granted + 0.5 if number % 7 == 0 else None, "released_at": ended,
+                "resource": "cores", "core_ids": [core], "cell_ids": [], "background": False,
+                "resized_at": granted + 0.5 if number % 7 == 0 else None,
             }
         )  # fmt: skip
     with engine.begin() as connection:
@@ -89,6 +84,5 @@ def write_many(engine: Engine, count: int) -> None:
         connection.execute(insert(table(Node)), nodes)
         connection.execute(insert(table(Job)), [{"name": f"job-{n}", "first_seen_at": ZERO} for n in range(3)])
         connection.execute(insert(table(Action)), actions)
-        connection.execute(insert(table(Grant)), grants)
     run = start_run(engine, policy="elastic", trace="many.jsonl", jobs=[f"job-{n}" for n in range(3)], options={}, started_at=ZERO)
     finish_run(engine, run, summary={}, ended_at=ZERO + 7200)
