@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 D = TypeVar("D", bound="DataclassInstance")
 
-_ABSENT = object()
-
 
 def filled(kind: type[D], source: object, **given: Any) -> D:
-    """Return a dataclass: its fields are those `given`, and what `source` has under their names. Others keep their defaults."""
-    said = {name: getattr(source, name, _ABSENT) for name in _names(kind) if name not in given}
-    return kind(**{name: value for name, value in said.items() if value is not _ABSENT}, **given)
+    """Return a dataclass: its fields are those `given`, and what `source` has under their names.
+
+    Raises `AttributeError` for a field that is neither, also where it has a default: a field that got another name is not to be lost.
+    """
+    return kind(**{name: getattr(source, name) for name in _names(kind) if name not in given}, **given)
 
 
 @cache
