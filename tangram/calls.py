@@ -229,6 +229,7 @@ def write_file(place: Place, path: str, data: bytes | str, mode: int | None = No
     return _file(place, "cpu.write_file", path, present(data=whole, mode=mode, offset=offset))
 
 
+@takes(Limits)
 def request(
     place: Place,
     port: int,
@@ -268,7 +269,7 @@ def _of_environment(kind: str, place: Place, *, idempotent: bool = False, sessio
 
 def score(job: str, service: str, items: Sequence[Any], options: ServiceOptions) -> Action:
     """Have a reward model score `items`, one score each."""
-    return _invoke(job, "gpu.score", service, {"items": listed("items", items)}, options)
+    return _invoke(job, "gpu.score", service, {"items": listed("items", items)}, **options)
 
 
 def logprobs(job: str, service: str, token_ids: Iterable[Iterable[int]], options: ServiceOptions, *, top_k: int | None = None) -> Action:
@@ -283,7 +284,7 @@ def logprobs(job: str, service: str, token_ids: Iterable[Iterable[int]], options
         packed = pack_ints(sequences)
     except ArrayError as error:
         raise InvalidAction(f"token_ids[{error.index}]", error.problem) from None
-    return _invoke(job, "gpu.logprobs", service, present(token_ids=packed, top_k=top_k), options)
+    return _invoke(job, "gpu.logprobs", service, present(token_ids=packed, top_k=top_k), **options)
 
 
 def generate(
@@ -297,9 +298,10 @@ def generate(
 ) -> Action:
     """Have a model, e.g. a judge, continue `prompts`."""
     arguments = present(prompts=listed("prompts", prompts), max_tokens=max_tokens, temperature=temperature, seed=seed)
-    return _invoke(job, "gpu.generate", service, arguments, options)
+    return _invoke(job, "gpu.generate", service, arguments, **options)
 
 
+@takes(Limits)
 def call(
     job: str,
     quota: str,
@@ -346,7 +348,8 @@ def _file(place: Place, kind: str, path: str, more: Mapping[str, Any]) -> Action
     return _of_environment(kind, place, idempotent=kind == "cpu.read_file", path=path, **more)
 
 
-def _invoke(job: str, kind: str, service: str, arguments: Mapping[str, Any], options: ServiceOptions) -> Action:
+@takes(ServiceOptions)
+def _invoke(job: str, kind: str, service: str, arguments: Mapping[str, Any], **options: Unpack[ServiceOptions]) -> Action:
     units = options.get("units")
     return Action(
         kind=kind,

@@ -94,6 +94,23 @@ def test_wrong_words_are_named(make: Any, field: str) -> None:
     assert caught.value.field == field
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: calls.open_environment("j", timeout=5),
+        lambda: calls.execute(PLACE, "true", timeout=5),
+        lambda: calls.request(PLACE, 80, timeout=5),
+        lambda: calls.call("j", "q", url="http://x", timeout=5),
+        lambda: calls.score("j", "s", ["x"], {"timeout": 5}),
+        lambda: calls.logprobs("j", "s", [[1]], {"timeout": 5}),
+        lambda: calls.generate("j", "s", ["x"], None, None, None, {"timeout": 5}),
+    ],
+)
+def test_no_option_is_dropped_in_silence(make: Any) -> None:
+    with pytest.raises(TypeError, match="has no option 'timeout': did you mean timeout_s"):
+        make()
+
+
 @pytest.mark.parametrize("client", [Client, AsyncClient])
 def test_a_word_that_is_no_option_names_the_method_and_the_nearest_option(client: Any) -> None:
     environment = Environment if client is Client else AsyncEnvironment
