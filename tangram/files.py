@@ -215,11 +215,11 @@ class _Local:
     @staticmethod
     def unpack(data: bytes, local: str | os.PathLike[str]) -> None:
         target = Path(local)
-        with _opened(data) as archive:
+        with opened(data) as archive:
             first = archive.getmembers()[0]
             if not first.isdir():
                 target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(_content(archive, first))
+                target.write_bytes(content_of(archive, first))
                 target.chmod(first.mode & 0o777)
                 return
             target.mkdir(parents=True, exist_ok=True)
@@ -227,7 +227,7 @@ class _Local:
 
 
 @contextmanager
-def _opened(packed: bytes) -> Iterator[tarfile.TarFile]:
+def opened(packed: bytes) -> Iterator[tarfile.TarFile]:
     """Open an archive from an environment, whose programs may have written anything. Raises `ActionRefused` for what cannot be used."""
     try:
         # Of no compressed archive is known how much it holds.
@@ -237,7 +237,8 @@ def _opened(packed: bytes) -> Iterator[tarfile.TarFile]:
         raise ActionRefused(f"what the environment has packed cannot be used here: {error}", "FileUnusable") from None
 
 
-def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+def content_of(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    """Return what is in a file of an archive. Raises `tarfile.ReadError` for what is none, or says that it is larger than the archive."""
     file = archive.extractfile(member)
     if file is None or any(each.issparse() for each in archive.getmembers()):
         raise tarfile.ReadError(f"{member.name} is no plain file")
@@ -250,8 +251,8 @@ def _read(place: Place, path: str | Iterable[str]) -> Steps[Any]:
     paths = list(dict.fromkeys(_path(one) for one in iterable("path", path)))
     if not paths:
         return {}
-    with _opened((yield from _packed(place, file_scripts.PACK_FILES, *paths))) as archive:
-        return {name: _content(archive, member) for name, member in zip(paths, archive, strict=True)}
+    with opened((yield from _packed(place, file_scripts.PACK_FILES, *paths))) as archive:
+        return {name: content_of(archive, member) for name, member in zip(paths, archive, strict=True)}
 
 
 def _read_one(place: Place, path: str) -> Steps[bytes]:
@@ -317,7 +318,7 @@ def _upload(place: Place, path: str, packed: bytes) -> Steps[None]:
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         first = archive.getmembers()[0]
         if not first.isdir():
-            yield from write_one(place, path, _content(archive, first), first.mode & 0o777)
+            yield from write_one(place, path, content_of(archive, first), first.mode & 0o777)
             return
     yield from unpack(place, file_scripts.UNPACK, packed, _path(path))
 

@@ -20,7 +20,7 @@ from tangram.action import Action
 from tangram.calls import Place, open_environment
 from tangram.errors import ActionFailed, ActionLost, ActionRefused, ActionRejected, TangramError
 from tangram.file_scripts import UNPACK
-from tangram.files import Steps, pack, unpack, write_one
+from tangram.files import Steps, content_of, opened, pack, unpack, write_one
 
 CONTAINERS = "isolation:container"
 """The label of nodes whose environments are containers."""
@@ -91,21 +91,16 @@ def write_local(packed: bytes, target: Path) -> None:
 
     Links in a folder that lead out of it are left out, and the log says so.
     """
-    try:
-        with tarfile.open(fileobj=io.BytesIO(packed), mode="r:") as archive:
-            first = archive.getmembers()[0]
-            if first.isdir():
-                target.mkdir(parents=True, exist_ok=True)
-                # A pipe or a device has no contents, and must not spoil the rest.
-                archive.extractall(target, members=[member for member in archive if not member.isdev()], filter=_leave_out_strays())
-                return
-            contents = archive.extractfile(first)
-            if contents is None:
-                raise TransferFailed(f"what was to become {target} is no regular file")
+    with _refused(f"what was to become {target} could not be unpacked"), opened(packed) as archive:
+        first = archive.getmembers()[0]
+        if not first.isdir():
+            contents = content_of(archive, first)
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(contents.read())
-    except (tarfile.TarError, IndexError) as error:
-        raise TransferFailed(f"what was to become {target} could not be unpacked: {error}") from error
+            target.write_bytes(contents)
+            return
+        target.mkdir(parents=True, exist_ok=True)
+        # A pipe or a device has no contents, and must not spoil the rest.
+        archive.extractall(target, members=[member for member in archive if not member.isdev()], filter=_leave_out_strays())
 
 
 @contextmanager
