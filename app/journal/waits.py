@@ -123,6 +123,10 @@ def _open(ask: _Question) -> None:
         stand = _standing(ask, node.name)
         limit, held = int(node.description.get("memory_mb", 0)), sum(environment.memory_mb for environment in stand)
         pods = sum(environment.pod_cores for environment in stand)
+        most = node.description.get("environments_max")
+        if most and len(stand) >= most:
+            holders = [_env_holder(one, "a place") for one in stand]
+            ask.say(f"Node {node.name} holds {_count(len(stand), 'environment')}, and takes {most} at most.", "node", node.name, holders)
         if needs and limit and held + needs > limit:
             holders = [_env_holder(one, f"{one.memory_mb} MB") for one in sorted(stand, key=lambda one: -one.memory_mb) if one.memory_mb]
             ask.say(f"It needs {needs} MB; node {node.name} has {max(0, limit - held)} of {limit} MB free.", "node", node.name, holders)

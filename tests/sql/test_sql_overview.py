@@ -224,6 +224,20 @@ def test_an_open_says_which_environments_hold_the_memory(engine: Engine, make: A
     assert within[1] == opening[0]
 
 
+def test_an_open_says_which_environments_hold_the_places_of_a_node(engine: Engine, make: Any, write: Any) -> None:
+    # Given a node that is full of environments, one that has a place, and one that bounds their number by nothing
+    write(
+        *(make.node("up", NOW - 500, name=f"n{most}", cores=2, kinds=["cpu"], environments_max=most) for most in (1, 2, None)),
+        *(make.environment("open", NOW - 400, id=f"on-{name}", node=name) for name in ("n1", "n2", "nNone")),
+        make.received("open", NOW - 5, kind="cpu.open", cost={}, environment="e2"),
+    )
+    # When
+    (opening,) = why(engine, {}, "open").values()
+    # Then only the full one is named
+    assert [fact.text for fact in opening] == ["Node n1 holds 1 environment, and takes 1 at most."]
+    assert [(holder.sort, holder.id) for holder in opening[0].holders] == [("environment", "on-n1")]
+
+
 def test_why_names_a_draining_node_where_that_keeps_an_action_waiting(engine: Engine, make: Any, write: Any) -> None:
     # Given a node of everything that is draining, and one that is not but has no GPUs
     services = {"rm": {"cells": [1]}}
