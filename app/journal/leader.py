@@ -34,6 +34,9 @@ NOBODY = ""
 SURE = 0.4
 """The part of its lasting time for which a lease is surely held. It is prolonged after half of that."""
 
+LONGEST_MS = 2**31 - 1
+"""The longest limit that PostgreSQL takes on a transaction that stands still."""
+
 _ROW = select(LeaseRow.holder, LeaseRow.epoch, LeaseRow.expires_at).where(LeaseRow.name == bindparam("lease"))
 _LOCKED, _HELD = _ROW.with_for_update(), _ROW.with_for_update(read=True)
 _IDLE = text("SELECT set_config('idle_in_transaction_session_timeout', :most, false)")
@@ -93,8 +96,10 @@ class Lease:
     def bind(self, connection: Connection) -> None:
         """Have transactions of a fresh connection end that stand still for so long that `is_sure` would not hold any more."""
         if connection.dialect.name == "postgresql":
+            # PostgreSQL takes 0 for no limit.
+            most_ms = max(1, int(min(SURE * self.ttl_s * 1000, LONGEST_MS)))
             with connection.begin():
-                connection.execute(_IDLE, {"most": f"{round(SURE * self.ttl_s * 1000)}ms"})
+                connection.execute(_IDLE, {"most": f"{most_ms}ms"})
 
     @property
     def is_sure(self) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
 from app.journal.database import DatabaseError, open_engine
 from app.journal.leader import Lease, holder_name
@@ -84,3 +85,13 @@ def test_a_holder_has_a_name() -> None:
     assert holder_name() != holder_name()
     with pytest.raises(ValueError, match="holder"):
         contender(open_engine("sqlite://"), "")
+
+
+@pytest.mark.parametrize(("ttl_s", "most_ms"), [(0.001, 1), (5.0, 2000), (1e7, 2**31 - 1), (math.inf, 2**31 - 1)])
+def test_each_length_of_a_lease_limits_transactions_that_stand_still(postgres_engine: Engine, ttl_s: float, most_ms: int) -> None:
+    asked = text("SELECT setting FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout'")
+    # Without transactions, or the shortest limit would end the one of the question.
+    with postgres_engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        Lease(postgres_engine, "scheduler", "a", ttl_s).bind(connection)
+        assert connection.execute(asked).scalar_one() == str(most_ms)
+        connection.invalidate()
