@@ -224,8 +224,9 @@ def test_a_worker_without_environments_leaves_and_one_that_is_interrupted_closes
                     runs.result(RESULT_S)
             up.until_restarted("cpu-0", before)
             assert f"cpu-0 ended with exit code {len(signals) - 1}" in up.said()
+            # The scheduler may hear that the node has left only after the next worker has begun.
+            assert wait_until(lambda since=logged: b"node cpu-0 is left" in log.read_bytes()[since:], RESULT_S)
             up.until_node_is("cpu-0", "up")
-            assert b"node cpu-0 is left" in log.read_bytes()[logged:]
             assert wait_until(lambda: not list((up.state / "environments" / "cpu-0" / "environments").iterdir()), RESULT_S)
 
 
