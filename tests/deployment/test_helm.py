@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -107,6 +108,43 @@ def test_a_node_is_drained_before_it_goes_and_offers_what_its_pod_has() -> None:
     offers = {each["name"]: each.get("value") for each in found["worker"]["env"]}
     assert (offers["TANGRAM_CORES"], offers["TANGRAM_MEMORY_MB"], offers["TANGRAM_ISOLATION"]) == ("3", "2000", "none")
     assert found["worker"]["resources"]["limits"] == {"cpu": 3, "memory": "2500Mi"}
+
+
+def test_a_pod_that_begins_puts_its_node_back_and_drains_it_when_it_goes(tmp_path: Path) -> None:
+    # Given the container that drains a node, and a tangram that does not know the node at first
+    drain = containers(of_kind("StatefulSet", "cpu-default"))["drain"]
+    begins, goes = (
+        [each.replace("/tmp/", f"{tmp_path}/") for each in command]
+        for command in (drain["command"], drain["lifecycle"]["preStop"]["exec"]["command"])
+    )
+    for name, does in {
+        "tangram": 'echo "$*" >>"$LOG"; [ "$(wc -l <"$LOG")" -gt 2 ]',
+        "sleep": '[ "$1" != 3600 ] || exec cat "$HELD"',
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    log, held = tmp_path / "log", tmp_path / "held"
+    os.mkfifo(held)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TANGRAM_NODE_NAME": "t-0", "LOG": str(log), "HELD": str(held)}
+    # When the pod begins; then the node is put back, as soon as there is one
+    with subprocess.Popen(begins, env=env) as pod:
+        try:
+            with held.open("w"):
+                assert log.read_text().splitlines() == ["drain t-0 --undo"] * 3
+                # And when it goes, its node is drained, and not put back once more
+                subprocess.run(goes, env=env, timeout=60, check=True)
+                assert log.read_text().splitlines()[3:] == ["drain t-0 --wait 600"]
+        finally:
+            pod.terminate()
+        assert pod.wait(60) == 0
+
+
+def test_others_are_let_in_to_the_gateway_alone() -> None:
+    block = {"ipBlock": {"cidr": "10.0.0.0/8"}}
+    words = ("--set-json", 'networkPolicy.gatewayFrom=[{"ipBlock":{"cidr":"10.0.0.0/8"}}]')
+    for name, is_open in {"gateway": True, "web": False, "redis": False}.items():
+        (rule,) = of_kind("NetworkPolicy", name, *words)["spec"]["ingress"]
+        assert (block in rule["from"]) is is_open
 
 
 def test_the_restricted_example_keeps_to_the_pod_security_standard_of_that_name() -> None:
