@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import tarfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -27,7 +28,10 @@ async def sandbox(live: Live) -> AsyncIterator[Sandbox]:
         yield await Sandbox.open(client, trajectory="t")
 
 
-async def test_a_folder_goes_in_and_comes_out_as_it_was(sandbox: Sandbox, tmp_path: Path) -> None:
+async def test_a_folder_goes_in_and_comes_out_as_it_was(sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Without a namespace of mounts all environments of a host share /tmp.
+    mine = f"tangram-files-{secrets.token_hex(8)}"
+    monkeypatch.setattr("tangram.files.SESSION", mine)
     source = tmp_path / "in"
     (source / "empty").mkdir(parents=True)
     (source / "large").write_bytes(os.urandom(17 * 1024 * 1024))
@@ -39,7 +43,7 @@ async def test_a_folder_goes_in_and_comes_out_as_it_was(sandbox: Sandbox, tmp_pa
     await sandbox.download("it's here", tmp_path / "out")
     assert (tmp_path / "out" / "large").read_bytes() == (source / "large").read_bytes()
     assert (tmp_path / "out" / "link").readlink() == Path("run") and (tmp_path / "out" / "empty").is_dir()
-    assert (await sandbox.exec("ls -A . /tmp | grep -c tangram-files-")).stdout == "0\n"
+    assert (await sandbox.exec(f"ls -A . /tmp | grep -c {mine}")).stdout == "0\n"
 
 
 async def test_a_pipe_in_a_folder_does_not_spoil_it(sandbox: Sandbox, tmp_path: Path) -> None:
