@@ -142,9 +142,9 @@ def test_an_action_that_fails_says_what_its_environment_holds(env: Environment) 
 
 
 def test_what_a_command_leaves_running_is_held_and_is_paused_when_it_grows(env: Environment, scheduler: Scheduler) -> None:
-    # Given a server that holds 20 MB after the command that started it, and takes 40 more when it is told to
+    # Given a server that holds 20 MB after the command that started it, and takes 100 more when it is told to
     server = 'import time; a = bytearray(20 << 20); open("up", "w"); open("grow").read()\n'
-    env.write_file("server.py", f'{server}b = bytearray(40 << 20); open("grown", "w"); time.sleep(311.5{RUN})'.encode())
+    env.write_file("server.py", f'{server}b = bytearray(100 << 20); open("grown", "w"); time.sleep(311.5{RUN})'.encode())
     _, memory = granted(env, "mkfifo grow; python3 -S server.py >/dev/null 2>&1 & while [ ! -e up ]; do sleep 0.01; done")
     assert memory.resident_mb is not None and memory.resident_mb >= 20
     # When nothing else runs, and it grows; then it is paused until more is allowed

@@ -148,7 +148,14 @@ def test_environments_whose_fork_server_was_killed_are_not_gone_on_with(tmp_path
         assert until(lambda: not processes_with(f"317.9375{RUN}"))
 
 
-GROWS = "held = bytearray(40 << 20); print(len(held), flush=True)"
+GROWS = "held = bytearray(200 << 20); print(len(held), flush=True)"
+"""This is more than the kernel gives before the worker looks."""
+
+
+def let_go(base: Path) -> None:
+    """Have the server grow, whose command is over."""
+    (waits,) = base.rglob("waits")
+    waits.rename(waits.with_name("go"))
 
 
 @pytest.mark.parametrize("isolation", ["none", "bubblewrap"])
@@ -157,10 +164,12 @@ def test_what_is_paused_for_memory_goes_on_in_the_next_worker_or_ends(tmp_path: 
     with closing(make(tmp_path / "trial", isolation, memory="elastic")) as trial:
         if trial.memory_problem:
             pytest.skip(trial.memory_problem)
-    server = f"mkfifo go; python3 -S -c 'import time; open(\"go\").read(); {GROWS}; time.sleep(318.25{RUN})' > said 2>&1 &"
-    commands = [("server", "main", server), ("server", "main", "echo > go"), ("busy", "main", f"python3 -S -c '{GROWS}' {RUN}")]
+    serves = f'import os, time\nwhile not os.path.exists("go"): time.sleep(0.01)\n{GROWS}; time.sleep(318.25{RUN})'
+    server = f"python3 -S -c '{serves}' > said 2>&1 & touch waits"
+    commands = [("server", "main", server), ("busy", "main", f"python3 -S -c '{GROWS}' {RUN}")]
     # When both are paused, and the worker is killed
     with to_be_killed(tmp_path, *commands, grant_mb=40, isolation=isolation, memory="elastic") as worker:
+        let_go(tmp_path)
         worker.await_pause()
         worker.await_pause()
         worker.kill()
@@ -171,11 +180,12 @@ def test_what_is_paused_for_memory_goes_on_in_the_next_worker_or_ends(tmp_path: 
         assert env.allowance is not None and until(lambda: env.allowance is not None and env.allowance.is_paused)
         assert env.read_file("said") == b""
         env.allowance.allow(300, (1, 1))
-        assert until(lambda: env.read_file("said") == f"{40 << 20}\n".encode())
+        assert until(lambda: env.read_file("said") == f"{200 << 20}\n".encode())
         # And it pauses no more
         assert printed(env, "echo fine") == "fine\n"
     # And where no worker comes in time, both end
     with to_be_killed(tmp_path, *commands, grant_mb=40, isolation=isolation, memory="elastic", keep_s=0.5) as worker:
+        let_go(tmp_path)
         worker.await_pause()
         worker.await_pause()
         worker.kill()
