@@ -30,7 +30,7 @@ A control task is a Celery task of the worker's own, whose result nobody reads:
 | control task | arguments | meaning |
 |---|---|---|
 | `tangram.regrant` | epoch, serial, grants: list of `WireRegrant` | running commands have other cores, or go to the background |
-| `tangram.allow` | epoch, serial, allowances: list of `WireAllowance` | environments may use so much memory; paused programs go on |
+| `tangram.allow` | epoch, allowances: list of `WireAllowance` | environments may use so much memory; paused programs go on |
 | `tangram.stop` | id, attempt, reason, cause | a running action ends |
 | `tangram.tell` | id, attempt | the worker reports the end of the action again, or that it never came |
 | `tangram.let_go` | incarnation | the worker that hands over has been sent all that it gets |
@@ -43,7 +43,8 @@ from 1 for each `epoch`. The worker drops a change that is older, by (`epoch`, `
 same action, or than the grant itself; a grant is as old as the beginning of its epoch. The changes of one message are applied in
 the order of the list. A change that comes before the message of its action is applied when that one comes.
 
-The messages `tangram.allow` are counted in the same series. An older one for the same environment is dropped likewise.
+Each allowance of an environment has a number, in `tangram.allow` and in a grant, which counts on for each `epoch`. The worker drops an
+allowance that is older, by (`epoch`, number), than the last one that it has taken in of the same environment, whichever way that came.
 
 The report `used` has `id`, `attempt` and `background_cpu_s`: the core-seconds that the command has got in the background so far.
 
@@ -188,8 +189,8 @@ In the background there are no cores. `units` of the grant becomes the number of
 """
 
 
-WireAllowance = tuple[str, int]
-"""One environment of `tangram.allow`, and the memory in MB that it may use from now on, never above its limit."""
+WireAllowance = tuple[str, int, int]
+"""One environment of `tangram.allow`, the memory in MB that it may use from now on, never above its limit, and the allowance's number."""
 
 
 class WireEvicted(TypedDict):
@@ -210,7 +211,8 @@ class WireGrant(TypedDict):
     node. `may_wait_again` says whether an action goes back to the queue when the API refuses it, or its node cannot open it.
     Of an action that draws on quotas: `not_before`, when its request may go out; `usage_header`, the header of the answer
     that says how many tokens it cost; `hosts`, the hosts that its request may reach, without which it may reach public addresses.
-    `allowance_mb` is the memory that the action's environment may use before the action starts. It is absent where the limit holds.
+    `allowance_mb` is the memory that the action's environment may use from the start of the action on, `allowance_serial` the number of
+    this allowance. Both are absent where the allowance stays as it is.
     """
 
     node: str
@@ -232,6 +234,7 @@ class WireGrant(TypedDict):
     usage_header: NotRequired[str]
     hosts: NotRequired[list[str]]
     allowance_mb: NotRequired[int]
+    allowance_serial: NotRequired[int]
 
 
 class WireInstance(TypedDict):
@@ -270,8 +273,8 @@ class WireNode(TypedDict):
     | `leaving` | whether its worker hands over to the next one (`workers/shutdown.py`); absent otherwise |
     | `takes_causes` | whether `tangram.stop` may name a cause; older workers take none |
     | `grants_memory` | whether each of its environments has an allowance of memory that can be changed, and pauses at it |
-    | `held` | the memory in MB of environments in which nothing runs, where it has changed |
     | `environments_max` | the most environments that it takes at a time; absent or null for any number |
+    | `allowed` | of environments that were granted memory: the MB that they may use now; epoch and number of their last allowance |
     """
 
     name: str
@@ -293,8 +296,8 @@ class WireNode(TypedDict):
     leaving: NotRequired[bool]
     takes_causes: NotRequired[bool]
     grants_memory: NotRequired[bool]
-    held: NotRequired[dict[str, int]]
     environments_max: NotRequired[int | None]
+    allowed: NotRequired[dict[str, tuple[int, int, int]]]
 
 
 def claim_key(action_id: str, attempt: int) -> str:

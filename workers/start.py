@@ -39,7 +39,7 @@ from workers.cpu.abstract import Sandbox
 from workers.cpu.busy import BusyCores
 from workers.cpu.cores import CoreMap
 from workers.cpu.giving import Giving
-from workers.cpu.memory.trial import grant_memory
+from workers.cpu.memory.trial import allowed_now, grant_memory
 from workers.cpu.streams import OutputStreams
 from workers.cpu.topology import Topology
 from workers.cpu.weight import Means
@@ -263,7 +263,7 @@ def _set_up_cpu(settings: Settings, blobs: Blobs) -> Prepared:
 
     def now() -> dict[str, Any]:
         standing = [environment.spec.id for environment in sandbox.environments()]
-        return {"environments": standing, "lost": [astuple(loss) for loss in sandbox.losses()], **busy.since_last()}
+        return {"environments": standing, "lost": [*map(astuple, sandbox.losses())], **allowed_now(sandbox), **busy.since_last()}
 
     def close() -> None:
         sandbox.close()

@@ -31,7 +31,7 @@ environment can always end its actions. In an environment without actions, a tur
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -39,9 +39,9 @@ from scheduler.core.memory_books import Book, MemoryBooks, NodeMemory
 from scheduler.core.pools import Pools
 from scheduler.cpu.tuning import TUNING
 from scheduler.learning.holdings import Stage
-from scheduler.model import Environment, Running
+from scheduler.model import Environment, Grant, Running
 from scheduler.model.commands import Allow, Command, Start
-from scheduler.model.events import Finished, MemoryWanted
+from scheduler.model.events import Allowed, Finished, MemoryWanted
 from scheduler.model.state import Node, State
 from tangram.wire import HEADROOM_MB
 
@@ -68,17 +68,21 @@ class Memory:
     # The life of an environment
 
     def occupy(self, environment: Environment, node: Node, *, standing: bool) -> None:
-        """Book an environment that is placed on a node. One that an earlier scheduler had opened may use its limit until more is known."""
-        if not self.books.grants(environment, node):
+        """Book an environment that is placed on a node. If it is `standing` by the journal, its limit counts until a beat says more."""
+        if standing or not self.books.grants(environment, node):
             node.memory_free -= environment.memory_mb
             environment.counted_mb = environment.memory_mb
             return
         environment.counted_mb = self.books.expected_mb(environment.job, environment.memory_mb)
+        self._book(environment, node, min(environment.memory_mb, HEADROOM_MB))
+
+    def _book(self, environment: Environment, node: Node, allowance_mb: int) -> tuple[NodeMemory, Book]:
         memory = self.books.nodes.get(node.spec.name)
         if memory is None:
             memory = self.books.nodes[node.spec.name] = NodeMemory(node)
         book = memory.books[environment.id] = Book(environment)
-        memory.allow(book, environment.memory_mb if standing else min(environment.memory_mb, HEADROOM_MB))
+        memory.allow(book, allowance_mb)
+        return memory, book
 
     def vacate(self, environment: Environment, node: Node, now: float) -> None:
         """Give the memory of an environment back."""
@@ -105,6 +109,8 @@ class Memory:
                 continue
             memory, book = found
             book.running[command.id] = None
+            if book.is_unheard:
+                continue  # the action has what its environment has
             if book.paused_at is None:
                 memory.short_since = None
                 wanted_mb = max(HEADROOM_MB, self.books.holdings.headroom_mb(book.environment.job, stage_of(running, book)))
@@ -116,15 +122,10 @@ class Memory:
             else:
                 self._pools.cpu.pause(running, now)
                 left_cores = True
-            running.grant = replace(running.grant, allowance_mb=book.allowance_mb)
-            self._out[index] = replace(command, grant=replace(command.grant, allowance_mb=book.allowance_mb))
+            book.serial = self.books.number()
+            running.grant = _allowing(running.grant, book)
+            self._out[index] = replace(command, grant=_allowing(command.grant, book))
         return left_cores
-
-    def resumed(self, running: Running) -> None:
-        """Note an action that an earlier scheduler had started."""
-        found = self.books.of(running.waiting.action.environment or "")
-        if found is not None:
-            found[1].running[running.waiting.id] = None
 
     def ended(self, running: Running, finished: Finished | None, now: float) -> None:
         """Note the end of an action. After the last one of an environment, what the environment does not hold is free."""
@@ -132,15 +133,14 @@ class Memory:
         if found is None or found[1].running.pop(running.waiting.id, self) is self:
             return
         memory, book = found
-        if finished is not None and finished.memory_mb is not None:
+        if finished is not None and finished.memory_mb is not None and not book.is_unheard:
             growth_mb = max(0, finished.memory_mb - book.holding_mb)
             self.books.holdings.grew(book.environment.job, stage_of(running, book), growth_mb)
         resident_mb = finished.resident_mb if finished is not None else None
         if resident_mb is not None:
             book.holding_mb = resident_mb
-            if running.waiting.action.kind != "cpu.open" and resident_mb > (book.peak_mb or -1):
-                self.books.holdings.peaked(book.environment.job, book.peak_mb, resident_mb)
-                book.peak_mb = resident_mb
+            if running.waiting.action.kind != "cpu.open":
+                self._note_peak(book, resident_mb)
         if book.running:
             return
         book.paused_at = None
@@ -148,14 +148,64 @@ class Memory:
         self._end_turn(memory, book)
         if resident_mb is not None:
             memory.allow(book, min(book.allowance_mb, resident_mb + HEADROOM_MB))
+            book.is_unheard = False
         self._given_back(memory, now)
+
+    # What beats say
+
+    def beat(self, node: Node, allowed: Iterable[Allowed], now: float) -> None:
+        """Book what a node says that its environments may use.
+
+        A beat counts if the last allowance that was sent had come to the node before: since then the node can only have lowered it. Else
+        another one may be under way. If no report would tell of its loss, one that raises nothing is sent, and the next beat counts.
+        """
+        for said in allowed:
+            environment = self._state.environments.get(said.environment)
+            if environment is None or environment.node != node.spec.name or environment.state == "opening":
+                continue
+            found = self.books.of(said.environment) or self._adopt(environment, node)
+            if found is None:
+                continue
+            memory, book = found
+            if said.serial and said.serial == book.serial:
+                self._heard(memory, book, min(said.allowance_mb, environment.memory_mb), now)
+            elif book.is_unheard or not book.running:
+                self._send(memory, book, min(said.allowance_mb, book.allowance_mb))
+
+    def _adopt(self, environment: Environment, node: Node) -> tuple[NodeMemory, Book] | None:
+        """Return the books of an environment that an earlier scheduler has granted memory; None if this one grants none."""
+        if not self.books.grants_on(node):
+            return None
+        environment.elastic = True
+        node.memory_free += environment.memory_mb
+        memory, book = self._book(environment, node, environment.memory_mb)
+        book.is_unheard = True
+        book.running.update((action_id, None) for action_id in environment.actions if action_id in self._state.running)
+        return memory, book
+
+    def _heard(self, memory: NodeMemory, book: Book, allowance_mb: int, now: float) -> None:
+        before_mb = book.allowance_mb
+        if book.is_unheard:
+            book.is_unheard, book.holding_mb = False, max(0, allowance_mb - HEADROOM_MB)
+            if book.environment.ended_work_s and not book.running:
+                self._note_peak(book, book.holding_mb)
+        if allowance_mb != before_mb:
+            memory.allow(book, allowance_mb)
+        if allowance_mb < before_mb:
+            self._given_back(memory, now)
+
+    def _note_peak(self, book: Book, held_mb: int) -> None:
+        if held_mb > (-1 if book.peak_mb is None else book.peak_mb):
+            self.books.holdings.peaked(book.environment.job, book.peak_mb, held_mb)
+            book.peak_mb = held_mb
 
     # Growing, pausing, going on
 
     def wanted(self, event: MemoryWanted, now: float) -> None:
         """Let an environment grow that has used up its allowance, or pause it."""
         found = self.books.of(event.environment)
-        if found is None:
+        if found is None or found[1].is_unheard:
+            self._let_go(event.environment)
             return
         memory, book = found
         if event.allowance_mb < book.allowance_mb:
@@ -167,6 +217,13 @@ class Memory:
             for running in self._running(book):
                 self._pools.cpu.pause(running, now)
             self._note_short(memory, now)
+
+    def _let_go(self, environment_id: str) -> None:
+        """Let an environment use its limit if an earlier scheduler granted memory, and this one, under another policy, does not."""
+        environment = self._state.environments.get(environment_id)
+        if environment is not None and environment.node is not None and not self._state.rules.grants_memory:
+            limit_mb, serial = environment.memory_mb, self.books.number()
+            self._out.append(Allow(environment=environment.id, node=environment.node, allowance_mb=limit_mb, serial=serial))
 
     def _take_turn(self, memory: NodeMemory, book: Book) -> bool:
         """Let an environment use the reserve from now on. Return False if another one does, or the reserve is too small.
@@ -192,7 +249,12 @@ class Memory:
 
     def _allow(self, memory: NodeMemory, book: Book, allowance_mb: int) -> None:
         memory.allow(book, allowance_mb)
-        self._out.append(Allow(environment=book.environment.id, node=memory.node.spec.name, allowance_mb=allowance_mb))
+        self._send(memory, book, allowance_mb)
+
+    def _send(self, memory: NodeMemory, book: Book, allowance_mb: int) -> None:
+        book.serial = self.books.number()
+        name = memory.node.spec.name
+        self._out.append(Allow(environment=book.environment.id, node=name, allowance_mb=allowance_mb, serial=book.serial))
 
     def _given_back(self, memory: NodeMemory, now: float) -> None:
         if memory.paused:
@@ -273,6 +335,10 @@ class Memory:
         for book in memory.books.values() if memory is not None else ():
             if book.peak_mb is not None:
                 self.books.holdings.ended(book.environment.job, book.peak_mb, counts=False)
+
+
+def _allowing(grant: Grant, book: Book) -> Grant:
+    return replace(grant, allowance_mb=book.allowance_mb, allowance_serial=book.serial)
 
 
 def stage_of(running: Running, book: Book) -> Stage:

@@ -28,7 +28,11 @@ SIGMAS: Final = 2.0
 
 @dataclass(slots=True, eq=False)
 class Book:
-    """The memory of one environment. `peak_mb` is the most that it has held between actions, None before its first action has ended."""
+    """The memory of one environment. `peak_mb` is the most that it has held between actions, None before its first action has ended.
+
+    `serial` is the number of the last allowance that was sent to the node, 0 if this scheduler has sent none. The book of an environment
+    that an earlier scheduler had opened is `is_unheard`, and has its limit, until the node has said what the environment may use.
+    """
 
     environment: Environment
     allowance_mb: int = 0
@@ -37,6 +41,8 @@ class Book:
     running: dict[str, None] = field(default_factory=dict)
     paused_at: float | None = None
     version: int = 0
+    serial: int = 0
+    is_unheard: bool = False
 
     @property
     def gap_mb(self) -> int:
@@ -94,10 +100,20 @@ class MemoryBooks:
         self._state = state
         self.holdings = Holdings()
         self.nodes: dict[str, NodeMemory] = {}
+        self._serial = 0
+
+    def number(self) -> int:
+        """Return the number of an allowance that is about to be sent."""
+        self._serial += 1
+        return self._serial
 
     def grants(self, environment: Environment, node: Node) -> bool:
         """Say whether an environment on a node is granted memory as it uses it."""
-        return environment.elastic and node.spec.grants_memory and self._state.rules.grants_memory
+        return environment.elastic and self.grants_on(node)
+
+    def grants_on(self, node: Node) -> bool:
+        """Say whether memory is granted on a node at all."""
+        return node.spec.grants_memory and self._state.rules.grants_memory
 
     def of(self, environment_id: str) -> tuple[NodeMemory, Book] | None:
         """Return the books of an environment; None if it is booked by limit."""
@@ -141,7 +157,7 @@ class MemoryBooks:
 
     def most_limit_mb(self, node: Node, room: Room, job: str, *, elastic: bool) -> int:
         """Return the largest limit of an environment of a job that may open on a node with this room."""
-        if elastic and node.spec.grants_memory and self._state.rules.grants_memory:
+        if elastic and self.grants_on(node):
             expected_mb = self.expected_mb(job, room.memory_mb)
             if expected_mb + room.reserve_mb <= room.memory_mb:
                 return room.memory_mb

@@ -171,6 +171,7 @@ class Nodes:
             running = self._state.running[action_id]
             running.unseen_beats = 0 if action_id in event.running else running.unseen_beats + 1
         self._forget_closed(node, event, now)
+        self._environments.memory.beat(node, event.allowed, now)
         if node.silent and not event.excused:
             self._heard_again(node, now)
 

@@ -30,7 +30,6 @@ class Recovery:
             job=event.job,
             trajectory=event.trajectory,
             memory_mb=event.memory_mb,
-            elastic=event.memory_mb > 0,
             open_id="",
             node=event.node,
             pod_core_ids=event.pod_core_ids if self._state.rules.pod_cores else (),
@@ -65,7 +64,6 @@ class Recovery:
             self._nodes.lose(running, f"node {grant.node} was lost while no scheduler ran", now)
             return
         state.occupy(running, node)
-        self._environments.memory.resumed(running)
         if environment is not None and action.kind == "cpu.close":
             environment.state, environment.close_requested = "closing", environment.close_requested or CLOSED
             environment.cause = environment.end_cause

@@ -51,7 +51,7 @@ class CommandExecutor:
         self._core = core
         self._transport = transport
         self._journal = journal
-        self._epoch = epoch
+        self.epoch = epoch
         self._entries: list[Entry] = []
         self._unpublished: list[str] = []
         self._regrants: dict[str, list[WireRegrant]] = {}
@@ -144,7 +144,7 @@ class CommandExecutor:
             case commands.Resize():
                 self._resize(command, now)
             case commands.Allow():
-                self._allowances.setdefault(command.node, []).append((command.environment, command.allowance_mb))
+                self._allowances.setdefault(command.node, []).append((command.environment, command.allowance_mb, command.serial))
             case commands.Stop():
                 self.stop(command)
             case commands.Restore():
@@ -221,7 +221,7 @@ class CommandExecutor:
         return {
             "node": grant.node,
             "attempt": grant.attempt,
-            "epoch": self._epoch,
+            "epoch": self.epoch,
             "incarnation": str(self.descriptions.get(grant.node, {}).get("incarnation", "")),
             "units": grant.units,
             "most_units": self._most_units(action_id, grant),
@@ -233,7 +233,7 @@ class CommandExecutor:
             "submitted_at": self.submitted_at[action_id],
             "received_at": running.waiting.received_at if running is not None else granted_at,
             "granted_at": granted_at,
-            **({"allowance_mb": grant.allowance_mb} if grant.allowance_mb else {}),
+            **({"allowance_mb": grant.allowance_mb, "allowance_serial": grant.allowance_serial} if grant.allowance_mb else {}),
             **(self._words_of(running.waiting.action, grant) if running is not None else {}),
         }
 
@@ -288,11 +288,10 @@ class CommandExecutor:
         grants = self._regrants.pop(node, None)
         if grants:
             self._serial += 1
-            self._transport.send_control(node, "tangram.regrant", {"epoch": self._epoch, "serial": self._serial, "grants": grants})
+            self._transport.send_control(node, "tangram.regrant", {"epoch": self.epoch, "serial": self._serial, "grants": grants})
         allowances = self._allowances.pop(node, None)
         if allowances:
-            self._serial += 1
-            self._transport.send_control(node, "tangram.allow", {"epoch": self._epoch, "serial": self._serial, "allowances": allowances})
+            self._transport.send_control(node, "tangram.allow", {"epoch": self.epoch, "allowances": allowances})
 
     def _finish(self, command: commands.Finish, now: float) -> None:
         ACTION.next(self._action_state(command.id), command.status)

@@ -45,7 +45,7 @@ HOUSEKEEPING_S = 0.5
 RETURN_S = 5.0
 """Time that nodes have for their first beat after the broker was away."""
 
-_OF_NOW = ("running", "environments", "lost", "instances", "busy_cores", "held_cores", "held", "leaving")
+_OF_NOW = ("running", "environments", "lost", "instances", "busy_cores", "held_cores", "allowed", "leaving")
 """Parts of a description that hold only for the moment."""
 
 Asked = tuple[str, str]
@@ -243,7 +243,12 @@ class Heartbeats:
             for environment_id, reason, cause in description.get("lost", ())
             if environment_id in self._core.state.environments and environment_id not in standing
         )
-        return events.NodeBeat(name=description["name"], running=frozenset(description["running"]), environments=standing, lost=lost)
+        allowed = tuple(
+            events.Allowed(environment=environment_id, allowance_mb=allowance_mb, serial=serial if epoch == self._executor.epoch else 0)
+            for environment_id, (allowance_mb, epoch, serial) in description.get("allowed", {}).items()
+        )
+        running = frozenset(description["running"])
+        return events.NodeBeat(name=description["name"], running=running, environments=standing, lost=lost, allowed=allowed)
 
     def _adopted(self, description: Mapping[str, Any]) -> frozenset[str]:
         """Return the environments of a known node that its next worker has adopted; none where that worker offers something else."""

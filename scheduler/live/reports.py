@@ -133,6 +133,7 @@ class _Described(BaseModel):
     services: dict[str, dict[str, Any]] = Field(default_factory=dict)
     instances: list[Any] = Field(default_factory=list)
     held_cores: dict[str, list[int]] = Field(default_factory=dict)
+    allowed: dict[Word, tuple[Count, Count, Count]] = Field(default_factory=dict)
 
 
 class Beat(_Report):

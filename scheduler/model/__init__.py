@@ -138,7 +138,7 @@ class Grant:
     cores of the node. `units` is then the number that its program was last given. `evict` names the instances to evict first, in
     order. With `restore`, the action's service must be brought onto the cells before the action runs. A request to an outside API
     goes out at `not_before`, the scheduler's time, where that is later than its arrival. `allowance_mb` is the memory that the action's
-    environment may use from now on, 0 for its limit.
+    environment may use from now on, 0 if the grant does not change it, and `allowance_serial` its number (`commands.Allow`).
     """
 
     node: str
@@ -151,6 +151,7 @@ class Grant:
     restore: bool = False
     not_before: float = 0.0
     allowance_mb: int = 0
+    allowance_serial: int = 0
 
 
 @dataclass(slots=True, eq=False)

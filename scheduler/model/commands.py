@@ -38,11 +38,15 @@ class Resize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allow:
-    """Let an environment use `allowance_mb` of memory from now on. Its paused programs go on."""
+    """Let an environment use `allowance_mb` of memory from now on. Its paused programs go on.
+
+    `serial` grows with each allowance that is sent, by this command or by a grant. The node drops one that a later one has overtaken.
+    """
 
     environment: str
     node: str
     allowance_mb: int
+    serial: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

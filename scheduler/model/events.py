@@ -181,17 +181,31 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Allowed:
+    """The memory that an environment may use now, as its node says.
+
+    `serial` is the number of the last allowance of this scheduler that has come there (`commands.Allow`), 0 for none.
+    """
+
+    environment: str
+    allowance_mb: int
+    serial: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeBeat:
     """A node lives. `running` are the actions that it has claimed, `environments` the environments that it holds.
 
-    `lost` are environments that the scheduler believes to stand on the node. The node reports why they ended. A beat that is `excused`
-    did not come: the driver could not hear the node, so its silence counts from now.
+    `lost` are environments that the scheduler believes to stand on the node. The node reports why they ended. `allowed` is about the
+    environments that were granted memory as they use it. A beat that is `excused` did not come: the driver could not hear the node, so
+    its silence counts from now.
     """
 
     name: str
     running: frozenset[str] = frozenset()
     environments: frozenset[str] = frozenset()
     lost: tuple[Loss, ...] = ()
+    allowed: tuple[Allowed, ...] = ()
     excused: bool = False
 
 

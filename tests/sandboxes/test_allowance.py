@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -99,10 +100,10 @@ def allowance_of(environment: Environment) -> Allowance:
     return environment.allowance
 
 
-def granted(environment: Environment, command: str, **more: float | None) -> tuple[ExecOutcome, ActionMemory]:
-    """Carry a command out under a grant of `GRANT_MB`."""
-    with allowance_of(environment).action(GRANT_MB, 1) as memory:
-        outcome = admit(environment, command, **more).wait()  # type: ignore[arg-type]
+def granted(environment: Environment, command: str, **more: Any) -> tuple[ExecOutcome, ActionMemory]:
+    """Carry a command out under a grant of `grant_mb`, by default `GRANT_MB`."""
+    with allowance_of(environment).action(more.pop("grant_mb", GRANT_MB), (1, next(serials))) as memory:
+        outcome = admit(environment, command, **more).wait()
     return outcome, memory
 
 
@@ -135,7 +136,8 @@ def test_a_command_is_paused_where_its_grant_ends_and_goes_on_when_more_is_allow
 
 
 def test_an_action_that_fails_says_what_its_environment_holds(env: Environment) -> None:
-    call = Call(id="a", grant={"allowance_mb": GRANT_MB, "epoch": 1}, header={}, started_at=0.0, began=0.0)  # type: ignore[typeddict-item]
+    grant = {"allowance_mb": GRANT_MB, "allowance_serial": next(serials), "epoch": 1}
+    call = Call(id="a", grant=grant, header={}, started_at=0.0, began=0.0)  # type: ignore[arg-type]
     with pytest.raises(ConnectionError), measured(call, env):
         raise ConnectionError
     assert call.resident_mb is not None and allowance_of(env).allowed_mb == call.resident_mb + HEADROOM_MB
@@ -154,8 +156,8 @@ def test_what_a_command_leaves_running_is_held_and_is_paused_when_it_grows(env: 
     scheduler.allow(allowance_of(env), 200)
     assert until(lambda: printed_file(env, "grown") is not None)
     # And while two actions run, nothing is lowered
-    with allowance_of(env).action(0, 1) as second:
-        _, first = granted(env, "true")
+    with allowance_of(env).action(0, (1, 0)) as second:
+        _, first = granted(env, "true", grant_mb=200)
         assert first.resident_mb is None and allowance_of(env).allowed_mb == 200
     assert second.resident_mb is not None and second.resident_mb >= 60
 
@@ -212,7 +214,7 @@ def test_a_paused_command_is_cancelled_at_once_and_the_environment_goes_on(env: 
     execution = admit(env, TAKES_100_MB)
 
     def work() -> None:
-        with allowance_of(env).action(GRANT_MB, 1):
+        with allowance_of(env).action(GRANT_MB, (1, next(serials))):
             outcomes.put(execution.wait())
 
     thread = threading.Thread(target=work)

@@ -122,9 +122,11 @@ class World:
         """Lose a node."""
         self.handle(events.NodeLost(name=node, reason="it burned"))
 
-    def beat(self, node: str = "n0", running: tuple[str, ...] = (), environments: tuple[str, ...] = ()) -> None:
+    def beat(
+        self, node: str = "n0", running: tuple[str, ...] = (), environments: tuple[str, ...] = (), **said: tuple[events.Allowed, ...]
+    ) -> None:
         """Let a node beat."""
-        self.handle(events.NodeBeat(name=node, running=frozenset(running), environments=frozenset(environments)))
+        self.handle(events.NodeBeat(name=node, running=frozenset(running), environments=frozenset(environments), **said))
 
     def tick(self, seconds: float = 0.0) -> None:
         """Let time pass."""

@@ -104,7 +104,13 @@ def test_memory_is_booked_by_limit_where_the_node_the_open_or_the_policy_says_so
     w.open("e", memory_mb=LIMIT_MB, **fields)
     w.exec("a", "e")
     assert w.core.state.nodes["n0"].memory_free == 1000 - LIMIT_MB
-    assert w.grants["a"].allowance_mb == 0 and want(w, "e", 10) == []
+    assert w.grants["a"].allowance_mb == 0
+
+
+def test_what_an_earlier_scheduler_bounded_may_use_its_limit_under_a_policy_that_books_limits(world: Any) -> None:
+    w = granting(world, 1000, policy="fcfs")
+    w.open("e", memory_mb=LIMIT_MB)
+    assert want(w, "e", 10) == [LIMIT_MB]
 
 
 # Opening
@@ -225,6 +231,103 @@ def test_an_environment_in_which_nothing_runs_keeps_no_turn(world: Any) -> None:
     assert w.background == ["b"]
     w.tick(SHORT_S)
     assert len(w.of(commands.CloseEnvironment)) == 1
+
+
+# What beats say
+
+
+def beat(w: Any, environment: str, allowance_mb: int, serial: int = 0, *running: str) -> list[commands.Allow]:
+    """Have the node say what an environment may use, and which allowance came there last; return the allowances that follow."""
+    before = len(w.out)
+    allowed = events.Allowed(environment=environment, allowance_mb=allowance_mb, serial=serial)
+    w.beat(running=running, environments=tuple(w.core.state.environments), allowed=(allowed,))
+    return [command for command in w.out[before:] if isinstance(command, commands.Allow)]
+
+
+def free_mb(w: Any) -> int:
+    return int(w.core.state.nodes["n0"].memory_free)
+
+
+def taken_over(world: Any, memory_mb: int = 1000) -> Any:
+    """Return a world whose scheduler finds an open environment in its journal."""
+    w = granting(world, memory_mb)
+    w.handle(events.EnvironmentOpened(id="e", node="n0", job="j", trajectory="t", memory_mb=LIMIT_MB))
+    return w
+
+
+def test_a_scheduler_that_takes_over_books_what_beats_say_instead_of_limits(world: Any) -> None:
+    # Given an environment that the journal names
+    w = taken_over(world)
+    assert free_mb(w) == 1000 - LIMIT_MB
+    # When a beat says what it may use; then an allowance that changes nothing shows that no other one is under way
+    (sent,) = beat(w, "e", 60)
+    assert (sent.environment, sent.allowance_mb) == ("e", 60) and free_mb(w) == 1000 - LIMIT_MB
+    # When that has come to the node; then what the environment may use is booked, and the reserve
+    assert beat(w, "e", 60, sent.serial) == []
+    assert free_mb(w) == 1000 - 60 - (LIMIT_MB - 60)
+    # And an action is granted what such actions use beyond what the environment holds
+    w.exec("a", "e")
+    assert w.grants["a"].allowance_mb == 60 - HEADROOM_MB + UNKNOWN_MB and w.grants["a"].allowance_serial > sent.serial
+
+
+def test_until_a_beat_has_said_what_an_environment_may_use_nobody_lets_it_use_more(world: Any) -> None:
+    # Given an environment whose allowance is known by one beat, which others may have overtaken
+    w = taken_over(world)
+    (sent,) = beat(w, "e", 60)
+    # When an action starts in it, and it wants more
+    w.exec("a", "e")
+    assert w.grants["a"].allowance_mb == 0 and want(w, "e", 60) == []
+    # Then it gets some once that is certain
+    beat(w, "e", 60, sent.serial, "a")
+    assert want(w, "e", 60) == [60 + STEP_MB]
+
+
+def test_an_environment_that_no_beat_names_is_booked_by_limit_by_the_next_scheduler_too(world: Any) -> None:
+    w = taken_over(world)
+    w.beat(environments=("e",))
+    w.exec("a", "e")
+    assert w.grants["a"].allowance_mb == 0 and free_mb(w) == 1000 - LIMIT_MB
+
+
+def test_a_beat_stands_for_the_report_of_an_end_that_was_lost(world: Any) -> None:
+    # Given an action whose end said nothing of memory
+    w = granting(world, 2 * LIMIT_MB)
+    stand(w, "e")
+    w.exec("a", "e")
+    fill(w, "e", w.grants["a"].allowance_mb)
+    serial = w.of(commands.Allow)[-1].serial
+    w.finish("a")
+    assert free_mb(w) == LIMIT_MB
+    # When a beat says to what the node has lowered the allowance; then it is booked
+    assert beat(w, "e", 50, serial) == []
+    assert free_mb(w) == 2 * LIMIT_MB - 50 - (LIMIT_MB - 50)
+    w.open("f", memory_mb=LIMIT_MB, finish=False)
+    assert "open-f" in w.grants
+
+
+def test_a_beat_that_is_older_than_an_allowance_under_way_changes_nothing(world: Any) -> None:
+    w = granting(world, 1000)
+    stand(w, "e")
+    w.exec("a", "e")
+    serial = w.grants["a"].allowance_serial
+    assert want(w, "e", UNKNOWN_MB) == [UNKNOWN_MB + STEP_MB]
+    before_mb = free_mb(w)
+    assert beat(w, "e", UNKNOWN_MB, serial, "a") == [] and free_mb(w) == before_mb
+    # And where nothing runs that would want more, the next one decides
+    w.finish("a")
+    (sent,) = beat(w, "e", 30, serial)
+    beat(w, "e", 30, sent.serial)
+    assert free_mb(w) == 1000 - LIMIT_MB
+
+
+def test_what_a_node_could_not_lower_is_booked(world: Any) -> None:
+    w = granting(world, 2 * LIMIT_MB)
+    stand(w, "e")
+    w.exec("a", "e")
+    w.finish("a", memory_mb=0, resident_mb=0)
+    beat(w, "e", 150, w.of(commands.Start)[-1].grant.allowance_serial)
+    w.exec("b", "e")
+    assert w.grants["b"].allowance_mb >= 150
 
 
 # It never locks up

@@ -58,9 +58,9 @@ def told(seed: int) -> str:
 
 
 def _shown(short: Scenario) -> Iterator[str]:
-    yield f"    nodes of {', '.join(map(str, short.cores))} cores, seed {short.seed}"
+    yield f"    nodes of {', '.join(map(str, short.cores))} cores and {short.memory_mb or 'plenty of'} MB, seed {short.seed}"
     for rollout in short.rollouts:
-        yield f"    {rollout.name} of job {rollout.job}, from {rollout.begins_s} s:"
+        yield f"    {rollout.name} of job {rollout.job}, of {rollout.memory_mb} MB, from {rollout.begins_s} s:"
         for step in rollout.steps:
             yield f"      after {step.think_s} s {step.does} {' | '.join(map(str, step.commands))}"
     for fault in short.faults:

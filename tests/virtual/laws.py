@@ -72,9 +72,16 @@ def now_and_then(run: Run) -> list[str]:
         if run.world.now > LATE_S + max([since, *(2 * end - since for end in lossy if end > since)]):
             broken.append(f"no core is held twice: {one} and {other} on {worker}: {run.ledger.cores[worker]}")
     if run.world.now > run.scenario.calm_from_s + LEASED_S:
-        over = "select id, state from environments where ended_at is null and ends_at < ?"
+        over = "select id, state from environments where ended_at is null and state != 'waiting' and ends_at < ?"
         for name, state in run.database.execute(over, (EPOCH + run.world.now - LEASED_S,)):
             broken.append(f"a lease ends: environment {name} is {state} though its lease was over {LEASED_S:.0f} s ago")
+    standing = dict(run.database.execute("select id, node from environments where ended_at is null").fetchall())
+    for crowd in run.ledger.crowds:
+        # A node that counted as lost may hold environments that are given up, until it is asked to close them.
+        allowed = {name: allowed_mb for name, allowed_mb in crowd.allowed.items() if standing.get(name) == crowd.worker.partition("/")[0]}
+        if sum(allowed.values()) > crowd.memory_mb:
+            broken.append(f"what environments may use is there: {allowed} of {crowd.memory_mb} MB on {crowd.worker}")
+    run.ledger.crowds.clear()
     return broken
 
 

@@ -27,6 +27,7 @@ from workers.context import CpuContext, provide
 from workers.control import this_node
 from workers.cpu import tasks
 from workers.cpu.giving import Giving
+from workers.cpu.memory.trial import allowed_now
 from workers.cpu.streams import OutputStreams
 from workers.node import Node, Try
 from workers.start import describe
@@ -68,9 +69,10 @@ class WatchedNode(Node):
 class VirtualNode:
     """One node of a world, whose worker may be killed and started again."""
 
-    def __init__(self, network: Network, ledger: Ledger, settings: Settings, name: str, cores: int) -> None:
+    def __init__(self, network: Network, ledger: Ledger, settings: Settings, name: str, cores: int, memory_mb: int = 0) -> None:
+        """Describe the node, which grants its memory as environments use it if `memory_mb` is given."""
         self._network, self._ledger, self.settings = network, ledger, settings
-        self.name, self.cores = name, cores
+        self.name, self.cores, self.memory_mb = name, cores, memory_mb
         self.starts = 0
         self.is_sick = False
         """Whether it can open no environment."""
@@ -121,10 +123,13 @@ class VirtualNode:
             usage_s=settings.usage_s,
             timeout_s=settings.timeout_s,
             now=now,
+            wanted=lambda: self.sandbox.wanted() if self.sandbox is not None else [],
         )
         node.ledger, node.worker = self._ledger, worker
         runtime().provide(NodeRuntime, node)  # type: ignore[type-abstract]
         runtime().provide(Ledger, self._ledger)
+        if self.sandbox is not None:
+            self.sandbox.watcher.on_wanted = node.report
         self.joins(node)
         node.join()
         self._consume(node)
@@ -133,11 +138,14 @@ class VirtualNode:
         """Return what the node is, and what says how it is now."""
         settings, store, random = self.settings, MemoryStore(self._network.broker), self._network.world.random
         opening_s = lambda: random.choice((0.01, 0.1, 0.5, 2.0))  # noqa: E731
-        self.sandbox = sandbox = VirtualSandbox(worker, self._ledger, opening_s, lambda: self.is_sick, self._left)
+        self.sandbox = sandbox = VirtualSandbox(worker, self._ledger, opening_s, lambda: self.is_sick, self._left, self.memory_mb)
         blobs = Blobs(store, patience_s=math.inf)  # type: ignore[arg-type]
         provide(CpuContext(settings=settings, blobs=blobs, sandbox=sandbox, streams=OutputStreams(store), giving=Giving()))  # type: ignore[arg-type]
-        description = describe("cpu", settings.model_copy(update={"node_name": self.name}), cores=self.cores, memory_mb=4096)
-        return description, lambda: {"environments": [one.spec.id for one in sandbox.environments()]}
+        settings = settings.model_copy(update={"node_name": self.name})
+        description = describe("cpu", settings, cores=self.cores, memory_mb=self.memory_mb or 4096)
+        description["grants_memory"] = self.memory_mb > 0
+        standing = lambda: [one.spec.id for one in sandbox.environments()]  # noqa: E731
+        return description, lambda: {"environments": standing(), **allowed_now(sandbox)}
 
     def joins(self, node: Node) -> None:
         """Take note of the worker's node."""

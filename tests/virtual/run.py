@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 from celery import Celery
@@ -37,6 +38,7 @@ from tests.virtual.node import APP, VirtualNode
 from tests.virtual.sandbox import Ledger
 from tests.virtual.scenario import Fault, Scenario
 from tests.virtual.trainer import Trainer
+from workers.cpu.memory import allowance
 
 SCHEDULERS = 2
 LOOK_S = 0.2
@@ -82,7 +84,7 @@ class Run:
         for number in range(SCHEDULERS):
             self.schedulers.append(self._scheduler(number))
         for number, cores in enumerate(scenario.cores):
-            node = VirtualNode(self.network, self.ledger, self.settings, f"n{number}", cores)
+            node = VirtualNode(self.network, self.ledger, self.settings, f"n{number}", cores, scenario.memory_mb)
             self.nodes.append(node)
             node.start()
         for number, cells in enumerate(scenario.cells):
@@ -283,6 +285,7 @@ def running(scenario: Scenario, event_log: Path | None = None) -> Iterator[Run]:
         # Where kombu waits between two tries to connect.
         patch.object(functional, "sleep", clock.sleep),
         patch.object(functional, "time", clock.monotonic),
+        patch.object(allowance, "time", SimpleNamespace(monotonic=clock.monotonic)),
     ):
         try:
             yield run

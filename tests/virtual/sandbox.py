@@ -1,6 +1,7 @@
 """A sandbox whose commands are arithmetic: what they print, how long they take, and a ledger of what was really run.
 
-The command line is a JSON object: `work_s` seconds on one core, the fraction `parallel` of it in parallel, the `exit` code, and `print`.
+The command line is a JSON object: `work_s` seconds on one core, the fraction `parallel` of it in parallel, the `exit` code, and `print`. It
+takes `memory_mb` while it runs, and leaves programs that hold `resident_mb`, and `later_mb` more after a second.
 """
 
 from __future__ import annotations
@@ -8,12 +9,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 from scheduler.learning.durations import speed_on
 from tangram import clock
 from tangram.elasticity import Amdahl
+from tests.virtual.memory import VirtualControls, VirtualWatcher
 from workers.cpu.abstract import Environment, EnvironmentSpec, ExecOutcome, ExecRequest, Execution, Given, Holding, Sandbox, Usage
 from workers.cpu.errors import DiskFull, EnvironmentGone, NoSuchFile
+from workers.cpu.memory.allowance import Allowance
 from workers.cpu.opening import Opening
 from workers.cpu.ports.exchange import HttpAnswer, HttpRequest
 from workers.cpu.ports.wait import Wait
@@ -44,6 +49,15 @@ class Claim:
     epoch: int
 
 
+@dataclass(frozen=True)
+class Crowd:
+    """The memory that the environments of a worker were allowed at one moment, more than its node has."""
+
+    worker: str
+    memory_mb: int
+    allowed: dict[str, int]
+
+
 @dataclass
 class Ledger:
     """All that was really claimed and run, and what is held now, by worker process."""
@@ -51,6 +65,9 @@ class Ledger:
     claims: list[Claim] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
     cores: dict[str, dict[str, tuple[int, ...]]] = field(default_factory=dict)
+    crowds: list[Crowd] = field(default_factory=list)
+    paused: int = 0
+    """How often environments were paused for want of memory."""
 
     def begin(self, action: str, worker: str) -> Run:
         run = Run(action, worker, clock.monotonic())
@@ -88,6 +105,8 @@ class VirtualExecution(Execution):
 
     @property
     def _speed(self) -> float:
+        if self._environment.is_frozen:
+            return 0.0
         if self._holding.background:
             return BACKGROUND_SPEED
         return speed_on(Amdahl(self._work.get("parallel", 0.0)), max(1, len(self._holding.cores) or self._request.dop))
@@ -101,10 +120,13 @@ class VirtualExecution(Execution):
             run = environment.ledger.begin(request.action_id, environment.worker)
             environment.ledger.hold(environment.worker, request.action_id, self._holding.cores)
             self._since = clock.monotonic()
+            memory_mb = self._work.get("memory_mb", 0)
+            environment.take(memory_mb)
             try:
                 outcome = self._run()
             finally:
                 self._since = 0.0
+                environment.leave(memory_mb, self._work.get("resident_mb"), self._work.get("later_mb", 0))
                 environment.ledger.release(environment.worker, request.action_id)
             run.outcome, run.exit_code = outcome.status, outcome.exit_code
             return outcome
@@ -112,11 +134,8 @@ class VirtualExecution(Execution):
     def _run(self) -> ExecOutcome:
         limit_s = self._request.timeout_s or float("inf")
         while True:
-            left_s = max(0.0, self._work["work_s"] - self._done_s) / self._speed
-            if not self._holding.background:
-                left_s = min(left_s, limit_s - self._ran_s)
             self._changed.clear()
-            self._changed.wait(max(0.0, left_s))
+            self._changed.wait(self._left_s(limit_s))
             self._settle()
             if self._environment.gone:
                 return self._outcome("cancelled", None, "its environment is closed")
@@ -127,10 +146,24 @@ class VirtualExecution(Execution):
             if limit_s - self._ran_s <= 1e-9:
                 return self._outcome("timed_out", None, f"it ran longer than {limit_s:g} s")
 
+    def _left_s(self, limit_s: float) -> float | None:
+        """Return for how long it runs on as it does now; None while it stands still."""
+        if not self._speed:
+            return None
+        left_s = max(0.0, self._work["work_s"] - self._done_s) / self._speed
+        return max(0.0, left_s if self._holding.background else min(left_s, limit_s - self._ran_s))
+
+    def settle(self) -> None:
+        """Count what it has done until now."""
+        if self._since:
+            self._settle()
+
     def _settle(self) -> None:
         now = clock.monotonic()
         passed_s, self._since = now - self._since, now
         self._done_s += passed_s * self._speed
+        if self._environment.is_frozen:
+            return
         if self._holding.background:
             self._background_s += passed_s * self._speed
             self._cpu_s += passed_s * self._speed
@@ -179,11 +212,15 @@ class VirtualExecution(Execution):
 
 
 class VirtualEnvironment(Environment):
-    """Files in a dictionary, and commands that take turns in each session."""
+    """Files in a dictionary, and commands that take turns in each session. It goes on with the memory that `left` an earlier worker."""
 
-    def __init__(self, spec: EnvironmentSpec, worker: str, ledger: Ledger, closed: Callable[[str], None]) -> None:
-        self._spec, self.worker, self.ledger, self._closed = spec, worker, ledger, closed
-        self.gone = False
+    def __init__(self, spec: EnvironmentSpec, sandbox: VirtualSandbox, left: VirtualControls | None = None) -> None:
+        self._spec, self._sandbox = spec, sandbox
+        self.worker, self.ledger = sandbox.worker, sandbox.ledger
+        self.gone = self.is_frozen = False
+        limit_mb = spec.memory_mb or 0
+        self._controls = VirtualControls(limit_mb, self._freeze, left)
+        self._allowance = Allowance(spec.id, limit_mb, self._controls, sandbox.watcher) if sandbox.memory_mb else None
         self._files: dict[str, bytes] = {}
         self._busy: set[str] = set()
         self._freed = clock.event()
@@ -192,6 +229,39 @@ class VirtualEnvironment(Environment):
     @property
     def spec(self) -> EnvironmentSpec:
         return self._spec
+
+    @property
+    def allowance(self) -> Allowance | None:
+        return self._allowance
+
+    def take(self, memory_mb: int) -> None:
+        """Have its programs want so much more memory."""
+        self._controls.wanted_mb += memory_mb
+        if self._allowance is not None:
+            self._allowance.look()
+
+    def leave(self, memory_mb: int, resident_mb: int | None, later_mb: int) -> None:
+        """Have a command that took so much leave programs that hold `resident_mb`, if that is said, and `later_mb` more after a second."""
+        self._controls.wanted_mb -= memory_mb
+        if resident_mb is not None and len(self._busy) == 1:  # else it has others' memory, too
+            self._controls.wanted_mb = resident_mb
+        if later_mb:
+            clock.thread(partial(self._grow_later, later_mb), "grows").start()
+
+    def _grow_later(self, memory_mb: int) -> None:
+        clock.sleep(1.0)
+        if not self.gone:
+            self.take(memory_mb)
+
+    def _freeze(self, frozen: bool) -> None:
+        if frozen == self.is_frozen:
+            return
+        for execution in self._executions:
+            execution.settle()
+        self.is_frozen = frozen
+        self.ledger.paused += frozen
+        for execution in self._executions:
+            execution.stir()
 
     def start(self, request: ExecRequest) -> Execution:
         self._check()
@@ -211,9 +281,9 @@ class VirtualEnvironment(Environment):
     def is_busy(self) -> bool:
         return bool(self._busy)
 
-    def adopted(self, worker: str, closed: Callable[[str], None]) -> VirtualEnvironment:
+    def adopted(self, sandbox: VirtualSandbox) -> VirtualEnvironment:
         """Return it as the worker has it that goes on with it."""
-        environment = VirtualEnvironment(self._spec, worker, self.ledger, closed)
+        environment = VirtualEnvironment(self._spec, sandbox, self._controls)
         environment._files = self._files
         return environment
 
@@ -236,10 +306,12 @@ class VirtualEnvironment(Environment):
     def close(self) -> None:
         if not self.gone:
             self.gone = True
+            if self._allowance is not None:
+                self._allowance.close()
             self.wake()
             for execution in self._executions:
                 execution.stir()
-            self._closed(self._spec.id)
+            self._sandbox.forget(self._spec.id)
 
     def _check(self) -> None:
         if self.gone:
@@ -283,10 +355,20 @@ class VirtualSandbox(Sandbox):
         opening_s: Callable[[], float],
         is_sick: Callable[[], bool],
         left: tuple[VirtualEnvironment, ...] = (),
+        memory_mb: int = 0,
     ) -> None:
-        """Begin with the idle environments of those that the worker before this one has `left`."""
-        self._worker, self._ledger, self._opening_s, self._is_sick = worker, ledger, opening_s, is_sick
-        self._environments = {one.spec.id: one.adopted(worker, self._forget) for one in left if not one.is_busy}
+        """Begin with the idle environments of those that the worker before this one has `left`.
+
+        A node of `memory_mb` pauses environments at their allowance.
+        """
+        self.worker, self.ledger, self.memory_mb = worker, ledger, memory_mb
+        self._opening_s, self._is_sick = opening_s, is_sick
+        self.watcher = VirtualWatcher(self.note_allowed)  # type: ignore[assignment]
+        self._environments: dict[str, VirtualEnvironment] = {}
+        self._environments |= {one.spec.id: one.adopted(self) for one in left if not one.is_busy}
+        for environment in self.environments():
+            if environment.allowance is not None:
+                environment.allowance.adopt()
 
     @property
     def background(self) -> Means:
@@ -302,7 +384,7 @@ class VirtualSandbox(Sandbox):
         if self._is_sick():
             raise DiskFull("the disk of the node is full")
         if spec.id not in self._environments:
-            self._environments[spec.id] = VirtualEnvironment(spec, self._worker, self._ledger, self._forget)
+            self._environments[spec.id] = VirtualEnvironment(spec, self)
         return self._environments[spec.id]
 
     def get(self, environment_id: str) -> Environment:
@@ -310,8 +392,20 @@ class VirtualSandbox(Sandbox):
             raise EnvironmentGone(f"there is no environment {environment_id}")
         return self._environments[environment_id]
 
-    def _forget(self, environment_id: str) -> None:
+    def forget(self, environment_id: str) -> None:
         self._environments.pop(environment_id, None)
+
+    def note_allowed(self) -> None:
+        """Put it into the ledger if environments may use more than there is."""
+        allowances = [one.allowance for one in self.environments() if one.allowance is not None and one.allowance.now() is not None]
+        allowed = {allowance.environment: allowance.allowed_mb for allowance in allowances}
+        if sum(allowed.values()) > self.memory_mb:
+            self.ledger.crowds.append(Crowd(self.worker, self.memory_mb, allowed))
+
+    def wanted(self) -> list[dict[str, Any]]:
+        """Return the reports of all environments that are paused."""
+        reports = (one.allowance.wanted() for one in self.environments() if one.allowance is not None)
+        return [report for report in reports if report is not None]
 
     def environments(self) -> tuple[VirtualEnvironment, ...]:
         return tuple(self._environments.values())

@@ -70,6 +70,8 @@ class Scenario:
     faults: tuple[Fault, ...]
     cells: tuple[int, ...] = ()
     """The GPU cells of each GPU node."""
+    memory_mb: int = 0
+    """The memory of each node that grants it as environments use it; 0 for nodes that book limits, of which they have plenty."""
     outage_s: float = 60.0
     """Outage that clients bridge: no fault lasts for longer than this, but some do than the other one that is drawn."""
 
@@ -79,8 +81,8 @@ class Scenario:
         return max((fault.at_s + fault.lasts_s for fault in self.faults), default=0.0)
 
 
-def scenario(seed: int) -> Scenario:
-    """Return the scenario of a seed."""
+def scenario(seed: int, *, memory: bool = True) -> Scenario:
+    """Return the scenario of a seed. Without `memory`, nodes have plenty of it."""
     draw = random.Random(f"scenario {seed}")
     cores = tuple(draw.choice((1, 2, 4)) for _ in range(draw.choice((1, 2, 2, 3))))
     rollouts = tuple(_rollout(draw, number) for number in range(draw.randint(2, 7)))
@@ -99,6 +101,7 @@ def scenario(seed: int) -> Scenario:
     faults += [_fault(sick, "sicken node") for _ in range(sick.choice((0, 0, 0, 0, 1, 2)))]
     outage_s = random.Random(f"outage {seed}").choice((60.0, 60.0, 10.0))
     drawn = Scenario(seed, cores, rollouts, tuple(sorted(faults, key=lambda fault: fault.at_s)), outage_s=outage_s)
+    drawn = _with_memory(drawn, random.Random(f"memory {seed}")) if memory else drawn
     return _with_services(drawn, random.Random(f"services {seed}"))
 
 
@@ -112,6 +115,29 @@ def _with_adoption(faults: list[Fault], kind: str, adopting: str, draw: random.R
     more = [_fault(draw, adopting)] if draw.random() < 0.25 else []
     adopts = [fault.kind == kind and draw.random() < 0.5 for fault in faults]
     return [*(replace(fault, kind=adopting) if one else fault for fault, one in zip(faults, adopts, strict=True)), *more]
+
+
+def _with_memory(drawn: Scenario, draw: random.Random) -> Scenario:
+    """Have half of all scenarios grant memory, which is short in most. Their commands take some, and leave programs that hold some."""
+    if draw.random() < 0.5:
+        return drawn
+
+    def thirsty(step: Step, limit_mb: int) -> Step:
+        if step.does != "exec":
+            return step
+        commands = []
+        for command in step.commands:
+            resident_mb = draw.choice((0, 0, 10, 10, 40, limit_mb // 2))
+            memory_mb = draw.choice((0, 10, 30, 80, limit_mb)) // len(step.commands)
+            takes = {"memory_mb": min(memory_mb, limit_mb - 20), "resident_mb": resident_mb, "later_mb": draw.choice((0, 0, 0, 0, 60))}
+            commands.append({**command, **takes})
+        return replace(step, commands=tuple(commands))
+
+    rollouts = []
+    for rollout in drawn.rollouts:
+        limit_mb = draw.choice((100, 150, 200, 300))
+        rollouts.append(replace(rollout, memory_mb=limit_mb, steps=tuple(thirsty(step, limit_mb) for step in rollout.steps)))
+    return replace(drawn, rollouts=tuple(rollouts), memory_mb=draw.choice((320, 320, 450, 700, 1500)))
 
 
 def _with_services(drawn: Scenario, draw: random.Random) -> Scenario:

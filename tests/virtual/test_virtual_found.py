@@ -165,8 +165,8 @@ FOUND = {
             Fault(18.775, "broker comes back empty", 3, 4.0, 0.2),
         ),
     ),
-    "a client asked again before the report of an end came, whose result the store had lost": scenario(1071),
-    "a cancel came before its action, which a replaced scheduler had taken from the broker": scenario(2304),
+    "a client asked again before the report of an end came, whose result the store had lost": scenario(1071, memory=False),
+    "a cancel came before its action, which a replaced scheduler had taken from the broker": scenario(2304, memory=False),
 }
 
 

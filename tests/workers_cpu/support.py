@@ -197,7 +197,7 @@ def worker_to_be_killed(base: Path, *commands: Asked, background: bool = False, 
                 tells.send("running")
             request = ExecRequest(action_id="a", command=command, session=session, holding=Holding(background=background and last))
             opened = box.open(EnvironmentSpec(id=environment))
-            with opened.allowance.action(grant_mb, 1) if opened.allowance is not None else nullcontext():
+            with opened.allowance.action(grant_mb, (1, number)) if opened.allowance is not None else nullcontext():
                 opened.start(request).wait()
         tells.send("over")
         signal.pause()

@@ -179,7 +179,7 @@ def test_what_is_paused_for_memory_goes_on_in_the_next_worker_or_ends(tmp_path: 
         env = box.get("server")
         assert env.allowance is not None and until(lambda: env.allowance is not None and env.allowance.is_paused)
         assert env.read_file("said") == b""
-        env.allowance.allow(300, (1, 1))
+        env.allowance.allow(300, (2, 1))
         assert until(lambda: env.read_file("said") == f"{200 << 20}\n".encode())
         # And it pauses no more
         assert printed(env, "echo fine") == "fine\n"

@@ -204,9 +204,9 @@ def give(id: str, sender: str, number: int, what: list[Any]) -> None:
 
 
 @app.task(name="tangram.allow", ignore_result=True)  # type: ignore[untyped-decorator]
-def allow(epoch: int, serial: int, allowances: list[WireAllowance]) -> None:
+def allow(epoch: int, allowances: list[WireAllowance]) -> None:
     """Let environments use more memory; see `tangram.wire`. One that is not here any more needs none."""
-    for environment, allowance_mb in allowances:
+    for environment, allowance_mb, serial in allowances:
         with suppress(EnvironmentGone):
             if (allowance := cpu().sandbox.get(environment).allowance) is not None:
                 allowance.allow(allowance_mb, (epoch, serial))
@@ -221,7 +221,8 @@ def measured(call: Call, environment: Environment) -> Iterator[None]:
     before_s = allowance.paused_s()
     memory = ActionMemory()
     try:
-        with allowance.action(call.grant.get("allowance_mb", 0), call.grant["epoch"]) as memory:
+        stamp = (call.grant["epoch"], call.grant.get("allowance_serial", 0))
+        with allowance.action(call.grant.get("allowance_mb", 0), stamp) as memory:
             yield
     finally:
         call.memory_mb, call.resident_mb = memory.memory_mb, memory.resident_mb

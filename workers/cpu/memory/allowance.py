@@ -44,7 +44,7 @@ BYTES_PER_S = 2 << 30
 SOONEST_S, LATEST_S, SAMPLE_S = 0.02, 0.05, 0.1
 
 Stamp = tuple[int, int]
-"""The age of a change: the scheduler's epoch, and the serial of its message."""
+"""The age of an allowance: the scheduler's epoch, and its number."""
 
 
 @dataclass(eq=False, slots=True)
@@ -107,22 +107,26 @@ class Allowance:
                 "allowance_mb": self._allowed_mb,
             }
 
+    def now(self) -> tuple[int, int, int] | None:
+        """Return what a beat says of it (`tangram.wire.WireNode`); None if the scheduler has granted it nothing."""
+        with self._lock:
+            return (self._allowed_mb, *self._stamp) if self._is_granted else None
+
     # -- actions -------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def action(self, allowance_mb: int, epoch: int) -> Iterator[ActionMemory]:
+    def action(self, allowance_mb: int, stamp: Stamp) -> Iterator[ActionMemory]:
         """Measure while an action runs, under a grant of `allowance_mb`, 0 for one that says nothing of memory.
 
-        After the last action, what is allowed is lowered to what is held and `HEADROOM_MB`.
+        A grant that a newer allowance has overtaken changes nothing. After the last action, what is allowed is lowered to what is held and
+        `HEADROOM_MB`.
         """
         mine = ActionMemory()
         with self._lock:
-            self._stamp = max(self._stamp, (epoch, 0))
             self._note_peak() if self._actions else self._restart_peak()
-            if allowance_mb:
-                self._is_granted = True
-                # What the others were granted is in it, unless the scheduler has raised that meanwhile.
-                self._set(max(allowance_mb, self._allowed_mb) if self._actions else allowance_mb)
+            if allowance_mb and stamp > self._stamp:
+                self._stamp, self._is_granted = stamp, True
+                self._set(allowance_mb)  # what the others were granted is in it
             self._actions.add(mine)
         try:
             yield mine
@@ -139,7 +143,7 @@ class Allowance:
         So is one that comes when the action is over for which it was meant.
         """
         with self._lock:
-            if stamp < self._stamp:
+            if stamp <= self._stamp:
                 log.debug("an allowance of environment %s is out of date: %s, the last was %s", self.environment, stamp, self._stamp)
                 return
             self._stamp = stamp

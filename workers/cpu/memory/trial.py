@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 from tangram.wire import WireNode
 from workers.cpu import control_files
@@ -34,6 +34,13 @@ def grant_memory(description: WireNode, sandbox: Sandbox) -> str:
     if not (problem := sandbox.memory_problem):
         description["grants_memory"], description["memory_mb"] = True, min(description["memory_mb"], for_environments_mb())
     return problem
+
+
+def allowed_now(sandbox: Sandbox) -> dict[str, Any]:
+    """Return what a beat says of the memory of all environments; nothing if none was granted any."""
+    allowances = (environment.allowance for environment in sandbox.environments())
+    found = {allowance.environment: now for allowance in allowances if allowance is not None and (now := allowance.now()) is not None}
+    return {"allowed": found} if found else {}
 
 
 def problem_of(memory: str, freezer: str | None, *, is_v2: bool) -> str:
@@ -71,13 +78,13 @@ def _tried(controls: Controls, folders: list[str]) -> str:
             try:
                 for folder in folders:
                     control_files.write(f"{folder}/cgroup.procs", str(child.pid))
-                with allowance.action(GRANT_MB, 0):
+                with allowance.action(GRANT_MB, (1, 1)):
                     assert child.stdin is not None
                     child.stdin.write(b"\n")
                     child.stdin.flush()
                     if not paused.wait(WAIT_S):
                         return "a program was not paused"
-                    allowance.allow(LIMIT_MB, (1, 1))
+                    allowance.allow(LIMIT_MB, (1, 2))
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         said, _ = child.communicate(timeout=WAIT_S)
                         return "" if said == f"{TAKEN_MB << 20}\n".encode() else "a program that was paused did not end well"

@@ -1,0 +1,82 @@
+"""What becomes of allowances that come late, twice or out of order: the last one that the scheduler has sent counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tangram.wire import HEADROOM_MB
+from tests.virtual.memory import VirtualControls, VirtualWatcher
+from workers.cpu.memory.allowance import Allowance
+
+LIMIT_MB, HELD_MB = 500, 30
+
+
+def environment() -> Allowance:
+    """Return the memory of an environment that holds `HELD_MB`."""
+    controls = VirtualControls(LIMIT_MB)
+    controls.wanted_mb = HELD_MB
+    return Allowance("e", LIMIT_MB, controls, VirtualWatcher())  # type: ignore[arg-type]
+
+
+def test_an_allowance_that_the_grant_of_the_next_action_has_overtaken_changes_nothing() -> None:
+    # Given an action that was to be allowed more, and has ended before that came
+    allowance = environment()
+    with allowance.action(100, (1, 1)):
+        pass
+    # When it comes while the next action runs; then what was granted to that counts
+    with allowance.action(120, (1, 3)):
+        allowance.allow(300, (1, 2))
+        assert allowance.allowed_mb == 120
+
+
+def test_one_that_comes_when_nothing_runs_allows_nothing_and_makes_earlier_ones_void() -> None:
+    allowance = environment()
+    with allowance.action(100, (1, 1)):
+        pass
+    allowance.allow(300, (1, 5))
+    assert allowance.now() == (HELD_MB + HEADROOM_MB, 1, 5)
+    with allowance.action(120, (1, 4)):
+        assert allowance.allowed_mb == HELD_MB + HEADROOM_MB
+
+
+def test_a_grant_that_is_sent_again_does_not_bring_an_earlier_allowance_back() -> None:
+    # Given an action whose grant was lost, another that runs, and one more step for both
+    allowance = environment()
+    with allowance.action(160, (1, 2)):
+        allowance.allow(250, (1, 3))
+        # When the first grant is sent again
+        with allowance.action(100, (1, 1)):
+            assert allowance.allowed_mb == 250
+
+
+def test_what_a_replaced_scheduler_has_sent_is_void() -> None:
+    allowance = environment()
+    with allowance.action(160, (2, 1)):
+        allowance.allow(400, (1, 900))
+        assert allowance.allowed_mb == 160
+
+
+@contextmanager
+def taken(allowance: Allowance, sent: tuple[int, int, bool]) -> Iterator[None]:
+    serial, allowance_mb, is_grant = sent
+    if is_grant:
+        with allowance.action(allowance_mb, (1, serial)):
+            yield
+    else:
+        allowance.allow(allowance_mb, (1, serial))
+        yield
+
+
+@given(st.permutations(range(1, 7)), st.lists(st.booleans(), min_size=6, max_size=6))
+def test_in_whatever_order_they_come_and_however_often_the_last_one_counts(order: list[int], grants: list[bool]) -> None:
+    # Given an action that runs, and growing allowances, some of which come with grants
+    allowance = environment()
+    with allowance.action(60, (1, 0)), ExitStack() as running:
+        # When all come in any order, and each other one twice; then the last counts
+        for serial in [*order, *order[::2]]:
+            running.enter_context(taken(allowance, (serial, 60 + 10 * serial, grants[serial - 1])))
+        assert allowance.allowed_mb == 120
