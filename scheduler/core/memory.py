@@ -219,11 +219,12 @@ class Memory:
             self._note_short(memory, now)
 
     def _let_go(self, environment_id: str) -> None:
-        """Let an environment use its limit if an earlier scheduler granted memory, and this one, under another policy, does not."""
+        """Let an environment use its limit if an earlier scheduler granted memory, and this one books limits on its node."""
         environment = self._state.environments.get(environment_id)
-        if environment is not None and environment.node is not None and not self._state.rules.grants_memory:
+        node = self._state.nodes.get(environment.node or "") if environment is not None else None
+        if environment is not None and node is not None and not self.books.grants_on(node):
             limit_mb, serial = environment.memory_mb, self.books.number()
-            self._out.append(Allow(environment=environment.id, node=environment.node, allowance_mb=limit_mb, serial=serial))
+            self._out.append(Allow(environment=environment.id, node=node.spec.name, allowance_mb=limit_mb, serial=serial))
 
     def _take_turn(self, memory: NodeMemory, book: Book) -> bool:
         """Let an environment use the reserve from now on. Return False if another one does, or the reserve is too small.

@@ -107,8 +107,9 @@ def test_memory_is_booked_by_limit_where_the_node_the_open_or_the_policy_says_so
     assert w.grants["a"].allowance_mb == 0
 
 
-def test_what_an_earlier_scheduler_bounded_may_use_its_limit_under_a_policy_that_books_limits(world: Any) -> None:
-    w = granting(world, 1000, policy="fcfs")
+@pytest.mark.parametrize(("policy", "grants_memory"), [({"policy": "fcfs"}, True), ({}, False)])
+def test_what_an_earlier_scheduler_bounded_may_use_its_limit_where_limits_are_booked(world: Any, policy: Any, grants_memory: bool) -> None:
+    w = world(**policy).node(memory_mb=1000, grants_memory=grants_memory)
     w.open("e", memory_mb=LIMIT_MB)
     assert want(w, "e", 10) == [LIMIT_MB]
 
