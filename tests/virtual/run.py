@@ -26,6 +26,7 @@ from app.journal.database import DatabaseError
 from app.journal.leader import SCHEDULER_LEASE
 from app.reach import require_broker
 from app.scheduler_process import Scheduler
+from scheduler.learning import holdings
 from scheduler.live.entries import Journal
 from tangram import clock
 from tangram.errors import StackUnreachable
@@ -282,6 +283,8 @@ def running(scenario: Scenario, event_log: Path | None = None) -> Iterator[Run]:
         patch.object(secrets, "token_hex", lambda size=16: hexes.randbytes(size).hex()),
         # A scheduler that takes over remembers no ends, so that it has to ask the journal.
         patch.object(unfinished, "ENDS_LOADED", 0),
+        # One environment tells what the next ones hold. Else the limits of the few that a scenario has would all fit, and none wait.
+        patch.object(holdings, "KNOWN", 1),
         # Where kombu waits between two tries to connect.
         patch.object(functional, "sleep", clock.sleep),
         patch.object(functional, "time", clock.monotonic),

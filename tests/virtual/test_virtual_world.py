@@ -12,6 +12,8 @@ from unittest.mock import patch
 import pytest
 
 from app.event_log import main
+from scheduler.core.memory import STEP_MB, Memory
+from scheduler.core.memory_books import Book, NodeMemory
 from tests.virtual.run import broken_laws, running
 from tests.virtual.scenario import Fault, Scenario, scenario
 from tests.virtual.shrink import law_of, shortest
@@ -169,6 +171,17 @@ def test_a_planted_defect_is_found_and_made_short() -> None:
     assert law_of(why[0]) == "nothing runs twice"
     assert [fault.kind for fault in short.faults] == ["messages doubled"]
     assert sum(len(rollout.steps) for rollout in short.rollouts) < 6
+
+
+def test_a_seed_shows_that_environments_grow_beyond_what_is_free() -> None:
+    def grow(memory: Memory, of_node: NodeMemory, book: Book) -> bool:
+        memory._allow(of_node, book, min(book.environment.memory_mb, book.allowance_mb + STEP_MB))
+        return True
+
+    with patch.object(Memory, "_grow", grow):
+        broken = broken_laws(scenario(8))
+
+    assert [law_of(law) for law in broken[:1]] == ["what environments may use is there"]
 
 
 def test_the_page_on_what_holds_names_the_laws() -> None:
