@@ -67,6 +67,8 @@ class Call:
     """Whether the report of its end has gone out with its result."""
     sent_at: float | None = None
     """When its request to an outside API went out."""
+    over_at: float = 0.0
+    """When its task had ended, and its result was still to be stored."""
     stamp: tuple[int, int] = (0, 0)
     grant_lock: Lock = field(default_factory=Lock, repr=False)
     """Held while a change of the grant is carried out, so that the last one is the one that stands."""
@@ -155,6 +157,7 @@ class ActionTask(Task):  # type: ignore[misc]
             call.cause = "worker_failed" if self.payload else "error"
             raise
         finally:
+            call.over_at = clock.time()
             if call.execution_s is None:
                 call.execution_s = clock.monotonic() - call.began
             if this_node().has_left:

@@ -134,7 +134,8 @@ def trace_tasks(tracer: Tracer) -> None:
         span.set_attribute("tangram.status", call.status)
         if call.status != "succeeded":
             fail(span, call.status, call.reason)
-        span.end()
+        # The scheduler may have heard of the end by now, since that is told with the result.
+        span.end(_nanoseconds(call.over_at))
 
     signals.task_prerun.connect(began, weak=False)
     signals.task_postrun.connect(ended, weak=False)
