@@ -9,8 +9,9 @@
 
 *Why version 1 has a freezer.* With the killer off, a program that touches a page beyond the bound sleeps until the bound is raised. A
 system call beyond it fails instead: fork, exec and writes to memory files end with ENOMEM. So programs are to be frozen before they meet
-the bound. The kernel could tell by an event that a lower use was passed, but it takes 8 ms to change that figure, which each action does.
-A frozen program does not even die by SIGKILL on version 1, so whoever ends programs lets them go on first.
+the bound. The kernel could tell by an event that a lower use was passed. But each action would change that figure, and whoever changes it
+waits until no processor uses the old one. A frozen program does not even die by SIGKILL on version 1, so whoever ends programs lets them
+go on first.
 
 *What is held* is what the kernel cannot take back: everything but pages of files that no program has mapped. What is mapped could be
 taken back, too, but the program would read it again at each step.

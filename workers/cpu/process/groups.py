@@ -13,8 +13,9 @@ In version 1 a group has a folder for each controller. In version 2 it has one f
 the group of an environment contains the groups of its sessions, where the worker can bound memory.
 
 In version 2 a group that hands controllers down to those within it holds no processes itself, unless it is the root of all. So the worker
-moves all processes of its own group into one within it, `tangram-worker`, if nothing but one tree of processes is there: a service of
-systemd with `Delegate=yes`, a container, a login. A worker that is started in a group of this name takes the one above for its own.
+moves all processes of its own group into one within it, `tangram-worker`. It does so only if they are a single tree of processes, as in a
+service of systemd with `Delegate=yes`, a container or a login. A worker that is started in a group of this name takes the one above for
+its own.
 
 What holds the namespaces of an environment has groups as a session has, since programs could trace it.
 
