@@ -36,8 +36,8 @@ from redis import Redis, RedisError
 from app.action_task import Call
 from tangram import clock
 from tangram.wire import CLAIM_TTL_S, WireGrant, WireNode, WireRegrant, claim_key
-from workers.changes import STALE, Early, Stamp, granted, holding_of, is_stale, resize
 from workers.cpu.abstract import Holding, Usage
+from workers.regrants import STALE, Early, Stamp, granted, holding_of, is_stale, resize
 from workers.reporter import Reporter
 
 log = logging.getLogger(__name__)

@@ -12,9 +12,9 @@ from app.action_task import ActionTask, Call
 from app.broker.memory_store import MemoryBroker, MemoryStore
 from tangram.wire import GRANT_HEADER, WireGrant
 from tests.live import test_live_claims
-from workers.changes import holding_of
 from workers.cpu.abstract import Holding, Usage
 from workers.node import Node
+from workers.regrants import holding_of
 
 GRANT: WireGrant = {**test_live_claims.GRANT, "epoch": 1, "most_units": 4}
 BACK = Holding(background=True)

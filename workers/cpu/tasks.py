@@ -18,7 +18,6 @@ from app.celery import app
 from tangram import clock
 from tangram.errors import ActionCancelled, ActionError, ActionFailed, EnvironmentLost
 from tangram.wire import MEMORY_ENFORCED, WireAllowance
-from workers.changes import holding_of
 from workers.context import CpuContext, context, refusals
 from workers.control import this_node
 from workers.cpu.abstract import Environment, EnvironmentSpec, ExecOutcome, ExecRequest, WindowSize
@@ -29,6 +28,7 @@ from workers.cpu.opening import Opening
 from workers.cpu.ports.exchange import HttpRequest
 from workers.cpu.ports.wait import Wait
 from workers.cpu.streams import OutputStream
+from workers.regrants import holding_of
 
 
 @app.task(name="cpu.open", base=PayloadTask, bind=True)  # type: ignore[untyped-decorator]
