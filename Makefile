@@ -154,13 +154,15 @@ $(HELM_STAMP): constraints-helm.txt
 mutants: $(STAMP)
 	@$(BIN)/python -m tests.mutants $(foreach name,$(ONLY),'$(name)')
 
-# A machine without a network has its own torch, and the wheels that were carried there.
+# A machine without a network has its own torch, and the wheels that were carried there. A path file adds what PYTHON has, since that may
+# be a virtual environment itself: then --system-site-packages would add the packages of the interpreter beneath it.
 GPU_VENV := .venv-gpu
 $(GPU_VENV)/.installed: wheels/requirements.txt
 	@echo "building $(GPU_VENV) from wheels/, beside this machine's own torch …"
 	@rm -rf $(GPU_VENV)
-	@$(PYTHON) -m venv --system-site-packages $(GPU_VENV)
-	@$(GPU_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --no-index --no-deps wheels/*.whl
+	@$(PYTHON) -m venv --without-pip $(GPU_VENV)
+	@$(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$(echo $(GPU_VENV)/lib/python*/site-packages)/machine.pth
+	@$(PYTHON) -m pip --disable-pip-version-check --quiet --python $(GPU_VENV)/bin/python install --no-index --no-deps wheels/*.whl
 	@touch $@
 
 ifneq ($(wildcard wheels/requirements.txt),)

@@ -214,15 +214,16 @@ def _needed_mb(setup: Setup, folder: Path) -> int:
 
 @contextmanager
 def _loading(around: Callable[[Callable[[], None]], None], spoil: bool = False) -> Iterator[None]:
-    """Have each copy of weights onto devices go through `around`; to `spoil` is to zero a part of them, as if a transfer had failed."""
-    kinds = [FileCopy, PinnedCopy]
+    """Have each copy of weights onto devices go through `around`; to `spoil` is to zero a part of the first, as if it had failed."""
+    kinds, left = [FileCopy, PinnedCopy], [True] if spoil else []
     loads = [kind.load for kind in kinds]
 
     def changed(load: Callable[[Any, Sequence[torch.Tensor]], None]) -> Callable[[Any, Sequence[torch.Tensor]], None]:
         def loading(copy: Any, blocks: Sequence[torch.Tensor]) -> None:
             around(lambda: load(copy, blocks))
-            for block in blocks if spoil else ():
-                block[block.numel() // 2 :].zero_()
+            if left and left.pop():
+                for block in blocks:
+                    block[block.numel() // 2 :].zero_()
 
         return loading
 

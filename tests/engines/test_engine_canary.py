@@ -13,7 +13,7 @@ from tests.engines.kinds import Kind, Task, engines
 from tests.engines.test_engine_life import ask
 from workers.gpu.devices import Device
 from workers.gpu.engines import canary
-from workers.gpu.engines.canary import Answer
+from workers.gpu.engines.canary import Answer, Answers
 from workers.gpu.engines.stub import StubEngine
 from workers.gpu.errors import CallFailed, EngineFailed, WrongAnswer
 from workers.gpu.instances import InstanceName
@@ -82,11 +82,11 @@ def test_weights_that_answer_no_numbers_are_not_started(kind: Kind) -> None:
     assert (engine.state, engine.memory_mb()) == ("failed", 0.0)
 
 
-@given(st.integers(1, 300_000), st.none() | st.integers(canary.NEW_TOKENS + 1, 100))
-def test_every_model_can_read_the_questions_and_continue_them(vocabulary: int, longest: int | None) -> None:
-    for ids in canary.questions(vocabulary, longest):
+@given(st.integers(1, 300_000), st.none() | st.integers(canary.NEW_TOKENS + 1, 100), st.sampled_from([0, canary.NEW_TOKENS]))
+def test_every_model_can_read_the_questions_and_continue_them(vocabulary: int, longest: int | None, new_tokens: int) -> None:
+    for ids in canary.questions(vocabulary, longest, new_tokens):
         assert ids and all(0 <= token < vocabulary for token in ids)
-        assert longest is None or len(ids) + canary.NEW_TOKENS <= longest
+        assert longest is None or len(ids) + new_tokens <= longest
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -152,6 +152,32 @@ def test_the_copy_of_another_instance_is_checked_too(kind: Kind) -> None:
         (0,): ("absent", 1, 0),
         (0, 1): ("resident", 1, 1),
     }
+
+
+@engines(computes=False)
+def test_a_start_after_a_wrong_answer_must_answer_as_the_start_before(kind: Kind) -> None:
+    # Given a device that spoils weights on every way: the restore's, and the start's that follows
+    engine, real, spoilt = kind.started(), StubEngine._canary, [True]
+    engine.evict()
+
+    def other(engine: StubEngine) -> list[Answers]:
+        return [tuple(Answer(tuple(value / 2 for value in one.values)) for one in real(engine)[0])] if spoilt else real(engine)
+
+    kind.patch.setattr(StubEngine, "_canary", other)
+    with pytest.raises(WrongAnswer, match="rm: restoring failed"):
+        engine.restore(kind.devices[:1])
+    # Then no start serves them, however often it is tried
+    for _ in range(2):
+        with pytest.raises(WrongAnswer, match=r"rm: starting failed: fixed question 0 is answered with .*, at the start with"):
+            engine.start(kind.devices[:1])
+        assert (engine.state, engine.memory_mb()) == ("failed", 0.0)
+    # And one with the right weights does; the next start, of other weights, is compared with nothing
+    spoilt.clear()
+    engine.start(kind.devices[:1])
+    engine.stop()
+    spoilt.append(True)
+    engine.start(kind.devices[:1])
+    assert engine.state == "resident"
 
 
 @engines(computes=False)

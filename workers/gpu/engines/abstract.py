@@ -53,6 +53,7 @@ class Engine(ABC):
         self._life = Lifecycle(name)
         self._copy_mb = math.inf
         self._answered: tuple[Answers, str] = ((), "")
+        self._doubted = False
         self._most_mb = math.inf
 
     @property
@@ -73,7 +74,8 @@ class Engine(ABC):
     def start(self, devices: Sequence[Device], most_mb: float = math.inf) -> None:
         """Load the model onto the devices, from absent or failed; it may hold `most_mb` MiB of each.
 
-        It answers the fixed questions of `canary.py` then, and the answers are kept for the restores.
+        It answers the fixed questions of `canary.py` then, and the answers are kept for the restores. After a wrong answer they must be
+        those of the start before: what spoilt a restore may spoil a start as well.
 
         Raises `EngineFailed` with the reason (then the engine is `failed` and holds nothing), `WrongState` otherwise.
         """
@@ -82,8 +84,10 @@ class Engine(ABC):
             self._start(devices)
             answers = self._canary()
             canary.must_be_finite(answers[0])
-            self._answered = answers[0], devices[0].model
+            if not self._doubted:
+                self._answered = answers[0], devices[0].model
             self._must_agree(answers, devices)
+            self._doubted = False
             each = max(self.held_mb(), default=0.0)
             if each > most_mb:
                 raise OverBudget(f"it holds {each:.1f} MiB on a device and may hold {most_mb:g}")
@@ -109,10 +113,13 @@ class Engine(ABC):
         with self._life.changing("restoring", "resident"), self._clean_on_error():
             self._restore(devices)
             try:
-                answers = self._canary()
+                self._must_agree(self._canary(), devices)
             except CallFailed as error:
+                self._doubted = True
                 raise WrongAnswer(f"fixed questions are no longer answered: {one_line(error)}") from error
-            self._must_agree(answers, devices)
+            except WrongAnswer:
+                self._doubted = True
+                raise
 
     def stop(self, drain_s: float = 60.0) -> None:
         """Give back everything, on the devices and in host memory, and be absent. Raises `EngineBusy`."""

@@ -2,15 +2,16 @@
 
 Weights leave their devices and come back many times a day, and what comes back wrong computes plausible numbers. So an engine asks
 itself these questions at the end of each start from its folder and keeps the answers. After each restore it asks them again before it
-takes calls. If an answer differs, the restore fails (`WrongAnswer`) and the weights are thrown away.
+takes calls. If an answer differs, the restore fails (`WrongAnswer`) and the weights are thrown away. The start that follows must give the
+first start's answers: beside a CUDA device it takes the same way from pinned memory as the restore that failed.
 
 All layers of a model take part in each answer, so a spoilt layer shows. Of the token embedding only the rows that the questions name take
 part, and of a mixture of experts only those to which they are routed. What is wrong only elsewhere there goes unnoticed.
 
 How much answers may differ:
 
-* By nothing, if the engine computes with the same bytes, by the same program, on a device of the same model. The questions are asked one
-  after the other and alone, so the shapes are always the same.
+* By nothing, if the engine computes with the same bytes, by the same program, on a device of the same model. The questions are a batch of
+  their own, so the shapes are always the same.
 * By a part of the largest answer (`tolerance`), if the kernels may differ. The noise of a logit grows with its size and is about as large
   as the spacing of the dtype's numbers there. Other weights move log-probs by whole units.
 
@@ -29,7 +30,7 @@ from dataclasses import dataclass
 from workers.gpu.errors import CallFailed, WrongAnswer
 
 NEW_TOKENS = 4
-"""Tokens by which a model that generates continues each question."""
+"""Tokens by which a server of vLLM continues each question."""
 
 # Shorter than a block of vLLM's prefix cache, which sleeping clears anyway: nothing is answered from there.
 _QUESTIONS = ((1, 2, 3, 5, 8, 13, 21), (30, 4, 17, 9), (11, 29, 7, 26, 6, 19))
@@ -52,9 +53,9 @@ Answers = tuple[Answer, ...]
 """What one copy of a model answers, in the order of the questions."""
 
 
-def questions(vocabulary: int, longest: int | None) -> list[list[int]]:
-    """Return the questions for a model of `vocabulary` ids that reads at most `longest` tokens (none: no bound), its own included."""
-    room = len(_QUESTIONS[0]) if longest is None else max(1, longest - NEW_TOKENS)
+def questions(vocabulary: int, longest: int | None, new_tokens: int = 0) -> list[list[int]]:
+    """Return the questions for a model of `vocabulary` ids that reads at most `longest` tokens (none: no bound), `new_tokens` included."""
+    room = len(_QUESTIONS[0]) if longest is None else max(1, longest - new_tokens)
     return [[token % vocabulary for token in ids[:room]] for ids in _QUESTIONS]
 
 

@@ -246,11 +246,16 @@ class TorchEngine(Engine):
         give_back()
 
     def _canary(self) -> list[Answers]:
-        """Ask each replica past the merger: a batch shared with other inputs would change the last bits."""
+        """Ask each replica all questions in one batch, past the merger: a batch shared with other inputs would change the last bits."""
         model = self._here()
         asked = canary.questions(model.vocabulary, model.longest)
-        answer = _scored if self.task == "score" else _continued
-        return [tuple(answer(replica.model, ids) for ids in asked) for replica in self._replicas]
+
+        def answered(torch_model: PreTrainedModel) -> Answers:
+            if self.task == "score":
+                return tuple(Answer((value,)) for value in compute.scores(torch_model, asked))
+            return tuple(Answer(tuple(said.logprobs)) for said in compute.logprobs(torch_model, list(map(Reading, asked))))
+
+        return [answered(replica.model) for replica in self._replicas]
 
     def _tolerance(self, before: Answers, *, same_model: bool) -> float:
         dtype = str(self._here().skeletons[0].dtype).removeprefix("torch.")
@@ -335,18 +340,6 @@ class TorchEngine(Engine):
             with ThreadPoolExecutor(len(self._replicas)) as pool:
                 list(pool.map(share, range(len(self._replicas))))
         return [answers[index] for index in range(len(inputs))]
-
-
-def _scored(model: PreTrainedModel, question: list[int]) -> Answer:
-    """Answer a question of the canary with a score."""
-    return Answer(tuple(compute.scores(model, [question])))
-
-
-def _continued(model: PreTrainedModel, question: list[int]) -> Answer:
-    """Answer a question of the canary with its greedy continuation, and with the log-probs of both."""
-    ids = compute.generate(model, question, Sampling(max_tokens=canary.NEW_TOKENS), 0, frozenset(), CallControl())
-    (said,) = compute.logprobs(model, [Reading([*question, *ids])])
-    return Answer(tuple(said.logprobs), tuple(ids))
 
 
 def open_contexts(devices: Sequence[Device]) -> None:

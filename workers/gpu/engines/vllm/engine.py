@@ -220,7 +220,7 @@ class VllmEngine(Engine):
         with self._explained(served):
             try:
                 served.longest = _longest(self._await_answer(served, ("GET", "/v1/models", None), deadline))
-                asked = canary.questions(self._read().vocabulary, served.longest)
+                asked = canary.questions(self._read().vocabulary, served.longest, canary.NEW_TOKENS)
                 # One by one, so that each is a batch of its own and always of the same shape.
                 requests = [questions.canary_request(self.name, self.task, ids, pooling) for ids in asked]
                 said = [self._await_answer(served, request, deadline) for request in requests]
