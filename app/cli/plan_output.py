@@ -76,6 +76,8 @@ def _answer_lines(document: Mapping[str, Any]) -> list[str]:
         lines.append(f"met at each of the seeds {', '.join(map(str, seeds))}; the figures are those of {document['seed']}, the tightest")
     if document["memory_mb"] is None:
         lines.append("memory unknown: the trace says of no trajectory what it needs")
+    elif document["memory_mb"] < document["memory_mb_by_limit"]:
+        lines.append(f"memory by action; the limits of the environments add up to {document['memory_mb_by_limit']} MB")
     for name, quota in document["quotas"].items():
         lines.append(f"quota {name}: {quota['suffices_per_s']:.3g} requests/s of the declared {quota['declared_per_s']:g} suffice")
     if document["cost"] is not None:

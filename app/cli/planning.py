@@ -51,6 +51,7 @@ def plan(
         return
     if trace is None:
         raise UsageError("Missing argument 'TRACE'")
+    from app.planning.cases import with_limits
     from app.planning.document import plan_document
     from app.planning.planner import Planner
     from app.planning.pool import Simulations
@@ -88,7 +89,7 @@ def plan(
         extras=curve,
     )
     request.check()
-    read = read_trace(trace)
+    read = with_limits(read_trace(trace))
     calibration = _calibration(Settings())
     began = time.monotonic()
     with Simulations(read, processes or len(os.sched_getaffinity(0))) as simulations, plan_output.simulating() as progress:

@@ -268,6 +268,8 @@ class Fold:
                 "cpu_s": end.cpu_s,
             }
         )
+        if end.memory_mb is not None:
+            action.change.update({"memory_mb": end.memory_mb, "resident_mb": end.resident_mb})
 
     def _environment(self, entry: EnvironmentChanged) -> None:
         earlier = self.environments.get(entry.id)

@@ -47,6 +47,8 @@ class PastAction(NamedTuple):
     execution_s: float | None
     act_s: float | None
     cpu_s: float | None
+    memory_mb: int | None
+    resident_mb: int | None
 
 
 class PastGrant(NamedTuple):
@@ -83,12 +85,13 @@ class NodeSize(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """Actions by submission, grants by when they were given, and the nodes that these name."""
+    """Actions by submission, grants by when they were given, the nodes that these name, and the limits, MB, of environments measured."""
 
     actions: list[PastAction]
     grants: list[PastGrant]
     pods: list[PastPod]
     nodes: Mapping[str, NodeSize]
+    limits: Mapping[str, int]
 
 
 class Declared(NamedTuple):
@@ -119,7 +122,9 @@ def history(connection: Connection, selection: Selection) -> History:
     grants = [PastGrant(*row) for row in connection.execute(held.order_by(Grant.granted_at, Action.position))]
     pods = [PastPod(*row) for row in connection.execute(_pods(selection))]
     named = {grant.node for grant in grants} | {pod.node for pod in pods if pod.node is not None}
-    return History(actions=actions, grants=grants, pods=pods, nodes=_nodes(connection, named))
+    measured = select(Action.environment).where(*where, Action.memory_mb.is_not(None))
+    limits = dict(connection.execute(select(Environment.id, Environment.memory_mb).where(Environment.id.in_(measured))).tuples().all())
+    return History(actions=actions, grants=grants, pods=pods, nodes=_nodes(connection, named), limits=limits)
 
 
 def declarations(engine: Engine, selection: Selection) -> Declarations:

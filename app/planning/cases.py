@@ -39,7 +39,7 @@ class Case:
 class Outcome:
     """What came of a case. Seconds; `peak_cores` and `peak_cells` are the most in use at a time, `cpu_s` what the simulation itself cost.
 
-    `node_memory_mb` is the most memory that the environments of one node were entitled to at a time.
+    `limits_mb` is the most that the limits of one node's environments added up to at a time, `booked_mb` the most that was booked there.
     """
 
     mean_act: float
@@ -49,7 +49,8 @@ class Outcome:
     mean_cores: float
     peak_cores: int
     peak_cells: int
-    node_memory_mb: int
+    limits_mb: int
+    booked_mb: int
     cpu_s: float
 
 
@@ -68,16 +69,20 @@ def run_case(trace: Trace, case: Case) -> Outcome:
         mean_cores=_mean_cores(record, step_s),
         peak_cores=int(max((cores for _, cores in record.cores_granted), default=0)),
         peak_cells=_peak_cells(record),
-        node_memory_mb=_node_memory_mb(record, case.options.prepare(trace)),
+        limits_mb=_limits_mb(record, case.options.prepare(trace)),
+        booked_mb=record.memory.peak_booked_mb if record.memory is not None else 0,
         cpu_s=time.process_time() - began,
     )
 
 
-def memory_of(trajectory: Trajectory) -> int:
-    """Return the MB that a trajectory's environment needs: what it declares, else the most that one of its actions was recorded with."""
-    if trajectory.memory_mb:
-        return trajectory.memory_mb
-    return max((action.memory_mb or 0 for action in trajectory.actions() if action.kind.startswith("cpu.")), default=0)
+def with_limits(trace: Trace) -> Trace:
+    """Return the trace with a limit for each environment: what its trajectory declares, else the most that an action was recorded with."""
+    return replace(trace, trajectories=tuple(replace(each, memory_mb=_limit_mb(each)) for each in trace.trajectories))
+
+
+def _limit_mb(trajectory: Trajectory) -> int | None:
+    recorded = (action.memory_mb or 0 for action in trajectory.actions() if action.kind.startswith("cpu."))
+    return trajectory.memory_mb or max(recorded, default=0) or None
 
 
 def account_of(quota: QuotaSpec) -> str:
@@ -112,10 +117,10 @@ def _peak_cells(record: ReplayRecord) -> int:
     return _peak(changes)
 
 
-def _node_memory_mb(record: ReplayRecord, trace: Trace) -> int:
+def _limits_mb(record: ReplayRecord, trace: Trace) -> int:
     by_node: dict[str, list[tuple[float, int]]] = {}
     for stay in record.stays:
-        memory_mb = memory_of(trace.trajectories[stay.trajectory])
+        memory_mb = trace.trajectories[stay.trajectory].memory_mb or 0
         by_node.setdefault(stay.node, []).extend([(stay.from_s, memory_mb), (stay.until_s, -memory_mb)])
     return max((_peak(changes) for changes in by_node.values()), default=0)
 

@@ -24,12 +24,15 @@ def plan_document(plan: Plan, trace: Trace, done: Done) -> dict[str, Any]:
     seed = max(plan.seeds, key=lambda each: plan.targets[each].ratio(done[plan.case(each)]))
     case = plan.case(seed)
     outcome = done[case]
-    known = _memory_known(trace)
+    outcomes = [done[plan.case(each)] for each in plan.seeds]
+    limits_mb = max(outcome.limits_mb for outcome in outcomes)
+    memory_mb = plan.memory_mb or limits_mb
+    known = any(trajectory.memory_mb for trajectory in trace.trajectories)
     curve = _curve(plan, done)
     return {
         "cores": case.cores,
         "gpus": case.gpus,
-        "memory_mb": max(done[plan.case(each)].node_memory_mb for each in plan.seeds) * case.options.nodes if known else None,
+        "memory_mb": memory_mb * case.options.nodes if known else None,
         "target": _target(plan, plan.targets[seed]),
         "mean_act": outcome.mean_act,
         "step_duration": outcome.step_duration,
@@ -39,9 +42,10 @@ def plan_document(plan: Plan, trace: Trace, done: Done) -> dict[str, Any]:
         "nodes": case.options.nodes,
         "cores_per_node": case.options.cores,
         "gpus_per_node": case.options.gpus,
-        "memory_mb_per_node": max(done[plan.case(each)].node_memory_mb for each in plan.seeds) if known else None,
+        "memory_mb_per_node": memory_mb if known else None,
+        "memory_mb_by_limit": limits_mb * case.options.nodes if known else None,
         "quotas": _quotas(plan, trace),
-        "cost": _cost(plan, case, outcome),
+        "cost": _cost(plan, case, outcome, memory_mb),
         "floor_act": plan.floor_act,
         "limited_by": _limited_by(plan.targets[seed], outcome),
         "by_seed": [{"seed": each, **_figures(done[plan.case(each)]), "target": plan.targets[each].document()} for each in plan.seeds],
@@ -101,17 +105,12 @@ def _quotas(plan: Plan, trace: Trace) -> dict[str, Any]:
     }
 
 
-def _cost(plan: Plan, case: Case, outcome: Outcome) -> dict[str, float] | None:
+def _cost(plan: Plan, case: Case, outcome: Outcome, memory_mb: int) -> dict[str, float] | None:
     prices = plan.request.prices
     if prices is None:
         return None
-    hourly = prices.hourly(case.cores, case.gpus, outcome.node_memory_mb * case.options.nodes)
+    hourly = prices.hourly(case.cores, case.gpus, memory_mb * case.options.nodes)
     return {"per_hour": hourly, "per_step": hourly * outcome.step_duration / 3600}
-
-
-def _memory_known(trace: Trace) -> bool:
-    """Say whether the trace says of any environment what memory it needs."""
-    return any(each.memory_mb or any(action.memory_mb for action in each.actions()) for each in trace.trajectories)
 
 
 def _of_search(plan: Plan, case: Case) -> bool:
@@ -147,6 +146,7 @@ def _tried(plan: Plan, case: Case, outcome: Outcome) -> dict[str, Any]:
         "spread": options.spread_s,
         "speed": options.speed,
         **({"rates": dict(case.rates)} if case.rates else {}),
+        **({"memory_mb": options.memory_mb} if options.memory_mb else {}),
         **_figures(outcome),
         "meets": target is not None and target.met_by(outcome),
         "cpu_s": outcome.cpu_s,

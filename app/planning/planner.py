@@ -3,7 +3,8 @@
 1. The target. A figure in seconds is compared with the *floor* at once, what the trace takes with every action on its best units and
    no queue: below it no machine helps. A policy to be no worse than is simulated at every seed.
 2. The *ceiling*: as many cores and GPUs as the trace could ever use at a time. Where they do not meet the target, nothing does.
-3. Fewest cores, with as many GPUs as were in use at a time; then fewest GPUs with these cores; then, for each quota, the lowest rate.
+3. Fewest cores, with as many GPUs as were in use at a time; then fewest GPUs with these cores; then, for each quota, the lowest rate;
+   then, where the policy grants memory by action and the trace says what actions use, the least memory.
    With prices, the cheapest of those pairs of cores and GPUs of which none has fewer of both.
 4. Around the answer: more sizes for the curve, and other loads and think times on the machines of the answer.
 
@@ -21,12 +22,17 @@ from app.planning.pool import Simulations
 from app.planning.request import Request, Target, Unreachable
 from app.planning.search import bracket, settle
 from app.replay.replay_command import default_gpus
+from scheduler.policies import make_policy
+from scheduler.sim.memory import says_memory
 from scheduler.sim.trace import Trace, TraceAction, Trajectory
 from tangram.errors import TangramError
 
 MOST_GPUS = 512
 RATE_STEPS = 20
 """A quota's rate is searched in so many equal steps up to what is declared."""
+
+MEMORY_STEPS = 20
+"""Memory is searched in equal steps, of which so many are what was booked where nothing bounded it."""
 
 CURVE = (0.5, 0.75, 1.25, 1.5, 2.0)
 """Multiples of the answer that the curve has at least."""
@@ -42,7 +48,10 @@ class Variant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The answer. `size` is that of `Request.cluster`; `searched_gpus` how many GPUs per node the sizes were compared with."""
+    """The answer. `size` is that of `Request.cluster`; `searched_gpus` how many GPUs per node the sizes were compared with.
+
+    `memory_mb` is the least of a node that suffices by action; None where limits are booked.
+    """
 
     request: Request
     size: int
@@ -53,6 +62,7 @@ class Plan:
     floor_act: float
     trajectories: int
     rates: tuple[tuple[str, float], ...] = ()
+    memory_mb: int | None = None
     variants: tuple[Variant, ...] = ()
 
     def case(self, seed: int) -> Case:
@@ -92,6 +102,7 @@ class Planner:
             floor_act=max(floor_act(trace) for trace in self._prepared.values()),
             trajectories=len(self._prepared[self._seeds[0]].trajectories),
             rates=self._lowest_rates(size, gpus),
+            memory_mb=self._least_memory(size, gpus),
         )
         return replace(plan, variants=self._around(plan, most)) if self._request.extras else plan
 
@@ -213,8 +224,30 @@ class Planner:
     def _price(self, size: int, gpus: int) -> float:
         assert self._request.prices is not None
         case = self._request.case(size, gpus, self._seeds[0])
-        memory_mb = self._simulations.outcomes([case])[0].node_memory_mb * case.options.nodes
-        return self._request.prices.hourly(case.cores, case.gpus, memory_mb)
+        outcome = self._simulations.outcomes([case])[0]
+        memory_mb = outcome.booked_mb if self._by_action else outcome.limits_mb
+        return self._request.prices.hourly(case.cores, case.gpus, memory_mb * case.options.nodes)
+
+    @property
+    def _by_action(self) -> bool:
+        return make_policy(self._request.policy).rules.grants_memory and any(map(says_memory, self._trace.trajectories))
+
+    def _least_memory(self, size: int, gpus: int) -> int | None:
+        """Return the least memory of a node, MB, with which the target is still met, to a twentieth of what was booked without a bound.
+
+        The limits of all environments at a time always suffice: nothing ever waits for memory then. With `--memory-mb` there is no search.
+        """
+        request = self._request
+        if not self._by_action or request.base.memory_mb is not None:
+            return None
+        outcomes = self._simulations.outcomes([request.case(size, gpus, seed) for seed in self._seeds])
+        step_mb = ceil(max(outcome.booked_mb for outcome in outcomes) / MEMORY_STEPS)
+        most = max(MEMORY_STEPS, ceil(max(outcome.limits_mb for outcome in outcomes) / step_mb))
+
+        def case(steps: int, seed: int) -> Case:
+            return request.case(size, gpus, seed, memory_mb=steps * step_mb)
+
+        return step_mb * self._fewest(case, most, f"steps of {step_mb} MB", (MEMORY_STEPS // 2, MEMORY_STEPS))
 
     def _lowest_rates(self, size: int, gpus: int) -> tuple[tuple[str, float], ...]:
         """Return for each account the lowest fraction of its declared rate that suffices, with the rates before it lowered, too."""

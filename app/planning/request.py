@@ -96,13 +96,15 @@ class Request:
         """Return the least size with so many cores."""
         return max(1, -(-cores // (self.cores_per_node or self.nodes or 1)))
 
-    def case(self, size: int, gpus: int | None, seed: int, rates: tuple[tuple[str, float], ...] = ()) -> Case:
-        """Return the case of a size of the search, with so many GPUs per node."""
+    def case(self, size: int, gpus: int | None, seed: int, rates: tuple[tuple[str, float], ...] = (), memory_mb: int | None = None) -> Case:
+        """Return the case of a size of the search, with so many GPUs per node, and so many MB where a number is given."""
         nodes, cores = self.cluster(size)
-        return Case(options=replace(self.base, policy=self.policy, nodes=nodes, cores=cores, gpus=gpus, seed=seed), rates=rates)
+        base = replace(self.base, memory_mb=memory_mb or self.base.memory_mb)
+        return Case(options=replace(base, policy=self.policy, nodes=nodes, cores=cores, gpus=gpus, seed=seed), rates=rates)
 
     def compared(self, seed: int) -> Case:
         """Return the case of the policy that the plan may not be worse than, on one node."""
         assert self.no_worse_than is not None
-        options = replace(self.base, policy=self.no_worse_than, nodes=1, cores=self.than_cores, gpus=self.gpus, seed=seed)
-        return Case(options=options)
+        # With --memory-mb, it is compared with what books the limit of each environment, as every policy but elastic does anyway.
+        base = replace(self.base, without=("memory",) if self.no_worse_than == "elastic" else ())
+        return Case(options=replace(base, policy=self.no_worse_than, nodes=1, cores=self.than_cores, gpus=self.gpus, seed=seed))

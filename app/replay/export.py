@@ -176,7 +176,8 @@ def _recorded(kind: Kind, past: PastAction, declared: Action, priority: int) -> 
         idempotent=None if declared.idempotent == (not on_cpu) else declared.idempotent,
         preemptible=declared.preemptible,
         priority=None if declared.priority == priority else declared.priority,
-        memory_mb=declared.cost.least(MEMORY_MB) or None,
+        memory_mb=past.memory_mb if past.memory_mb is not None else declared.cost.least(MEMORY_MB) or None,
+        resident_mb=past.resident_mb,
     )
 
 

@@ -22,7 +22,7 @@ from app.report import pictures
 from app.report.comparison import compare, comparison_table, kinds_table, replay_table, verdict
 from app.report.pictures import Picture
 from app.report.subject import Subject, labels
-from app.report.tables import MOST_SLOWEST, Table, act_table, class_table, ends_table, slowest_table, unfinished_table
+from app.report.tables import MOST_SLOWEST, Table, act_table, class_table, ends_table, memory_table, slowest_table, unfinished_table
 from app.report.text import count, plain, seconds, share
 from app.report.timeline import timeline
 
@@ -102,6 +102,8 @@ def _section(subject: Subject) -> Section:
         blocks.append(pictures.ends_picture(subject, ends_table(subject)))
     if subject.history.actions:
         tables += [slowest_table(subject), class_table(subject)]
+    if subject.history.limits:
+        tables.append(memory_table(subject))
     if subject.unfinished:
         tables.append(unfinished_table(subject))
     return Section(key=subject.key, title=plain(subject.title), tiles=_tiles(subject), remarks=_remarks(subject), blocks=[*blocks, *tables])

@@ -115,6 +115,25 @@ def _who(action: PastAction) -> tuple[str, ...]:
     return (action.id, plain(action.job), plain(action.trajectory), action.kind, plain(action.action_class))
 
 
+def memory_table(subject: Subject) -> Table:
+    """Return for each job the limits that its environments declared beside the memory that they were measured to use, MB."""
+    most: defaultdict[str, dict[str, int]] = defaultdict(dict)
+    between: defaultdict[str, list[int]] = defaultdict(list)
+    for action in subject.history.actions:
+        if action.memory_mb is not None and action.environment in subject.history.limits:
+            held = most[action.job]
+            held[action.environment] = max(held.get(action.environment, 0), action.memory_mb)
+            between[action.job] += [action.resident_mb] if action.resident_mb is not None else []
+    rows = []
+    for job, held in sorted(most.items()):
+        limits = [subject.history.limits[environment] for environment in held]
+        used = summary(held.values())
+        figures = (mean(limits), mean(between[job]), used.p50, used.p95, float(max(held.values())))
+        rows.append((plain(job), count(len(held)), *(f"{value:,.0f}" for value in figures)))
+    columns = ("job", "environments", "declared MB, mean", "held between actions, mean", "most held, p50", "p95", "most")
+    return Table(caption="Memory declared and used", columns=columns, rows=rows)
+
+
 EndKey = tuple[str, str, str]
 
 

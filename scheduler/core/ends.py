@@ -115,6 +115,8 @@ class Ends:
                 cpu_s=finished.cpu_s if finished else 0.0,
                 dop=running.grant.units,
                 unit_s=waiting.unit_s,
+                memory_mb=finished.memory_mb if finished else None,
+                resident_mb=finished.resident_mb if finished else None,
                 environment_lost_on=environment_lost_on,
                 cause=cause,
                 kind=waiting.action.kind,

@@ -124,6 +124,27 @@ def test_prices_make_the_cheapest_the_answer(tmp_path: Path) -> None:
     assert cheapest["by_seed"][0]["mean_act"] <= 1.6
 
 
+def test_memory_by_action_is_less_than_the_limits_and_suffices_when_replayed(tmp_path: Path) -> None:
+    # Given rollouts whose limits are ten times what most of their actions use
+    trace, draw = write_trace(tmp_path / "trace.jsonl"), random.Random(3)
+    lines = [json.loads(line) for line in trace.read_text().splitlines()]
+    for line in lines:
+        line["memory_mb"] = 1000
+        for step in line["steps"]:
+            step["action"] |= {"memory_mb": draw.choice([80, 100, 120, 700]), "resident_mb": 60}
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = ("--no-worse-than", "static:1", "--than-cores", "12")
+    # When machines are planned for memory by action, and for limits
+    found, limits = plan(trace, *words, cwd=tmp_path), plan(trace, "--policy", "fcfs", "--target-act", "3", cwd=tmp_path)
+    # Then the answer is below the limits, and a replay with that memory meets the target
+    assert found["memory_mb"] < 0.7 * found["memory_mb_by_limit"] and found["memory_mb_by_limit"] % 1000 == 0
+    assert limits["memory_mb"] == limits["memory_mb_by_limit"]
+    again = replays(trace, "--cores", str(found["cores"]), "--memory-mb", str(found["memory_mb"]), cwd=tmp_path)
+    assert all(one["mean_act"] <= each["target"]["mean_act"] for one, each in zip(again, found["by_seed"], strict=True))
+    assert all(one["step_duration"] <= each["target"]["step_duration"] for one, each in zip(again, found["by_seed"], strict=True))
+    assert max(one["memory_mb_peak_booked"] for one in again) <= found["memory_mb"]
+
+
 def test_a_quota_is_as_low_as_suffices(tmp_path: Path) -> None:
     found = document("plan", BUNDLED, "--target-step", "84", "--no-curve", cwd=tmp_path)
     quota = found["quotas"]["search"]

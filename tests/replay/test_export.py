@@ -64,6 +64,15 @@ def test_a_request_to_a_server_keeps_its_kind_and_its_core(scene: Scene, tmp_pat
     assert (action.kind, action.work_s, action.elasticity.units, action.cpu_s) == ("cpu.request", 2.0, (1,), None)
 
 
+def test_memory_is_what_was_measured_and_the_limit_what_was_declared(scene: Scene, tmp_path: Path) -> None:
+    scene.opening(0.0, 0.0, 0.5, memory_mb=2048)
+    scene.action(1.0, 1.0, 2.0, memory_mb=300, resident_mb=40)
+    scene.action(3.0, 3.0, 4.0)
+    trace, _ = exported(tmp_path, "coding")
+    assert trace.trajectories[0].memory_mb == 2048
+    assert [(action.memory_mb, action.resident_mb) for action in trace.actions()] == [(300, 40), (None, None)]
+
+
 def test_actions_of_several_sessions_run_together(scene: Scene, tmp_path: Path) -> None:
     scene.action(0.0, 0.0, 9.0, session="server")
     scene.action(4.0, 4.0, 5.0, session="main")

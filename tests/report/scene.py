@@ -44,7 +44,7 @@ class Scene:
     def action(
         self, at: float, granted: float | None = None, ended: float | None = None, *, id: str = "", cores: tuple[int, ...] = (0,),
         cells: tuple[int, ...] = (), node: str = "n1", status: str = "succeeded", reason: str = "", cause: str = "",
-        message: str = "[]", cpu_s: float = 0.0,
+        message: str = "[]", cpu_s: float = 0.0, memory_mb: int | None = None, resident_mb: int | None = None,
         resized: tuple[float, tuple[int, ...]] | None = None, unit_s: float | None = None, **header: Any,
     ) -> str:  # fmt: skip
         """Submit an action, and grant and end it where there are times for that; its overhead is 0."""
@@ -67,7 +67,7 @@ class Scene:
                 id=id, status=status, reason=reason, cause=cause, by_worker=True, started_at=None if granted is None else ZERO + granted,  # type: ignore[arg-type]
                 queue_s=queue_s, overhead_s=0.0, execution_s=execution_s, cpu_s=cpu_s, dop=units,
                 unit_s=units * execution_s if unit_s is None else unit_s,
-                kind=str(words["kind"]),
+                kind=str(words["kind"]), memory_mb=memory_mb, resident_mb=resident_mb,
             )  # fmt: skip
             entries.append(ActionEnded(end=end, at=ZERO + ended))
         self.write(*entries)

@@ -224,6 +224,19 @@ def test_a_run_in_progress_counts_until_now(scene: Scene, tmp_path: Path, browse
         ]  # fmt: skip
 
 
+def test_memory_declared_stands_beside_what_was_used(scene: Scene, tmp_path: Path) -> None:
+    # Given two environments of 512 MB each, of which one held 300 MB at most, the other one 80
+    for name, most_mb in (("e1", 300), ("e2", 80)):
+        scene.pod(0, 0.5, 30.0, environment=name)
+        scene.action(1.0, 1.0, 2.0, environment=name, memory_mb=60, resident_mb=40)
+        scene.action(3.0, 3.0, 4.0, environment=name, memory_mb=most_mb, resident_mb=50)
+    scene.action(5.0, 5.0, 6.0, environment="e3")
+    page = written(tmp_path, "coding").read_text(encoding="utf-8")
+    table = page[page.index("Memory declared and used") :]
+    row = re.sub(r"<[^>]+>", " ", table[table.index("<tbody") : table.index("</tbody>")]).split()
+    assert row == ["coding", "2", "512", "45", "190", "289", "300"]
+
+
 def test_failures_count_after_retention_has_removed_them(scene: Scene, tmp_path: Path) -> None:
     # Given failures by us, by a program and by a caller, of which retention leaves figures, one more by us, and one action that waits
     for at in (0.0, 50 * DAY_S):
