@@ -381,7 +381,8 @@ def _command(place: Place, script: str, *words: str, data: bytes = b"") -> Steps
     said = [line for line in result.stderr.strip().splitlines() if not line.startswith("tar: Exiting ")]
     problem = (said or [f"exit status {result.exit_code}"])[-1]
     if result.exit_code is None or result.exit_code >= file_scripts.NOT_RUN:
-        raise ActionFailed(problem, "sandbox_failed")
+        # What ends the script, or keeps it from starting a process, is what programs of the environment do or hold.
+        raise ActionFailed(problem, "sandbox_failed" if result.exit_code in (None, 126, 127) else result.cause)
     raise ActionRefused(problem, _PROBLEMS.get(result.exit_code, "FileUnusable"))
 
 

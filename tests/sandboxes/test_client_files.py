@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import pytest
 
-from tangram import ActionRefused, InvalidAction, files
+from tangram import ActionFailed, ActionRefused, InvalidAction, files
 from tangram.action import Action
 from tangram.calls import Place
 from tangram.files import AsyncFiles, Files
@@ -173,6 +173,14 @@ def packed(*members: dict[str, Any], mode: str = "w") -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
+def answered(exit_code: int | None, **fields: str) -> Files:
+    """Return files of an environment in which each command ends so."""
+    said = {"stdout": "", "stderr": "", **fields}
+    act = Act(queue_s=0.0, overhead_s=0.0, execution_s=0.0)
+    result = ExecResult(status="succeeded", exit_code=exit_code, truncated=False, dop=1, act=act, **said)
+    return Files(cast(Any, SimpleNamespace(submit=lambda action: SimpleNamespace(result=lambda: result))), Place("j", "t", "e"))
+
+
 HUGE = {"GNU.sparse.map": "0,0", "GNU.sparse.size": str(1 << 44), "GNU.sparse.name": "0"}
 
 
@@ -193,9 +201,7 @@ HUGE = {"GNU.sparse.map": "0,0", "GNU.sparse.size": str(1 << 44), "GNU.sparse.na
     ],
 )
 def test_what_programs_of_an_environment_print_instead_of_an_archive_is_refused(printed: str, tmp_path: Path) -> None:
-    act = Act(queue_s=0.0, overhead_s=0.0, execution_s=0.0)
-    result = ExecResult(status="succeeded", exit_code=0, stdout=printed, stderr="", truncated=False, dop=1, act=act)
-    found = Files(cast(Any, SimpleNamespace(submit=lambda action: SimpleNamespace(result=lambda: result))), Place("j", "t", "e"))
+    found = answered(0, stdout=printed)
     with pytest.raises(ActionRefused) as caught:
         found.read(["f"])
     assert caught.value.problem == "FileUnusable"
@@ -232,6 +238,22 @@ def test_what_cannot_be_done_is_refused_and_says_why(env: Environment) -> None:
             wrong()
     with pytest.raises(FileNotFoundError):
         found.upload("/never/there", "x")
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "cause", "fault"),
+    [
+        (254, "exit", "program"),  # no process could be started beside those that programs have left
+        (137, "exit", "program"),
+        (137, "out_of_memory", "program"),
+        (127, "exit", "infrastructure"),  # the image lacks a tool
+        (126, "exit", "infrastructure"),
+    ],
+)
+def test_what_ends_the_tools_of_a_file_call_is_the_programs_affair(exit_code: int, cause: str, fault: str) -> None:
+    with pytest.raises(ActionFailed, match="^no room$") as caught:
+        answered(exit_code, cause=cause, stderr="tar: Exiting now\nno room\n").list(".")
+    assert (caught.value.cause, caught.value.fault) == (cause if fault == "program" else "sandbox_failed", fault)
 
 
 def test_coroutines_have_the_same_words(env: Environment, tmp_path: Path) -> None:

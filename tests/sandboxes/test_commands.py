@@ -8,6 +8,7 @@ import pytest
 
 from tests.workers_cpu.support import printed, run
 from workers.cpu.abstract import Environment
+from workers.cpu.shell.dialect import LEFT_LOOP
 
 # Those that leave nothing behind in their session, or end its shell
 BY_EXIT_CODE = {
@@ -22,8 +23,6 @@ BY_EXIT_CODE = {
     "kill -TERM $$": 143,
     "trap 'exit 9' TERM; kill $$; sleep 5": 9,
     "trap 'exit 4' EXIT; exit 3": 4,
-    "break": 0,
-    "continue": 0,
     "while :; do break; done": 0,
     "exec 1>&-": 0,
     "exec 0<&- 1>&- 2>&-": 0,
@@ -125,9 +124,21 @@ def test_a_large_command_arrives_whole(shell_env: Environment) -> None:
 
 def test_a_function_named_like_a_builtin_of_the_driver_changes_nothing(bash_env: Environment) -> None:
     # Given functions of the names that the driver uses
-    printed(bash_env, "eval() { :; }; read() { :; }; printf() { :; }; test() { :; }")
-    # When a command runs; then it is the command that runs
-    assert printed(bash_env, "echo real") == "real\n"
+    for names in ("eval read printf test exit export", "builtin", "command", "builtin command read"):
+        assert run(bash_env, "; ".join(f"{name}() {{ :; }}" for name in names.split())).exit_code == 0, names
+        # When a command runs; then it is the command that runs
+        assert printed(bash_env, "echo real") == "real\n", names
+
+
+def test_a_command_that_leaves_a_loop_in_which_it_is_not_has_failed_and_is_told(shell_env: Environment) -> None:
+    for word in ("break", "continue"):
+        # When a command stops short since it took itself to be in a loop; then that is no success
+        done = run(shell_env, f"echo before; {word}; echo after; exit 3")
+        assert (done.exit_code, done.stdout, done.stderr) in (
+            (1, b"before\n", f"{LEFT_LOOP}\n".encode()),
+            (3, b"before\nafter\n", b""),  # some shells go on
+        ), word
+        assert printed(shell_env, "for i in 1 2; do echo $i; break; done; echo alive") == "1\nalive\n"
 
 
 def test_a_command_whose_shell_ends_before_taking_it_runs_in_the_next(shell_env: Environment) -> None:

@@ -95,6 +95,15 @@ def test_a_folder_that_was_removed_is_replaced_by_home(env: Environment) -> None
     assert printed(env, "pwd") == printed(env, "cd; pwd")
 
 
+def test_a_home_that_nobody_may_enter_keeps_no_shell_from_starting(env: Environment) -> None:
+    # Given a command that has closed the folder where sessions begin
+    printed(env, "chmod 000 .")
+    # When another session begins, or this one afresh; then their commands run
+    assert printed(env, "echo alive", session="other") == "alive\n"
+    assert admit(env, "echo alive", fence=True).wait().stdout == b"alive\n"
+    printed(env, "chmod 755 ~")
+
+
 def test_a_shell_killed_between_two_commands_is_replaced(env: Environment) -> None:
     # Given a shell that a process which was left behind kills while it waits
     printed(env, "(until [ -e go ]; do sleep 0.01; done; kill -9 $$; touch gone) >/dev/null 2>&1 &")

@@ -31,6 +31,7 @@ Rules: the standard library only, one thread, no code of a command ever runs in 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -178,10 +179,10 @@ def become_shell(asked: dict[str, Any], parent: int) -> NoReturn:
     for name, wanted in asked["limits"].items():
         limit(getattr(resource, name), int(wanted))
     os.umask(0o022)
-    try:
-        os.chdir(asked["cwd"])
-    except OSError:
-        os.chdir(asked["home"])
+    for folder in (asked["cwd"], asked["home"], "/"):  # commands may have removed or locked each but the last
+        with contextlib.suppress(OSError):
+            os.chdir(folder)
+            break
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)

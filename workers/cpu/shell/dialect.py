@@ -6,13 +6,14 @@ waits on the FIFO `go` and evaluates `text`. Why it looks as it does:
 1. The FIFOs are opened by path for each run and closed before a command runs. So a command inherits nothing of the
    protocol, and cannot read or write its messages by accident. Each run has a random name, which a report repeats.
 2. The report stands in the *condition* of the inner loop, so a command that says `continue` reports too; one that
-   says `break` ends the inner loop, and the outer one enters it again.
+   says `break` ends the inner loop, and the outer one enters it again. Neither sets the exit code, so the report says 1 and the
+   command is told.
 3. Both loops are `until`: under `set -n` no command runs and every status is 0, which ends `until` but would make
    `while` spin. The shell then ends, and a fresh one starts.
 4. While a command runs, the shell's own descriptors are those of the command: what an EXIT trap prints is the command's, too. They
    are set anew for each, so `exec >&-` inside lasts for that command only.
 5. Per-command variables stand before `eval`, so they end with it. `command eval` keeps a syntax error from ending a
-   POSIX shell; `builtin` in bash steps over functions of the same name.
+   POSIX shell; `builtin` in bash and `command` in others step over functions of the same name, and are themselves freed of such.
 6. Saving comes after the report: it takes no time of the command. A shell that has just started has nothing to save, so
    one that is ended before its first run leaves the state whole. Any other may be ended once `awaits_run` says so.
 7. The worker opens `go` and `done` for a run only, so an idle session costs it one descriptor. A shell that opened `go`
@@ -41,32 +42,39 @@ from workers.cpu.errors import FolderUnusable, NoSuchFolder, NoSuchProgram, Prog
 # One line when joined, so that the line numbers in a command's error messages are those of the command.
 _BASH = " ".join(
     (
-        "__tangram_path=$PATH; if test -f {state}; then . {state}; fi; builtin unset __tangram_run;",
+        "__tangram_path=$PATH; if test -f {state}; then . {state}; fi;",
+        "unset -f builtin command; builtin unset __tangram_run; __tangram_code=0;",
         "until ! :; do :;",
-        "until __tangram_code=$?; command exec </dev/null >/dev/null 2>&1;",
+        "until unset -f builtin command; case $__tangram_code in '') builtin printf '%s\\n' {left} >&2; __tangram_code=1;; esac;",
+        "command exec </dev/null >/dev/null 2>&1;",
         """builtin printf '%s %s\\n' "${{__tangram_run-ready}}" "$__tangram_code" >|{done} || builtin exit "$__tangram_code";""",
         "case ${{__tangram_run+set}} in set) {{ builtin export -p; builtin declare -f; }} >|{state};; esac;",
         "until builtin read -r __tangram_run <{go}; do builtin test -p {go} && __tangram_run= || builtin exit; done;",
         "builtin read -r -d '' __tangram_text <{text} || builtin exit;",
         "builtin false;",
-        """do builtin eval "$__tangram_text"; done;""",
+        """do __tangram_code=; builtin eval "$__tangram_text"; __tangram_code=$?; done;""",
         "done",
     )
 )
 _POSIX = " ".join(
     (
-        "__tangram_path=$PATH; if test -f {state}; then . {state}; fi; unset __tangram_run;",
+        "__tangram_path=$PATH; if test -f {state}; then . {state}; fi;",
+        "unset -f command; unset __tangram_run; __tangram_code=0;",
         "until ! :; do :;",
-        "until __tangram_code=$?; command exec </dev/null >/dev/null 2>&1;",
-        """printf '%s %s\\n' "${{__tangram_run-ready}}" "$__tangram_code" >|{done} || exit "$__tangram_code";""",
+        "until unset -f command; case $__tangram_code in '') command printf '%s\\n' {left} >&2; __tangram_code=1;; esac;",
+        "command exec </dev/null >/dev/null 2>&1;",
+        """command printf '%s %s\\n' "${{__tangram_run-ready}}" "$__tangram_code" >|{done} || exit "$__tangram_code";""",
         "case ${{__tangram_run+set}} in set) export -p >|{state};; esac;",
-        "until read -r __tangram_run <{go}; do command test -p {go} && __tangram_run= || exit; done;",
+        "until command read -r __tangram_run <{go}; do command test -p {go} && __tangram_run= || exit; done;",
         "false;",
-        "do command . {text}; done;",
+        "do __tangram_code=; command . {text}; __tangram_code=$?; done;",
         "done",
     )
 )
 
+
+LEFT_LOOP = "break, continue: only meaningful in a loop: the rest of the command did not run"
+"""What a command prints at its end that has left the loop of the driver."""
 
 READ_BY_SHELL, WRITTEN_BY_SHELL = 0o644, 0o666
 """Modes of files and FIFOs in the folder of a session."""
@@ -229,7 +237,7 @@ class Dialect:
         """Return the command line of a session's shell."""
         template = _BASH if self.is_bash else _POSIX
         names = {name: shlex.quote(control.seen(getattr(control, name))) for name in ("go", "done", "text", "state")}
-        driver = template.format(**names)
+        driver = template.format(**names, left=shlex.quote(LEFT_LOOP))
         flags = ["--norc", "--noprofile"] if self.is_bash else []
         return [self.program, *flags, "-c", driver, os.path.basename(self.program)]
 
