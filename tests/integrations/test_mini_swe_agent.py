@@ -64,7 +64,11 @@ def test_both_streams_are_one_in_the_order_of_writing(environment: TangramEnviro
 
 def test_a_command_that_takes_too_long_is_an_observation_with_what_it_printed(environment: TangramEnvironment) -> None:
     seen = environment.execute({"command": "echo early; sleep 60"}, timeout=6)
-    assert (seen["output"], seen["returncode"], seen["extra"]["exception_type"]) == ("early\n", -1, "TimeoutExpired")
+    assert (seen["output"], seen["returncode"], seen["extra"]["exception_type"]) == (
+        "early\n\n[ran longer than 6 s]\n",
+        -1,
+        "TimeoutExpired",
+    )
 
 
 def test_a_command_that_no_shell_can_have_is_an_observation_too(environment: TangramEnvironment) -> None:
