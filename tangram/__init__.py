@@ -1,31 +1,40 @@
-"""ARL-Tangram: what a trainer installs."""
+"""ARL-Tangram: what a trainer installs.
 
-from tangram.action import Action, Cost
-from tangram.aio import AsyncClient, AsyncEnvironment
-from tangram.calls import CallOptions, ExecOptions, Limits, OpenOptions, ServiceOptions
-from tangram.client import Client, Environment
-from tangram.elasticity import Amdahl, Flat, Table
-from tangram.errors import (
-    ActionCancelled,
-    ActionError,
-    ActionFailed,
-    ActionLost,
-    ActionRefused,
-    ActionRejected,
-    ActionTimedOut,
-    EnvironmentLost,
-    InvalidAction,
-    ResultNotReady,
-    StackUnreachable,
-    TangramError,
-    Unknown,
-)
-from tangram.file_scripts import FileInfo
-from tangram.files import AsyncFiles, Files
-from tangram.handles import AsyncHandle, Handle
-from tangram.results import Act, Chunk, ExecResult, HttpAnswer, Logprobs, Response, Scores, Snapshot, Texts
-from tangram.session import ClientClosed
-from tangram.settings import Settings
+A name is imported when it is first used. Redis and Celery take longer to import than most commands of the command line need.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tangram.action import Action, Cost
+    from tangram.aio import AsyncClient, AsyncEnvironment
+    from tangram.calls import CallOptions, ExecOptions, Limits, OpenOptions, ServiceOptions
+    from tangram.client import Client, Environment
+    from tangram.elasticity import Amdahl, Flat, Table
+    from tangram.errors import (
+        ActionCancelled,
+        ActionError,
+        ActionFailed,
+        ActionLost,
+        ActionRefused,
+        ActionRejected,
+        ActionTimedOut,
+        EnvironmentLost,
+        InvalidAction,
+        ResultNotReady,
+        StackUnreachable,
+        TangramError,
+        Unknown,
+    )
+    from tangram.file_scripts import FileInfo
+    from tangram.files import AsyncFiles, Files
+    from tangram.handles import AsyncHandle, Handle
+    from tangram.results import Act, Chunk, ExecResult, HttpAnswer, Logprobs, Response, Scores, Snapshot, Texts
+    from tangram.session import ClientClosed
+    from tangram.settings import Settings
 
 __all__ = [
     "Act",
@@ -72,3 +81,19 @@ __all__ = [
     "Texts",
     "Unknown",
 ]
+
+_HOMES = ("errors", "elasticity", "settings", "results", "action", "calls", "handles", "file_scripts", "session", "files", "client", "aio")
+"""The modules that have these names: what imports little comes first."""
+
+if not TYPE_CHECKING:  # or any name would be one
+
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        modules = (import_module(f"{__name__}.{home}") for home in _HOMES)
+        value = globals()[name] = next(getattr(module, name) for module in modules if hasattr(module, name))
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -19,15 +19,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 from app.cli.consoles import Figures, make_console
-from app.replay.traces import write_trace
 from app.web.words import node_state
-from scheduler.model.lifecycle import ACTION
-from scheduler.sim.trace import Trace
 
 if TYPE_CHECKING:
-    # It comes with SQLAlchemy, which most commands and every worker can do without.
+    # They come with SQLAlchemy or the simulator, which most commands and every worker can do without.
     from app.cli.demo import DemoResult
     from app.replay.replay_command import Begin
+    from scheduler.sim.trace import Trace
 
 _ACT_COLUMNS = {
     "mean_act": "mean",
@@ -288,6 +286,8 @@ def _comparison(document: Mapping[str, Any]) -> Figures:
 
 
 def _stats_cells(stats: Mapping[str, Any]) -> Sequence[str]:
+    from scheduler.model.lifecycle import ACTION
+
     by_status: Mapping[str, int] = stats["by_status"]
     total = sum(by_status.values())
     act = stats["act"]
@@ -305,6 +305,8 @@ def _figure(value: float) -> str:
 
 def write_out(trace: Trace, path: Path | None) -> None:
     """Write a trace to a file, or to standard output."""
+    from app.replay.traces import write_trace
+
     if path is None:
         write_trace(trace, sys.stdout)
         return

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pty
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -20,6 +22,12 @@ def test_the_version_is_that_of_the_project(tmp_path: Path) -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
     assert forked("--version", cwd=tmp_path).stdout == f"tangram {version}\n"
+
+
+def test_the_command_line_is_there_before_what_only_some_commands_need() -> None:
+    program = "import sys, app.cli; print({'celery', 'redis', 'scheduler', 'sqlalchemy'} & set(sys.modules))"
+
+    assert subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, text=True) == "set()\n"
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -48,4 +48,5 @@ def test_each_option_is_there_with_an_example(heading: str, options: type, metho
 def test_what_types_a_program_needs_can_be_imported() -> None:
     shown = re.findall(r"^::: tangram\.(\w+)$", REFERENCE.read_text(encoding="utf-8"), re.M)
     assert {name for name in shown if name[0].isupper()} <= set(tangram.__all__)
+    assert all(getattr(tangram, name).__name__ == name for name in tangram.__all__)
     assert {"ExecOptions", "OpenOptions", "ServiceOptions", "CallOptions", "Limits", "Files", "FileInfo"} <= set(shown)
