@@ -98,40 +98,6 @@ FOUND = {
             Fault(17.279, "freeze node", 0, 8.0, 0.5),
         ),
     ),
-    "a worker that was cut off stored a result over the end that the scheduler had stored": Scenario(
-        218,
-        (2,),
-        (
-            Rollout(
-                "t1",
-                "a",
-                10.0,
-                (OPEN, Step(1.0, "exec", (run(0.0, 1, 1, 2, parallel=0.9),)), Step(0.1, "exec", (run(2.0, 2, 1, 2, parallel=0.9),))),
-            ),
-            Rollout("t3", "a", 0.0, ()),
-        ),
-        (Fault(12.582, "cut node", 1, 4.0, -20.0),),
-    ),
-    "a worker stored a result between the scheduler's look at it and the end that the scheduler stored": Scenario(
-        255,
-        (4,),
-        (
-            Rollout("t0", "a", 0.0, ()),
-            Rollout("t1", "a", 10.0, (OPEN, Step(1.0, "work", (work(4.0, 198, True), work(4.0, 553, False), work(1.0, 259, False))))),
-            Rollout(
-                "t2",
-                "a",
-                10.0,
-                (
-                    OPEN,
-                    Step(0.1, "exec", (run(200.0, 1, 1, 2, 4, exit=1, timeout_s=3.0, cancel_s=0.5),)),
-                    Step(0.1, "work", (work(1.0, 626, True), work(0.1, 855, True))),
-                    Step(0.1, "exec", (run(20.0, 2, 1, 2),)),
-                ),
-            ),
-        ),
-        (Fault(11.348, "answers lost", 5, 20.0, 5.0), Fault(17.9, "clock steps", 0, 4.0, 5.0)),
-    ),
     "a node whose report of an end was lost counted as one that takes up nothing": Scenario(
         1349,
         (4, 4),
