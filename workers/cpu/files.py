@@ -102,7 +102,6 @@ class HostFiles(RegularFiles):
     """Files of the host."""
 
     def open(self, path: str, flags: int) -> int:
-        """Open a file; see the base class."""
         if flags & os.O_CREAT:
             _make_folders(os.path.dirname(path), os.path.isdir, lambda folder: os.mkdir(folder, 0o755))
         return os.open(path, flags | _FLAGS & ~os.O_NOFOLLOW, 0o644)
@@ -122,7 +121,6 @@ class RootedFiles(RegularFiles):
         self._root, self._as_inside = root, as_inside
 
     def open(self, path: str, flags: int) -> int:
-        """Open a file; see the base class."""
         with self._root() as root, self._as_inside():
             if flags & os.O_CREAT:
                 _make_folders(os.path.dirname(path), lambda folder: _has_folder(root, folder), lambda folder: _make_folder(root, folder))

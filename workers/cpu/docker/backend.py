@@ -70,13 +70,11 @@ class ContainerBackend(Backend):
         self._ending = False
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable when there is an event."""
         return self._watched.fileno()
 
     # -- the shell -----------------------------------------------------------------------------------------------
 
     def spawn(self, control: ProtocolFolder, cwd: str) -> None:
-        """Have the engine start a shell in the session's group; see the base class."""
         self._let_go()
         try:
             if self._group is None:
@@ -133,19 +131,15 @@ class ContainerBackend(Backend):
         self._go = -1
 
     def command_processes(self) -> list[tree.Process]:
-        """Return the processes of the command and the shell; see the base class."""
         return self._living(self._spared)
 
     def runs_something(self) -> bool:
-        """Return whether a process of the session lives that is not the shell."""
         return self._group is not None and any(process.pid != self._shell for process in self._living())
 
     def network(self) -> Network:
-        """Return the container's; see the base class."""
         return ContainerNetwork(self._container)
 
     def folder(self) -> str | None:
-        """Return the folder that the shell is in; see the base class."""
         try:
             return os.readlink(f"/proc/{self._shell}/cwd")
         except OSError:
@@ -164,7 +158,6 @@ class ContainerBackend(Backend):
                 os.eventfd_write(self._wakeup, 1)
 
     def events(self) -> Iterator[Event]:
-        """Yield the events that have come; see the base class."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wakeup)
         while self._events:
@@ -191,14 +184,12 @@ class ContainerBackend(Backend):
     # -- grants --------------------------------------------------------------------------------------------------
 
     def begin(self, holding: Holding) -> None:
-        """Grant, and note what is there already; see the base class."""
         self._let_go()
         assert self._group is not None, "a shell was started"
         self._spared = frozenset(process.identity for process in self._living() if process.pid != self._shell)
         self.hold(holding)
 
     def hold(self, holding: Holding) -> None:
-        """Write the grant; see the base class."""
         assert self._group is not None, "a shell was started"
         with self._lock, contextlib.suppress(FileNotFoundError):
             if not holding.background:
@@ -207,20 +198,17 @@ class ContainerBackend(Backend):
                 self._group.send_to_background()
 
     def park(self) -> None:
-        """Take the cores back, unless all is ending, and have the dead collected; see the base class."""
         with self._lock, contextlib.suppress(FileNotFoundError):
             if self._group is not None and not self._ending:
                 self._group.park()
         self._container.reap()
 
     def lend(self, holding: Holding) -> None:
-        """Give what was parked cores, unless all is ending; see the base class."""
         with self._lock, contextlib.suppress(FileNotFoundError):
             if self._group is not None and not self._ending:
                 self._group.lend(self._core_map.real(holding.cores))
 
     def meter(self) -> GroupMeter:
-        """Return a meter of the group; see the base class."""
         assert self._group is not None, "a shell was started"
         return GroupMeter(self._container, self._group)
 
@@ -244,7 +232,6 @@ class ContainerBackend(Backend):
         threading.Thread(target=work, name="tangram-kill", daemon=True).start()
 
     def hang_up(self) -> None:
-        """End everything of the session; see the base class."""
         with self._lock:
             if self._ending:
                 return
@@ -310,7 +297,6 @@ class ContainerBackend(Backend):
         return [process for process in found.values() if tree.is_alive(process) and not (spared and is_spared(process))]
 
     def has_ended(self, timeout_s: float) -> bool:
-        """Wait until nothing of the session is left; see the base class."""
         deadline = time.monotonic() + timeout_s
         while not self._over.wait(0.01):
             if self._container.has_ended():
@@ -344,25 +330,21 @@ class ContainerBackends(Backends):
         self._count = 0
 
     def backend(self, control: ProtocolFolder) -> ContainerBackend:
-        """Return a fresh backend with a group of its own; see the base class."""
         with self._lock:
             self._count += 1
             name = f"session-{self._count}"
         return ContainerBackend(self._container, name, self._core_map)
 
     def oom_kills(self) -> int:
-        """Return how many processes the kernel has ended; see the base class."""
         try:
             return self._container.group.oom_kills()
         except OSError:  # The container has ended, which `loss` explains.
             return 0
 
     def loss(self) -> str:
-        """Return why the container has ended; see the base class."""
         return self._container.loss()
 
     def loss_cause(self) -> str:
-        """Return the cause of its end; see the base class."""
         return self._container.loss_cause
 
 

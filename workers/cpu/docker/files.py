@@ -22,7 +22,6 @@ class ContainerFiles(RootedFiles):
         self._container, self._uid, self._gid = container, uid, gid
 
     def open_to_write(self, path: str) -> int:
-        """Open or make a file of the container; see the base class."""
         if self._container.written_mb > self._container.disk_mb:
             raise DiskSpent(f"{path}: the environment has written all of the {self._container.disk_mb} MB that it may have on disk")
         return super().open_to_write(path)

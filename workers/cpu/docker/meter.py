@@ -39,7 +39,6 @@ class GroupMeter(Meter):
         return None
 
     def remark(self) -> str:
-        """Say that the kernel has ended processes for want of memory; see the base class."""
         try:
             kills = self._container.group.oom_kills()
         except OSError:  # The group has gone with the container.
@@ -52,7 +51,6 @@ class GroupMeter(Meter):
         return f"{memory}: the kernel has ended {ended} of its processes" if ended > 0 else ""
 
     def disk_limit_exceeded(self) -> str:
-        """Return why the command must end, once it has written too much; see the base class."""
         written_mb = self._container.written_mb
         if written_mb <= self._disk_mb:
             return ""

@@ -237,12 +237,10 @@ class ContainerSandbox(Sandbox):
                 del self._losses[next(iter(self._losses))]
 
     def losses(self) -> tuple[Loss, ...]:
-        """Return the latest environments whose containers have ended by themselves; see the base class."""
         with self._lock:
             return tuple(self._losses.values())
 
     def get(self, environment_id: str) -> ContainerEnvironment:
-        """Return an open environment; see the base class."""
         with self._lock:
             known, loss = self._environments.get(environment_id), self._losses.get(environment_id)
         if loss is not None:
@@ -272,7 +270,6 @@ class ContainerSandbox(Sandbox):
                 known.environment.result().close()
 
     def environments(self) -> tuple[ContainerEnvironment, ...]:
-        """Return the open environments, in the order of their opening."""
         with self._lock:
             known = list(self._environments.values())
         return tuple(each.environment.result() for each in known if each.stands)

@@ -128,19 +128,16 @@ class ControlsV1(Controls):
         self._freezer = freezer
 
     def use(self) -> Use:
-        """Measure; see the base class."""
         used, found = int(read(f"{self.folder}/memory.usage_in_bytes")), _numbers(f"{self.folder}/memory.stat")
         files = found["total_active_file"] + found["total_inactive_file"]
         cache = min(max(0, files - found["total_mapped_file"]), used)
         return Use(used - cache, cache)
 
     def bound(self, most_bytes: int) -> None:
-        """Lower or raise the limit, with the killer off; see the base class."""
         write(f"{self.folder}/memory.oom_control", "1")
         self._limit(most_bytes)
 
     def unbound(self, limit_bytes: int) -> None:
-        """Raise the limit, then switch the killer on; see the base class."""
         self._limit(limit_bytes)
         write(f"{self.folder}/memory.oom_control", "0")
 
@@ -156,15 +153,12 @@ class ControlsV1(Controls):
         write(f"{self._freezer}/freezer.state", "FROZEN")
 
     def thaw(self) -> None:
-        """Thaw; see the base class."""
         write(f"{self._freezer}/freezer.state", "THAWED")
 
     def restart_peak(self) -> None:
-        """Reset the kernel's figure; see the base class."""
         write(f"{self.folder}/memory.max_usage_in_bytes", "0")
 
     def peak(self) -> int:
-        """Return the kernel's figure; see the base class."""
         return int(read(f"{self.folder}/memory.max_usage_in_bytes"))
 
 
@@ -178,26 +172,21 @@ class ControlsV2(Controls):
         self._peak = -1
 
     def use(self) -> Use:
-        """Measure; see the base class."""
         used, found = int(read(f"{self.folder}/memory.current")), _numbers(f"{self.folder}/memory.stat")
         files = found["active_file"] + found["inactive_file"]
         cache = min(max(0, files - found["file_mapped"]) + found.get("slab_reclaimable", 0), used)
         return Use(used - cache, cache)
 
     def bound(self, most_bytes: int) -> None:
-        """Write the bound, below the limit; see the base class."""
         write(f"{self.folder}/memory.high", str(most_bytes))
 
     def unbound(self, limit_bytes: int) -> None:
-        """Take the bound away; see the base class."""
         write(f"{self.folder}/memory.high", "max")
 
     def freeze(self) -> None:
-        """Freeze; see the base class."""
         write(f"{self.folder}/cgroup.freeze", "1")
 
     def thaw(self) -> None:
-        """Thaw; see the base class."""
         write(f"{self.folder}/cgroup.freeze", "0")
 
     def restart_peak(self) -> None:
@@ -211,7 +200,6 @@ class ControlsV2(Controls):
             self._close_peak()
 
     def peak(self) -> int | None:
-        """Return what the kernel has counted, if it can; see the base class."""
         return int(os.pread(self._peak, 64, 0)) if self._peak >= 0 else None
 
     def _close_peak(self) -> None:
@@ -220,6 +208,5 @@ class ControlsV2(Controls):
         self._peak = -1
 
     def close(self) -> None:
-        """Close the descriptors; see the base class."""
         super().close()
         self._close_peak()

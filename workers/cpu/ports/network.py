@@ -66,7 +66,6 @@ class HostNetwork(Network):
         self._members = members
 
     def make_sockets(self) -> list[socket.socket]:
-        """Return sockets; see the base class."""
         return make_sockets()
 
     def reaches(self, port: int, loopback: str) -> frozenset[int] | None:

@@ -130,7 +130,6 @@ class Anchor(Network):
             os.close(root)
 
     def make_sockets(self) -> list[socket.socket]:
-        """Return sockets of the network inside; see the base class."""
         return self._fork_client.sockets_inside(self.pids())
 
     def end(self) -> None:

@@ -77,11 +77,9 @@ class ProcessBackend(Backend):
         return self._supervisor.pid if self._supervisor is not None else 0
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable when there is an event."""
         return self._channel.fileno()
 
     def spawn(self, control: ProtocolFolder, cwd: str) -> None:
-        """Ask for a shell; see the base class."""
         # What was left behind shares its group with the shell, which would not come up in time.
         self.hold(Holding())
         setup = self._setup
@@ -133,7 +131,6 @@ class ProcessBackend(Backend):
         return [os.open(f"{folder}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for folder in groups.joined(supervisor)]
 
     def begin(self, holding: Holding) -> None:
-        """Apply a grant; see the base class."""
         # Where `park` found this shell alone, nothing has started since, and no walk is needed.
         before = [process for process in self._members.settled()[0] if process.pid != self._members.shell] if self._has_left else []
         self._spared = frozenset(process.identity for process in before)
@@ -151,7 +148,6 @@ class ProcessBackend(Backend):
                 os.sched_setaffinity(self._members.shell, cores)
 
     def hold(self, holding: Holding) -> None:
-        """Send the whole tree to the background, or change its affinity; see the base class."""
         cores = self._core_map.real(holding.cores)
         with self._lock:
             if holding.background and self._ending:
@@ -174,7 +170,6 @@ class ProcessBackend(Backend):
             self._weighed = cores
 
     def park(self) -> None:
-        """Send what has outlived the command to the background, the shell with it; see the base class."""
         self._has_left = self._background.has_others(self._members)
         self.hold(Holding(background=self._has_left))
 
@@ -190,7 +185,6 @@ class ProcessBackend(Backend):
                 self._background.follow(found, self._cores, background=self._in_background)
 
     def meter(self) -> TreeMeter:
-        """Return a meter of the tree; see the base class."""
         return TreeMeter(self._members, self._spared, self.follow, self._setup.memory)
 
     def kill(self, grace_s: float) -> None:
@@ -199,22 +193,18 @@ class ProcessBackend(Backend):
         self._say(do="kill", spared=spared, grace_s=grace_s)
 
     def command_processes(self) -> list[tree.Process]:
-        """Return the processes of the command and the shell; see the base class."""
         return self._members.settled(self._spared)[0]
 
     def runs_something(self) -> bool:
-        """Return whether a process of the session lives that is not the shell."""
         return self._members.has_others()
 
     def network(self) -> Network | None:
-        """Return the environment's own loopback, or the host's as far as the session's sockets go; see the base class."""
         members = self._members
         if not members.supervisor:
             return None
         return self._setup.anchor or HostNetwork(lambda: [process.pid for process in members.settled()[0]])
 
     def folder(self) -> str | None:
-        """Return the folder that the shell is in; see the base class."""
         try:
             return os.readlink(f"/proc/{self._members.shell}/cwd")
         except OSError:
@@ -238,7 +228,6 @@ class ProcessBackend(Backend):
         return True
 
     def events(self) -> Iterator[Event]:
-        """Yield the events that have come; `HungUp` is the last one."""
         while True:
             try:
                 message = self._channel.recv(MESSAGE_BYTES)
@@ -292,7 +281,6 @@ class ProcessBackend(Backend):
             return  # It has gone already.
 
     def has_ended(self, timeout_s: float) -> bool:
-        """Wait until nothing is left, which the end of the channel says; see the base class."""
         poller = select.poll()
         poller.register(self._channel, 0)
         return bool(poller.poll(timeout_s * 1000))
@@ -311,7 +299,6 @@ class ProcessBackends(Backends):
         self.allowance = setup.allowance
 
     def backend(self, control: ProtocolFolder) -> ProcessBackend:
-        """Return a fresh supervisor; see the base class."""
         return ProcessBackend(*self._supervisor(control.name), self._setup, self._core_map)
 
     def adopt(self, channel: socket.socket, supervisor: int) -> ProcessBackend:
@@ -329,10 +316,8 @@ class ProcessBackends(Backends):
             return self._fork_client.supervisor(anchor.pids(), groups, of, control)
 
     def keep_stream(self, descriptor: int) -> None:
-        """Have the fork server hold the stream, too; see the base class."""
         self._fork_client.keep(self._setup.environment, descriptor)
 
     def oom_kills(self) -> int:
-        """Return how many processes the kernel has ended; see the base class."""
         memory = self._setup.memory
         return memory.oom_kills() if memory is not None and memory.was_full(0) else 0

@@ -198,7 +198,6 @@ class Bubblewrap(View):
     kind: ClassVar[Isolation] = "bubblewrap"
 
     def anchor(self, folders: Folders, user: int | None) -> dict[str, object]:
-        """Return what the fork server is asked; see the base class."""
         return {"anchor": [self.program, *folders.put_in(_arguments(self, bool(user)))], "user": user or 0}
 
     def arguments(self, *, has_user: bool) -> list[str]:

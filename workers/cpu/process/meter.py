@@ -40,7 +40,6 @@ class TreeMeter(Meter):
         self._before_s = self._total_s([process] if (process := tree.read_process(members.shell)) else [])
 
     def measure(self) -> float:
-        """Measure every process once; see the base class."""
         # A child that has ended is in nobody's count until its parent has waited for it. Until then it is a zombie.
         found = self._members.with_zombies(self._spared)
         self._seen(found)
@@ -49,14 +48,12 @@ class TreeMeter(Meter):
         return self._total_s(found)
 
     def remark(self) -> str:
-        """Say that the kernel has ended processes for want of memory; see the base class."""
         if self._memory is None or (ended := self._memory.oom_kills() - self._ended_before) <= 0:
             return ""
         whose = f"the environment's {self._memory.memory_mb} MB of memory were" if self.was_full() else "the memory of the node was"
         return f"{whose} full: the kernel has ended {ended} of its processes"
 
     def was_full(self) -> bool:
-        """Return whether the bound of the environment is why; see the base class."""
         return self._memory is None or self._memory.was_full(self._full_before)
 
     def _total_s(self, found: Collection[tree.Process]) -> float:

@@ -176,7 +176,6 @@ class ProcessSandbox(Sandbox):
 
     @property
     def background(self) -> Means:
-        """Return by what means processes are held in the background; see the base class."""
         return "affinity" if self._groups.cpu is None else "cgroup"
 
     @property
@@ -186,12 +185,10 @@ class ProcessSandbox(Sandbox):
 
     @property
     def enforces_memory(self) -> bool:
-        """Return whether there are control groups that hold environments to their memory; see the base class."""
         return self._groups.memory is not None
 
     @property
     def outlives_worker(self) -> bool:
-        """Return whether environments are kept for the next worker; see the base class."""
         return self._keep_s > 0
 
     def _try_memory(self) -> str:
@@ -366,7 +363,6 @@ class ProcessSandbox(Sandbox):
         return {"PATH": self._search_path, **own, "LANG": "C.UTF-8", "TERM": "dumb", "SHELL": dialect.program}
 
     def get(self, environment_id: str) -> ProcessEnvironment:
-        """Return an open environment; see the base class."""
         with self._lock:
             known = self._environments.get(environment_id)
         if known is None:
@@ -374,7 +370,6 @@ class ProcessSandbox(Sandbox):
         return known
 
     def environments(self) -> tuple[ProcessEnvironment, ...]:
-        """Return the open environments, in the order of their opening."""
         with self._lock:
             return tuple(self._environments.values())
 

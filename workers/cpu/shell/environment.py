@@ -46,12 +46,10 @@ class ShellEnvironment(Environment):
 
     @property
     def spec(self) -> EnvironmentSpec:
-        """Return what the environment was opened with."""
         return self._spec
 
     @property
     def allowance(self) -> Allowance | None:
-        """Return its memory; see the base class."""
         return self._setup.backends.allowance
 
     @property
@@ -66,7 +64,6 @@ class ShellEnvironment(Environment):
             return self._grants.serves_requests or any(session.is_taken for session in self._sessions.values())
 
     def start(self, request: ExecRequest) -> ShellExecution:
-        """Admit a command; see the base class."""
         with self._lock:
             self._check_open()
             session = self._sessions.get(request.session)
@@ -82,7 +79,6 @@ class ShellEnvironment(Environment):
             self._grants.resume(backend)
 
     def close_session(self, name: str, *, idle_only: bool = False) -> None:
-        """End a session; see the base class."""
         with self._lock:
             self._check_open()
             session = self._sessions.get(name)
@@ -113,17 +109,14 @@ class ShellEnvironment(Environment):
             session.sweep_if_free()
 
     def read_file(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        """Return a file's bytes; see the base class."""
         with self._or_gone():
             return self._files.read(path, offset, length)
 
     def write_file(self, path: str, data: bytes, mode: int | None = None, offset: int = 0) -> None:
-        """Write a file; see the base class."""
         with self._or_gone():
             self._files.write(path, data, mode, offset)
 
     def request(self, asked: HttpRequest, holding: Holding, wait: Wait) -> HttpAnswer:
-        """Have a server answer; see the base class."""
         with self._or_gone():
             try:
                 with self._grants.for_request(holding), connect(self._networks(), asked.port, wait) as connection:

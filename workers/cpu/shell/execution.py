@@ -60,14 +60,12 @@ class ShellExecution(Execution):
         self._wake = -1
 
     def wait(self) -> ExecOutcome:
-        """Carry the command out; see the base class."""
         with self._waiting:
             if self._outcome is None:
                 self._outcome = self._carry_out()
             return self._outcome
 
     def resize(self, holding: Holding) -> None:
-        """Hold the command to another grant; see the base class."""
         with self._lock:
             if self._phase == "running" and self._backend is not None and not self._session.closed:
                 self._grants.hold(self._backend, holding)
@@ -76,12 +74,10 @@ class ShellExecution(Execution):
             self._holding = holding
 
     def used(self) -> Usage | None:
-        """Return what the command has used; see the base class."""
         meter = self._meter
         return meter.usage if meter is not None else None
 
     def give(self, given: Given) -> None:
-        """Give the command input, a signal or another size of its terminal; see the base class."""
         with self._lock:
             if self._phase in ("waiting", "running"):
                 self._given.append(given)
@@ -89,7 +85,6 @@ class ShellExecution(Execution):
                 os.eventfd_write(self._wake, 1)
 
     def kill(self, reason: str) -> None:
-        """End the command as cancelled; see the base class."""
         with self._lock:
             if self._killed is not None or self._phase == "over":
                 return

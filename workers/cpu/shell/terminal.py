@@ -83,7 +83,6 @@ class TerminalCapture(Capture):
     """What is printed at a terminal, during one command."""
 
     def pull(self, most: int = CHUNK_BYTES) -> int:
-        """Take what is there; see the base class."""
         try:
             return super().pull(most)
         except OSError:  # it has hung up

@@ -30,32 +30,25 @@ class SessionGroupV1(SessionGroup):
         self.write_quota(PARKED_QUOTA_US)
 
     def add(self, pid: int) -> None:
-        """Take a process in; see the base class."""
         for folder in dict.fromkeys(self._folders.values()):
             write(f"{folder}/cgroup.procs", str(pid))
 
     def write_cores(self, cores: str) -> None:
-        """Write the cores; see the base class."""
         write(f"{self._folders['cpuset']}/cpuset.cpus", cores)
 
     def write_quota(self, quota_us: int) -> None:
-        """Write the quota, which the kernel takes as it is; see the base class."""
         write(f"{self._folders['cpu']}/cpu.cfs_quota_us", str(quota_us))
 
     def cpu_s(self) -> float:
-        """Return the core-seconds; see the base class."""
         return int(read(f"{self._folders['cpuacct']}/cpuacct.usage")) / NS_PER_S
 
     def freeze(self) -> None:
-        """Stop every process; see the base class."""
         write(f"{self._folders['freezer']}/freezer.state", "FROZEN")
 
     def thaw(self) -> None:
-        """Let them go on; see the base class."""
         write(f"{self._folders['freezer']}/freezer.state", "THAWED")
 
     def remove_folders(self) -> None:
-        """Remove the folders; see the base class."""
         for folder in dict.fromkeys(self._folders.values()):
             remove_group(folder)
 
@@ -69,13 +62,10 @@ class ContainerGroupV1(ContainerGroup):
         super().__init__(self._folders["cpu"], core_list(all_cores))
 
     def session(self, name: str) -> SessionGroupV1:
-        """Make the group of a session; see the base class."""
         return SessionGroupV1(self, self._folders, name)
 
     def controls(self) -> ControlsV1:
-        """Return the folders of memory and freezer; see the base class."""
         return ControlsV1(self._folders["memory"], self._folders["freezer"])
 
     def oom_kills(self) -> int:
-        """Return the kernel's count; see the base class."""
         return keyed(f"{self._folders['memory']}/memory.oom_control", "oom_kill")

@@ -22,31 +22,24 @@ class SessionGroupV2(SessionGroup):
         self.park()
 
     def add(self, pid: int) -> None:
-        """Take a process in; see the base class."""
         write(f"{self.folder}/cgroup.procs", str(pid))
 
     def write_cores(self, cores: str) -> None:
-        """Write the cores; see the base class."""
         write(f"{self.folder}/cpuset.cpus", cores)
 
     def write_quota(self, quota_us: int) -> None:
-        """Write the quota, `max` for none; see the base class."""
         write(f"{self.folder}/cpu.max", f"{'max' if quota_us == UNLIMITED else quota_us} {PERIOD_US}")
 
     def cpu_s(self) -> float:
-        """Return the core-seconds; see the base class."""
         return keyed(f"{self.folder}/cpu.stat", "usage_usec") / US_PER_S
 
     def freeze(self) -> None:
-        """Stop every process; see the base class."""
         write(f"{self.folder}/cgroup.freeze", "1")
 
     def thaw(self) -> None:
-        """Let them go on; see the base class."""
         write(f"{self.folder}/cgroup.freeze", "0")
 
     def remove_folders(self) -> None:
-        """Remove the folder; see the base class."""
         remove_group(self.folder)
 
 
@@ -64,13 +57,10 @@ class ContainerGroupV2(ContainerGroup):
         write(f"{self.folder}/cgroup.subtree_control", "+cpu +cpuset")
 
     def session(self, name: str) -> SessionGroupV2:
-        """Make the group of a session; see the base class."""
         return SessionGroupV2(self, name)
 
     def controls(self) -> ControlsV2:
-        """Return the folder; see the base class."""
         return ControlsV2(self.folder)
 
     def oom_kills(self) -> int:
-        """Return the kernel's count, that of sessions' groups included; see the base class."""
         return keyed(f"{self.folder}/memory.events", "oom_kill")
