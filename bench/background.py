@@ -24,10 +24,8 @@ import os
 import pwd
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median, quantiles
@@ -35,8 +33,8 @@ from statistics import median, quantiles
 import psutil
 
 from bench.as_user import last_words, run_module
-from tangram.errors import TangramError
-from workers.cpu.abstract import Environment, EnvironmentSpec, ExecOutcome, ExecRequest, Execution, Holding, Sandbox
+from bench.tools import carry_out, under_way
+from workers.cpu.abstract import Environment, EnvironmentSpec, Holding, Sandbox
 from workers.cpu.cores import CoreMap
 from workers.cpu.process.sandbox import ProcessSandbox
 
@@ -152,16 +150,16 @@ def _round(row: Row, sandbox: Sandbox, number: int, window_s: float) -> None:
     front, back = (sandbox.open(EnvironmentSpec(id=f"{name}-{number}")) for name in ("front", "back"))
     core = Holding(_one_core().available)
     for environment in (front, back):
-        _timed(environment, ":", core)
+        carry_out(environment, ":", core)
     short_s = _short(front, core)
     for name, environment, session in (("busy", back, "main"), ("same", front, "other")):
-        with _running(front, SPIN, core) as busy, _running(environment, SPIN, BACK, session) as waiting:
+        with under_way(front, SPIN, core) as busy, under_way(environment, SPIN, BACK, session) as waiting:
             time.sleep(window_s)
             busy.kill("measured")
             waiting.kill("measured")
             theirs_s, got_s = busy.wait().cpu_s, waiting.wait().cpu_s
         row.figures[name].append(100 * got_s / (got_s + theirs_s))
-    with _running(front, SLEEP, core), _running(back, SPIN, BACK) as waiting:
+    with under_way(front, SLEEP, core), under_way(back, SPIN, BACK) as waiting:
         idle_s = _idle_s(core)
         time.sleep(window_s)
         idle_s = _idle_s(core) - idle_s
@@ -169,7 +167,7 @@ def _round(row: Row, sandbox: Sandbox, number: int, window_s: float) -> None:
         got_s = waiting.wait().cpu_s
     if got_s + idle_s > window_s / 20:  # else others had the core all the while
         row.figures["asleep"].append(100 * got_s / (got_s + idle_s))
-    with _running(back, SPIN, BACK):
+    with under_way(back, SPIN, BACK):
         row.figures["gap"].append(100 * _short(front, core) / short_s)
     for environment in (front, back):
         environment.close()
@@ -177,7 +175,7 @@ def _round(row: Row, sandbox: Sandbox, number: int, window_s: float) -> None:
 
 def _hand_overs(row: Row, environment: Environment) -> None:
     core = Holding(_one_core().available)
-    with _running(environment, TREE, core) as execution:
+    with under_way(environment, TREE, core) as execution:
         time.sleep(0.2)  # its processes have started by then, or are some that start: the figure is the same
         for _ in range(HAND_OVERS):
             for name, holding in (("send", BACK), ("recall", core)):
@@ -193,28 +191,7 @@ def _idle_s(core: Holding) -> float:
 
 def _short(environment: Environment, holding: Holding) -> float:
     """Return what a short command takes."""
-    return median(_timed(environment, SHORT, holding).execution_s for _ in range(SHORT_COMMANDS))
-
-
-def _timed(environment: Environment, command: str, holding: Holding) -> ExecOutcome:
-    outcome = environment.start(ExecRequest(action_id="bench", command=command, holding=holding, timeout_s=60)).wait()
-    if outcome.status != "succeeded":
-        raise TangramError(f"{command!r}: {outcome.status}: {outcome.reason}")
-    return outcome
-
-
-@contextmanager
-def _running(environment: Environment, command: str, holding: Holding, session: str = "main") -> Iterator[Execution]:
-    execution = environment.start(ExecRequest(action_id="bench", command=command, holding=holding, session=session, timeout_s=600))
-    thread = threading.Thread(target=execution.wait)
-    thread.start()
-    while thread.is_alive() and execution.used() is None:
-        time.sleep(0.01)
-    try:
-        yield execution
-    finally:
-        execution.kill("measured")
-        thread.join()
+    return median(carry_out(environment, SHORT, holding).execution_s for _ in range(SHORT_COMMANDS))
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -19,7 +19,6 @@ import json
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -30,8 +29,9 @@ from statistics import median, quantiles
 
 import psutil
 
+from bench.tools import MIB, carry_out, under_way, until, wait_s
 from tangram.errors import TangramError
-from workers.cpu.abstract import Environment, EnvironmentSpec, ExecRequest, Holding, Sandbox
+from workers.cpu.abstract import Environment, EnvironmentSpec, Holding, Sandbox
 from workers.cpu.control_files import Mounts, paths_of, read
 from workers.cpu.docker.options import ContainerLimits, ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
@@ -39,8 +39,8 @@ from workers.cpu.errors import SessionUnavailable
 from workers.cpu.process.sandbox import ProcessSandbox
 
 NODE = "tangram-bench"
+CORE = Holding((0,))
 MS = 1e3
-MIB = 1 << 20
 THREADS = """python3 -c '
 import hashlib, threading
 def work():
@@ -119,7 +119,7 @@ def overhead(environments: Mapping[str, Environment], rounds: int) -> Iterator[F
     """Yield what an empty command takes, in alternating rounds, and what the first one of a session takes."""
     container_id = environments["container"].container.id  # type: ignore[attr-defined]
     ways: dict[str, tuple[Callable[[], None], int]] = {
-        name: (partial(_run, environment, ":"), 20) for name, environment in environments.items()
+        name: (partial(carry_out, environment, ":", CORE), 20) for name, environment in environments.items()
     }
     ways["docker exec"] = (partial(_docker_exec, container_id), 2)
     took: dict[str, list[float]] = {name: [] for name in ways}
@@ -130,9 +130,9 @@ def overhead(environments: Mapping[str, Environment], rounds: int) -> Iterator[F
         turn = number % len(ways)
         for name in [*list(ways)[turn:], *list(ways)[:turn]]:
             run, times = ways[name]
-            took[name] += [_seconds(run) for _ in range(times)]
+            took[name] += [wait_s(run) for _ in range(times)]
             if name in environments:
-                first[name].append(_seconds(partial(_run, environments[name], ":", session=f"s{number}")))
+                first[name].append(wait_s(partial(carry_out, environments[name], ":", CORE, session=f"s{number}")))
     ours, theirs = median(took["container"]), median(took["docker exec"])
     for name, times_s in took.items():
         yield Figure(f"empty command, {name}, p50", median(times_s) * MS, "ms", _spread(times_s), most=5.0 if name == "container" else None)
@@ -144,7 +144,7 @@ def overhead(environments: Mapping[str, Environment], rounds: int) -> Iterator[F
 def grants(sandbox: ContainerSandbox, times: int) -> Iterator[Figure]:
     """Yield what writing a grant and taking it back take, each to other cores than the one before."""
     environment = sandbox.open(EnvironmentSpec(id="grants"))
-    _run(environment, "for n in 1 2 3 4 5 6 7 8; do sleep 600 & done; :")
+    carry_out(environment, "for n in 1 2 3 4 5 6 7 8; do sleep 600 & done; :", CORE)
     container = environment.container
     group = container.group.session("bench")
     for pid in container.group.processes():
@@ -153,8 +153,8 @@ def grants(sandbox: ContainerSandbox, times: int) -> Iterator[Figure]:
     given, taken = [], []
     for number in range(times):
         cores = (number % 2,)
-        given.append(_seconds(partial(group.grant, cores)))
-        taken.append(_seconds(group.park))
+        given.append(wait_s(partial(group.grant, cores)))
+        taken.append(wait_s(group.park))
     environment.close()
     yield Figure("grant, p50", median(given) * MS, "ms", _spread(given), most=1.0)
     yield Figure("take-back, p50", median(taken) * MS, "ms", _spread(taken), most=1.0)
@@ -163,20 +163,17 @@ def grants(sandbox: ContainerSandbox, times: int) -> Iterator[Figure]:
 def enforcement(sandbox: ContainerSandbox, window_s: float) -> Iterator[Figure]:
     """Yield the cores that a program with eight threads uses under one core, two, and a quarter of one, resized in flight."""
     environment = sandbox.open(EnvironmentSpec(id="enforcement"))
-    execution = environment.start(ExecRequest(action_id="bench", command=THREADS, holding=Holding((0,)), timeout_s=60 + 10 * window_s))
-    thread = threading.Thread(target=execution.wait)
-    thread.start()
-    _until(lambda: (used := execution.used()) is not None and used.cpu_s > 0.5)
     group = f"{environment.container.pid}"
-    for holding, wanted, name in (
-        (Holding((0,)), 1.0, "8 threads on 1 core"),
-        (Holding((0, 1)), 2.0, "8 threads on 2 cores, resized in flight"),
-    ):
-        execution.resize(holding)
-        used = _used(group, window_s)
-        yield Figure(name, used, "cores", f"over {window_s:g} s", least=wanted * 0.95, most=wanted * 1.05)
-    execution.kill("measured")
-    thread.join()
+    with under_way(environment, THREADS, CORE) as execution:
+        problem = "the program with eight threads did not begin: has the image python3?"
+        until(lambda: (used := execution.used()) is not None and used.cpu_s > 0.5, 20.0, problem)
+        for holding, wanted, name in (
+            (CORE, 1.0, "8 threads on 1 core"),
+            (Holding((0, 1)), 2.0, "8 threads on 2 cores, resized in flight"),
+        ):
+            execution.resize(holding)
+            used = _used(group, window_s)
+            yield Figure(name, used, "cores", f"over {window_s:g} s", least=wanted * 0.95, most=wanted * 1.05)
 
 
 def idling(sandbox: ContainerSandbox, count: int, window_s: float) -> Iterator[Figure]:
@@ -186,7 +183,7 @@ def idling(sandbox: ContainerSandbox, count: int, window_s: float) -> Iterator[F
     opened = [sandbox.open(EnvironmentSpec(id=f"idle-{number}", memory_mb=64)) for number in range(count)]
     took_s = time.monotonic() - began
     for environment in opened:
-        _run(environment, "cd /tmp; X=1")
+        carry_out(environment, "cd /tmp; X=1", CORE)
     pids = [str(environment.container.pid) for environment in opened]
     used = _used_by_all(pids, window_s)
     own = [_memory_mb(pid) for pid in pids]
@@ -196,7 +193,7 @@ def idling(sandbox: ContainerSandbox, count: int, window_s: float) -> Iterator[F
     yield Figure("one idle environment, memory of its container", median(own), "MB")
     yield Figure("one idle environment, memory of the engine for it", shims / count, "MB")
     yield Figure("opening one, one after the other", took_s / count, "s")
-    _run(opened[0], "while :; do :; done & :")
+    carry_out(opened[0], "while :; do :; done & :", CORE)
     yield Figure("one idle environment with a busy program left in it", 100 * _used(pids[0], window_s), "%", "of a core", most=1.0)
 
 
@@ -215,34 +212,13 @@ def _opened(sandbox: Sandbox) -> Iterator[Sandbox]:
         sandbox.close()
 
 
-def _run(environment: Environment, command: str, session: str = "main") -> None:
-    request = ExecRequest(action_id="bench", command=command, holding=Holding((0,)), session=session, timeout_s=20)
-    outcome = environment.start(request).wait()
-    if outcome.status != "succeeded":
-        raise TangramError(f"{command!r} in {environment.spec.id}: {outcome.status}: {outcome.reason}")
-
-
 def _docker_exec(container_id: str) -> None:
     subprocess.run(["docker", "exec", container_id, "/bin/sh", "-c", ":"], check=True, capture_output=True)
-
-
-def _seconds(run: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    run()
-    return time.perf_counter() - began
 
 
 def _spread(took: Sequence[float]) -> str:
     low, _, high = quantiles(took, n=4)
     return f"(IQR {low * MS:.3f}–{high * MS:.3f})"
-
-
-def _until(condition: Callable[[], bool], limit_s: float = 20.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TangramError("the program with eight threads did not begin: has the image python3?")
-        time.sleep(0.02)
 
 
 def _used(pid: str, window_s: float) -> float:

@@ -82,13 +82,13 @@ def _measure(isolation: str, crowd: int) -> dict[str, float]:
         box = ProcessSandbox(Path(folder) / "box", isolation=isolation)  # type: ignore[arg-type]
         try:
             _open(box, "first").close()
-            took, before = [], _cpu_s()
+            took, before = [], cpu_s()
             for number in range(ALONE):
                 began = time.perf_counter()
                 one = _open(box, f"alone-{number}")
                 took.append(time.perf_counter() - began)
                 one.close()
-            alone_cpu_s, before, before_mib = _cpu_s() - before, _cpu_s(), _memory_mib()
+            alone_cpu_s, before, before_mib = cpu_s() - before, cpu_s(), _memory_mib()
             began = time.perf_counter()
             with ThreadPoolExecutor(THREADS) as threads:
                 opened = list(threads.map(lambda number: _open(box, f"crowd-{number}"), range(crowd)))
@@ -98,7 +98,7 @@ def _measure(isolation: str, crowd: int) -> dict[str, float]:
                 "alone_ms": 1e3 * median(took),
                 "alone_cpu": 1e3 * alone_cpu_s / ALONE,
                 "crowd_ms": 1e3 * crowd_s / crowd,
-                "crowd_cpu": 1e3 * (_cpu_s() - before) / crowd,
+                "crowd_cpu": 1e3 * (cpu_s() - before) / crowd,
                 "crowd_mib": crowd_mib / crowd,
             }
         finally:
@@ -114,7 +114,7 @@ def _open(box: ProcessSandbox, name: str) -> Environment:
     return environment
 
 
-def _cpu_s() -> float:
+def cpu_s() -> float:
     """Return the CPU time of this process and of all that are or were below it; those that nobody has waited for are still listed."""
     reaped = resource.getrusage(resource.RUSAGE_CHILDREN)
     spent = time.process_time() + reaped.ru_utime + reaped.ru_stime

@@ -27,7 +27,6 @@ import asyncio
 import json
 import os
 import secrets
-import socket
 import sys
 import tempfile
 import time
@@ -48,6 +47,7 @@ from app.local import stack
 from bench.gateway_callers import E2b, Native, Reference, Rex, Way, new_names
 from bench.gateway_counts import Counts, Lags
 from bench.gateway_table import text
+from bench.tools import free_port, process_of, used_s
 from tangram import AsyncClient
 from tangram.connection import open_store
 from tangram.settings import Settings
@@ -106,18 +106,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def free_port() -> int:
-    """Return a port that nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 async def _measure(started: Any, url: str, options: argparse.Namespace) -> dict[str, Any]:
     settings, engine = stack.settings_of(started, Settings()), open_engine(started.database_url)
     store = open_store(started.result_url, settings.connect_timeout_s)
     token, lags = make_token(engine, "bench"), Lags(url)
-    names, processes = new_names(), _processes(started)
+    names, processes = new_names(), {name: process_of(started, name) for name in ("gateway", "scheduler", "cpu-0")}
     load_before = os.getloadavg()[0]
     async with AsyncClient(job="native", settings=settings) as client:
         native = Native(options.environments, client)
@@ -165,11 +158,6 @@ def _after_closing(processes: dict[str, psutil.Process], store: Redis, engine: E
     return counts
 
 
-def _processes(started: Any) -> dict[str, psutil.Process]:
-    file = json.loads(started.stack_file.read_text())
-    return {name: psutil.Process(pid) for name, pid in file["pids"].items() if name in ("gateway", "scheduler", "cpu-0")}
-
-
 async def _compare(way: Way, native: Native, gateway: psutil.Process, options: argparse.Namespace, ways: int) -> list[Compared]:
     """Measure a client and its native twin under all loads, in alternating rounds."""
     each = max(1, options.calls // ways // options.rounds)
@@ -186,10 +174,10 @@ async def _compare(way: Way, native: Native, gateway: psutil.Process, options: a
         cpu_s = 0.0
         for turn in range(options.rounds):
             for one in (native, way) if turn % 2 == 0 else (way, native):
-                used, began = _cpu_s(gateway), time.perf_counter()
+                used, began = used_s(gateway), time.perf_counter()
                 times[one.name] += await measure(one)
                 spent[one.name] += time.perf_counter() - began
-                cpu_s += _cpu_s(gateway) - used if one is way else 0.0
+                cpu_s += used_s(gateway) - used if one is way else 0.0
         row = _compared(way.name, load, times[way.name], times[native.name], spent[way.name], spent[native.name], cpu_s)
         _say(f"{way.name}, {load}: {row.p50_ms:.1f} ms, native {row.native_p50_ms:.1f} ms, CPU {row.gateway_cpu_ms:.2f} ms a call")
         found.append(row)
@@ -283,11 +271,6 @@ async def _own_server(folder: Path) -> AsyncIterator[tuple[str, str]]:
 def _log(path: Path) -> Iterator[int]:
     with path.open("wb") as file:
         yield file.fileno()
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return times.user + times.system
 
 
 def _p99(times: list[float]) -> float:

@@ -51,13 +51,6 @@ class Setup:
         return None if self.stand_ins else met
 
 
-def seconds(call: Callable[[], object]) -> float:
-    """Return how long a call takes."""
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
-
-
 def until(condition: Callable[[], bool], timeout_s: float) -> bool:
     """Wait for a condition; say whether it came true."""
     end = time.monotonic() + timeout_s

@@ -18,8 +18,9 @@ import torch
 import transformers
 
 from bench.gpu_models import Shape, write
-from bench.gpu_rows import MIB, Row, Setup, cuda_used_mb, furthest, listed, process_mb, seconds, until
+from bench.gpu_rows import MIB, Row, Setup, cuda_used_mb, furthest, listed, process_mb, until
 from bench.merging import rates
+from bench.tools import running, wait_s
 from workers.gpu.device_memory import device_memory
 from workers.gpu.devices import Device, discover
 from workers.gpu.engines.host_copy import FileCopy, PinnedCopy
@@ -59,14 +60,14 @@ def one_service(setup: Setup) -> list[Row]:
     engine.start([where])
     answers = engine.logprobs(ids)
     resident = {name: read() for name, read in used.items()}
-    evictions, restores, same = [seconds(engine.evict)], list[float](), True
+    evictions, restores, same = [wait_s(engine.evict)], list[float](), True
     evicted = {name: read() for name, read in used.items()}
     copies = list[float]()
     for _ in range(RESTORES):
-        with _loading(lambda load: copies.append(seconds(load))):
-            restores.append(seconds(lambda: engine.restore([where])))
+        with _loading(lambda load: copies.append(wait_s(load))):
+            restores.append(wait_s(lambda: engine.restore([where])))
         same = same and engine.logprobs(ids) == answers
-        evictions.append(seconds(engine.evict))
+        evictions.append(wait_s(engine.evict))
     engine.stop()
     rows = []
     for name in used:
@@ -250,12 +251,11 @@ def _served(setup: Setup, stream: Sequence[Call], each_mb: int) -> tuple[list[li
         services_file=setup.folder / "services.toml",
         variables={"CUDA_VISIBLE_DEVICES": ""} if setup.stand_ins else {},
     )
-    with stack.start(plan, setup.folder / "state") as started:
-        stack.wait_until_up(started, plan)
-        with Client("check", settings=stack.settings_of(started, Settings())) as client, ThreadPoolExecutor(CALLERS) as pool:
-            began = time.perf_counter()
+    with running(plan) as started, Client("check", settings=stack.settings_of(started, Settings())) as client:
+        began = time.perf_counter()
+        with ThreadPoolExecutor(CALLERS) as pool:
             answers = list(pool.map(lambda call: _asked(client, *call), stream))
-            return answers, time.perf_counter() - began
+        return answers, time.perf_counter() - began
 
 
 def _call(draws: random.Random, name: str) -> Call:
@@ -323,7 +323,7 @@ def _link_rate(device: str, size: int) -> float:
             torch.cuda.synchronize(device)
 
     copy()
-    return size / min(seconds(copy) for _ in range(10))
+    return size / min(wait_s(copy) for _ in range(10))
 
 
 if __name__ == "__main__":

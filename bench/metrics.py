@@ -12,11 +12,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 from statistics import median
 
 import psutil
@@ -27,6 +25,7 @@ from app.local import stack
 from app.local.embedded import EmbeddedStack
 from app.metrics.scheduler import SchedulerMetrics
 from app.metrics.worker import WorkerMetrics
+from bench.tools import running
 from scheduler.live.entries import ActionEnded, ActionGranted, ActionReceived, Entry
 from scheduler.model.commands import Finish
 from tangram.action import Action, Cost
@@ -64,16 +63,14 @@ def main() -> int:
 def _stack_s(rounds: int, burst: int) -> float:
     """Return the CPU seconds that an empty action costs the processes of a stack."""
     plan = stack.StackPlan(cores=CORES, api_nodes=0, include=("bench.tasks",))
-    with tempfile.TemporaryDirectory(prefix="tangram-bench-") as folder, stack.start(plan, Path(folder)) as started:
-        stack.wait_until_up(started, plan)
-        with Client(job="bench", settings=stack.settings_of(started, Settings())) as client:
-            found = []
-            for number in range(rounds + 1):
-                before = _cpu_s(started)
-                for handle in [client.submit(EMPTY) for _ in range(burst)]:
-                    handle.result(timeout_s=300)
-                if number:  # the first one warms up
-                    found.append((_cpu_s(started) - before) / burst)
+    with running(plan) as started, Client(job="bench", settings=stack.settings_of(started, Settings())) as client:
+        found = []
+        for number in range(rounds + 1):
+            before = _cpu_s(started)
+            for handle in [client.submit(EMPTY) for _ in range(burst)]:
+                handle.result(timeout_s=300)
+            if number:  # the first one warms up
+                found.append((_cpu_s(started) - before) / burst)
     return median(found)
 
 

@@ -14,13 +14,13 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
-from typing import NoReturn
 
 from app.replay.trace_lines import TraceError
 from app.replay.traces import read_trace
 from bench.paper_cases import Case, Outcome, run_case
 from bench.paper_document import Origin, write_document
 from bench.paper_plan import FULL, QUICK, Section, plan, shape
+from bench.tools import Parser
 
 ROOT = Path(__file__).resolve().parents[1]
 WHOLE_OUT = Path("docs/benchmarks.md")
@@ -60,15 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-class _Parser(argparse.ArgumentParser):
-    """Tells of a wrong option in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"bench.paper: {message}\n")
-
-
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = _Parser(prog="python -m bench.paper", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog="python -m bench.paper", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a fortieth of trajectories and cores: shows that it works, and little else")
     parser.add_argument("--out", type=Path, help=f"the document; its plots go to a folder of that name (default {WHOLE_OUT})")
     parser.add_argument("--seed", type=int, default=DEFAULT_SEED, help="what the workloads are drawn from (default %(default)s)")

@@ -7,7 +7,7 @@ A case is a frozen value that travels to a process of the pool; an outcome is wh
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 from statistics import quantiles
@@ -80,21 +80,7 @@ def run_case(case: Case) -> Outcome:
     figures: dict[str, Any] = summarise(run)
     acts = sorted(record.act_s for record in run.actions)
     return Outcome(
-        actions=figures["actions"],
-        failed=figures["failed"],
-        mean_act=figures["mean_act"],
-        p50_act=figures["p50_act"],
-        p99_act=figures["p99_act"],
-        mean_queue=figures["mean_queue"],
-        mean_background=figures["mean_background"],
-        mean_execution=figures["mean_execution"],
-        mean_overhead=figures["mean_overhead"],
-        floor_act=figures["floor_act"],
-        step_duration=figures["step_duration"],
-        cpu_utilisation=figures["cpu_utilisation"],
-        gpu_utilisation=figures["gpu_utilisation"],
-        decision_us_p50=figures["decision_us_p50"],
-        decision_us_p99=figures["decision_us_p99"],
+        **{field.name: figures[field.name] for field in fields(Outcome) if field.name in figures},
         act_by_job=tuple((job, each["mean_act"]) for job, each in figures["by_job"].items()),
         act_quantiles=(acts[0], *quantiles(acts, n=QUANTILES, method="inclusive"), acts[-1]),
         cores_granted=binned_cores(run),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 import shutil
-import socket
 import sys
 import tempfile
 import threading
@@ -20,6 +19,7 @@ from playwright.sync_api import sync_playwright
 
 from app.local import stack
 from app.local.stack import StackPlan
+from bench.tools import free_port
 from tangram import Client
 from tangram.errors import TangramError
 from tangram.settings import Settings
@@ -74,13 +74,6 @@ def kill(worker: psutil.Process) -> None:
     for process in [worker, *worker.children(recursive=True)]:
         with suppress(psutil.NoSuchProcess):
             process.kill()
-
-
-def free_port() -> int:
-    """Return a port that nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def take(url: str, chromium: str) -> None:

@@ -33,6 +33,7 @@ from typing import Any
 import httpx
 
 from app.local import stack
+from bench.tools import running
 from tangram import AsyncClient
 from tangram.settings import Settings
 
@@ -147,8 +148,7 @@ def measure(trajectories: int, each: int, margin: float | None = None) -> Figure
         folder = Path(name)
         httpx.put(f"{url}/limits?account=a&rate={RATE}&concurrency={CONCURRENCY}").raise_for_status()
         whole = plan(folder, margin=margin)
-        with stack.start(whole, folder / "state") as started:
-            stack.wait_until_up(started, whole)
+        with running(whole) as started:
             settings = stack.settings_of(started, Settings())
             statuses = asyncio.run(call_all(settings, f"{url}/limited?account=a&seconds={WORK_S}", trajectories, each))
         return figures(seen(url, "a"), statuses, RATE, 0.03 if margin is None else margin)

@@ -58,12 +58,9 @@ def measure(trajectories: int, nodes: int, seed: int) -> Row:
         trajectories=trajectories,
         nodes=nodes,
         cores=nodes * CORES,
-        actions=figures["actions"],
         wall_s=wall_s,
         us_per_action=1e6 * wall_s / figures["actions"],
-        decision_us_p50=figures["decision_us_p50"],
-        decision_us_p99=figures["decision_us_p99"],
-        resizes=figures["resizes"],
+        **{name: figures[name] for name in ("actions", "decision_us_p50", "decision_us_p99", "resizes")},
         act_over_floor=figures["mean_act"] / figures["floor_act"],
         memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     )

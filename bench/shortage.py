@@ -18,11 +18,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import NoReturn
 
 from app.replay.replay_command import simulate
 from bench.shortage_cases import FAMILIES, HALVES, Case, Recording, all_cases
 from bench.spread import Spread
+from bench.tools import Parser
 from scheduler.policies import make_policy
 from scheduler.sim.summary import act_figures, summarise
 from tangram.errors import TangramError
@@ -96,13 +96,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-class _Parser(argparse.ArgumentParser):
-    """Tells of a wrong option in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"bench.shortage: {message}\n")
-
-
 def _words(text: str) -> list[str]:
     return [word for word in text.split(",") if word]
 
@@ -112,7 +105,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = _Parser(prog="python -m bench.shortage", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog="python -m bench.shortage", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     kinds = ", ".join(FAMILIES)
     parser.add_argument("--only", type=_words, default=[], metavar="NAME,…", help=f"cases, by name or by its front: {kinds}")
     parser.add_argument("--policies", type=_words, default=["fcfs", OURS], metavar="NAME,…", help="by default fcfs,elastic")
@@ -159,24 +152,11 @@ def carry_out(run: Run) -> Figures:
     options = replace(run.case.options, policy=run.policy, without=run.without, seed=run.seed)
     record = simulate(run.case.trace(run.recording, run.seed), options)
     wall_s = time.perf_counter() - began
-    figures = summarise(record)
     judged = [action for action in record.actions if run.case.job in (None, action.job)]
-    acts = act_figures(judged)
-    return Figures(
-        actions=len(record.actions),
-        failed=figures["failed"],
-        mean_act=acts["mean_act"],
-        p50_act=acts["p50_act"],
-        p95_act=acts["p95_act"],
-        p99_act=acts["p99_act"],
-        floor_act=sum(action.floor_s for action in judged) / max(1, len(judged)),
-        step_duration=figures["step_duration"],
-        cpu_utilisation=figures["cpu_utilisation"],
-        resizes_per_action=record.resizes / max(1, len(record.actions)),
-        decision_us_p50=figures["decision_us_p50"],
-        decision_us_p99=figures["decision_us_p99"],
-        wall_s=wall_s,
-    )
+    figures = summarise(record) | act_figures(judged) | {"wall_s": wall_s}
+    figures["floor_act"] = sum(action.floor_s for action in judged) / max(1, len(judged))
+    figures["resizes_per_action"] = record.resizes / max(1, len(record.actions))
+    return Figures(**{field.name: figures[field.name] for field in fields(Figures)})
 
 
 def _carried_out(runs: Sequence[Run], processes: int) -> Iterator[Figures]:

@@ -8,7 +8,7 @@ machine and on what else the machine does, so it has no bound. What must hold on
 | `registry.py` | what a figure is, and which ones there are |
 | `history.py` | the values of earlier runs, and whether a value has moved |
 | `__main__.py` | the command |
-| `tools.py` | what several figures need: CPU time, peak memory, a stack |
+| `bench/tools.py` | what figures and other benchmarks need: CPU time, peak memory, a stack |
 | the others | the figures, by what they measure: each is a function that returns a number |
 
 A figure that shares a costly run with others takes it from a cached function of its module.

@@ -13,8 +13,8 @@ from pathlib import Path
 from statistics import median
 
 import app.replay.burn as program
-from bench.figures.registry import NotMeasured, figure
-from bench.figures.tools import until, wait_s
+from bench.figures.registry import figure
+from bench.tools import NotMeasured, until, wait_s
 from workers.cpu.process import tree
 
 HERE = sorted(os.sched_getaffinity(0))

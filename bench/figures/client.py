@@ -15,8 +15,8 @@ from statistics import median
 from redis import Redis
 
 from app.local.redis_server import RedisServer
-from bench.figures.registry import NotMeasured, figure
-from bench.figures.tools import until, wait_s
+from bench.figures.registry import figure
+from bench.tools import NotMeasured, until, wait_s
 from tangram import Action, AsyncClient, Client, Settings, StackUnreachable
 from tangram.wire import INGRESS_QUEUE
 

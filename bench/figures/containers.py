@@ -18,9 +18,9 @@ from pathlib import Path
 
 import psutil
 
-from bench.figures.registry import NotMeasured, figure
+from bench.figures.registry import figure
 from bench.figures.sandbox import SPIN, run_beyond_used_s
-from bench.figures.tools import carry_out, peak_growth, under_way, used_s
+from bench.tools import NotMeasured, carry_out, peak_growth, under_way, used_s
 from workers.cpu.abstract import EnvironmentSpec, ExecRequest, Holding
 from workers.cpu.cores import CoreMap
 from workers.cpu.docker.options import ContainerOptions
@@ -68,7 +68,7 @@ def container_neighbour() -> float:
         raise NotMeasured("needs two cores")
     with _sandbox() as box:
         loud, quiet = (box.open(EnvironmentSpec(id=name)) for name in ("loud", "quiet"))
-        with under_way(loud, " & ".join([SPIN] * 20), Holding(tuple(others)), "main"):
+        with under_way(loud, " & ".join([SPIN] * 20), Holding(tuple(others))):
             return max(carry_out(quiet, SUM, Holding((own,))).execution_s for _ in range(40))
 
 

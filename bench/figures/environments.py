@@ -7,7 +7,8 @@ from functools import cache
 from shutil import which
 
 from bench import environments
-from bench.figures.registry import NotMeasured, figure
+from bench.figures.registry import figure
+from bench.tools import NotMeasured
 
 MEANINGS = {
     "alone_ms": "time of an open and a first command, one environment after the other",

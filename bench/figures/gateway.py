@@ -20,10 +20,9 @@ from psutil import Process
 from app.gateway.tokens import make_token
 from app.journal.database import open_engine
 from app.local.stack import StackPlan
-from bench.figures.registry import NotMeasured, figure
-from bench.figures.tools import process_of, running
-from bench.gateway import free_port
+from bench.figures.registry import figure
 from bench.gateway_counts import MIB, Lags
+from bench.tools import NotMeasured, free_port, process_of, running
 
 BODY_MIB, FORM_MIB = 256, 128
 CALLS, CALLERS = 100, 10

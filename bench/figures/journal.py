@@ -17,7 +17,7 @@ from app.journal.migrating import upgrade
 from app.journal.writing import SqlJournal
 from app.replay.traces import read_trace
 from bench.figures.registry import figure
-from bench.figures.tools import cpu_s
+from bench.tools import cpu_s
 from scheduler.live.entries import ActionEnded, ActionGranted, ActionReceived, Entry
 from scheduler.model.commands import Finish
 

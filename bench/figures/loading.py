@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from bench.figures.registry import figure
-from bench.figures.tools import peak_growth
+from bench.tools import peak_growth
 
 LARGE = {
     "vocab_size": 512, "hidden_size": 1280, "intermediate_size": 3584, "num_hidden_layers": 2, "num_attention_heads": 10,

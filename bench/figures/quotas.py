@@ -13,8 +13,8 @@ import httpx
 from app.journal.database import open_engine
 from app.local import stack
 from bench import quotas
-from bench.figures.registry import NotMeasured, figure
-from bench.figures.tools import process_of, until
+from bench.figures.registry import figure
+from bench.tools import NotMeasured, process_of, running, until
 from tangram.settings import Settings
 
 TRAJECTORIES, CALLS = 150, 4
@@ -41,8 +41,7 @@ def quota_refused_after_restart() -> float:
     with tempfile.TemporaryDirectory(prefix="tangram-figures-") as name, quotas.outside() as url:
         plan = quotas.plan(Path(name))
         httpx.put(f"{url}/limits?account=a&rate={quotas.RATE}&concurrency={quotas.CONCURRENCY}").raise_for_status()
-        with stack.start(plan, Path(name) / "state") as started:
-            stack.wait_until_up(started, plan)
+        with running(plan) as started:
             settings, address = stack.settings_of(started, Settings()), f"{url}/limited?account=a&seconds=0.05"
             calling = threading.Thread(target=lambda: found.extend(asyncio.run(quotas.call_all(settings, address, 150, 1))))
             calling.start()

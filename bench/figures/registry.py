@@ -25,10 +25,6 @@ MODULES = (
 """The modules of this package with figures, in the order in which they are measured."""
 
 
-class NotMeasured(Exception):
-    """Raised when a figure cannot be measured here; the message says what is missing."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
     """A number of one machine. `meaning` is what the first line of its function's docstring says that it returns."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import resource
 import subprocess
 import tempfile
 import time
@@ -11,11 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from bench import environments
 from bench.figures.registry import figure
-from bench.figures.tools import carry_out, peak_growth, under_way, until
+from bench.tools import carry_out, peak_growth, under_way
 from workers.cpu.abstract import Environment, EnvironmentSpec, ExecRequest, Holding
 from workers.cpu.cores import CoreMap
-from workers.cpu.process import tree
 from workers.cpu.process.meter import LONGEST_SAMPLE_S
 from workers.cpu.process.sandbox import ProcessSandbox
 
@@ -86,11 +84,11 @@ def run_beyond_used_s(environment: Environment) -> float:
     cores = tuple(_one_core().available)
     spin = "while [ ! -e go ]; do :; done"
     others = under_way(environment, f"{spin} & {spin} & {spin}", Holding(cores), "others")
-    with others, under_way(environment, spin, BACK, "main") as outcomes:
+    with others, under_way(environment, spin, BACK) as execution:
         time.sleep(2.0)  # while it has a part of a core
         environment.write_file("go", b"")
-        until(lambda: outcomes)
-    return outcomes[0].execution_s - outcomes[0].cpu_s
+        outcome = execution.wait()
+    return outcome.execution_s - outcome.cpu_s
 
 
 @contextmanager
@@ -120,21 +118,7 @@ def _process_s() -> float:
 
 def _cost_s(action: Callable[[], object], times: int) -> float:
     """Return the CPU time of an action, of this process and of all that were or are below it; it is done many times."""
-    before = _spent_s()
+    before = environments.cpu_s()
     for _ in range(times):
         action()
-    return (_spent_s() - before) / times
-
-
-def _spent_s() -> float:
-    reaped = resource.getrusage(resource.RUSAGE_CHILDREN)
-    below = sum(_ran_s(process.pid) for process in tree.descendants(os.getpid()))
-    return time.process_time() + reaped.ru_utime + reaped.ru_stime + below
-
-
-def _ran_s(pid: int) -> float:
-    """Return the CPU time of a process; one that has ended since it was listed has none."""
-    try:
-        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
-    except OSError:
-        return 0.0
+    return (environments.cpu_s() - before) / times

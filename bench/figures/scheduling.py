@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from unittest import mock
 
 from bench.figures.registry import figure
-from bench.figures.tools import cpu_s
 from bench.scaling import Row, measure
+from bench.tools import cpu_s
 from bench.workloads import Mopd, mopd
 from scheduler.core.core import Core
 from scheduler.model import NodeSpec, events

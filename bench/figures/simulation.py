@@ -16,7 +16,8 @@ from typing import Any
 
 from app.replay.traces import BUNDLED, read_trace, write_trace
 from bench import live
-from bench.figures.registry import NotMeasured, figure
+from bench.figures.registry import figure
+from bench.tools import NotMeasured
 from scheduler.sim.trace import Trace, TraceAction
 
 MACHINE = ("--policy", "fcfs", "--cores", "2", "--gpus", "2", "--json")

@@ -18,7 +18,7 @@ from app.local.redis_server import RedisServer
 from app.local.stack import StackPlan
 from app.metrics.celery_events import CeleryEvents
 from bench.figures.registry import figure
-from bench.figures.tools import process_of, running, until, used_s, wait_s
+from bench.tools import process_of, running, until, used_s, wait_s
 from tangram import Client, Settings
 
 PLAN = StackPlan(cores=2, memory_mb=4096, api_nodes=0)

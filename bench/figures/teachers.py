@@ -14,7 +14,7 @@ import psutil
 from app.local import stack
 from app.local.stack import StackPlan
 from bench.figures.registry import figure
-from bench.figures.tools import process_of, running
+from bench.tools import process_of, running
 from tangram import Client, Settings
 
 TEACHERS, ROOM, HIDDEN = 9, 3, 768

@@ -11,7 +11,8 @@ import pytest
 
 from bench.figures import history
 from bench.figures.__main__ import main
-from bench.figures.registry import Figure, NotMeasured, all_figures, pick
+from bench.figures.registry import Figure, all_figures, pick
+from bench.tools import NotMeasured
 
 TEN = [1.0, 1.1, 0.9, 1.0, 1.0, 1.2, 1.0, 1.0, 0.8, 1.0]
 

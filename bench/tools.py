@@ -1,26 +1,47 @@
-"""What several figures need: CPU time of this thread, the peak of this process's memory, a stack of their own."""
+"""What several benchmarks and figures need: times, the peak of this process's memory, commands, a stack of their own."""
 
 from __future__ import annotations
 
+import argparse
 import gc
 import json
+import socket
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 
 from app.local import stack
 from app.local.embedded import EmbeddedStack
 from app.local.stack import StackPlan
-from bench.figures.registry import NotMeasured
-from workers.cpu.abstract import Environment, ExecOutcome, ExecRequest, Holding
+from tangram.errors import TangramError
+from workers.cpu.abstract import Environment, ExecOutcome, ExecRequest, Execution, Holding
 
 MIB = 1 << 20
+
+
+class NotMeasured(TangramError):
+    """Raised when something cannot be measured here; the message says what is missing."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Tells of a wrong option in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """End the program."""
+        self.exit(2, f"{self.prog.removeprefix('python -m ')}: {message}\n")
+
+
+def free_port() -> int:
+    """Return a port that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def cpu_s(run: Callable[[], object], tries: int = 3) -> float:
@@ -78,18 +99,18 @@ def used_s(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def until(condition: Callable[[], object], timeout_s: float = 120.0) -> None:
-    """Wait until a condition holds. Raises `TimeoutError` when it does not in time."""
+def until(condition: Callable[[], object], timeout_s: float = 120.0, problem: str = "waited in vain") -> None:
+    """Wait until a condition holds. Raises `NotMeasured` with the problem when it does not in time."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"waited in vain for {timeout_s:g} s")
+            raise NotMeasured(f"{problem}, for {timeout_s:g} s")
         time.sleep(0.02)
 
 
 def carry_out(environment: Environment, command: str, holding: Holding | None = None, **more: Any) -> ExecOutcome:
     """Carry a command out, which must succeed."""
-    request = ExecRequest(action_id="figure", command=command, holding=holding or Holding(), **{"timeout_s": 60.0, **more})
+    request = ExecRequest(action_id="bench", command=command, holding=holding or Holding(), **{"timeout_s": 60.0, **more})
     outcome = environment.start(request).wait()
     if outcome.status != "succeeded":
         raise NotMeasured(f"{command!r}: {outcome.status}: {outcome.reason}")
@@ -97,16 +118,15 @@ def carry_out(environment: Environment, command: str, holding: Holding | None = 
 
 
 @contextmanager
-def under_way(environment: Environment, command: str, holding: Holding, session: str, **more: Any) -> Iterator[list[ExecOutcome]]:
-    """Have a command run as long as the block lasts; its outcome is there once it has ended."""
-    request = ExecRequest(action_id="figure", command=command, holding=holding, session=session, **{"timeout_s": 600.0, **more})
+def under_way(environment: Environment, command: str, holding: Holding, session: str = "main") -> Iterator[Execution]:
+    """Have a command run as long as the block lasts."""
+    request = ExecRequest(action_id="bench", command=command, holding=holding, session=session, timeout_s=600.0)
     execution = environment.start(request)
-    outcomes: list[ExecOutcome] = []
-    thread = threading.Thread(target=lambda: outcomes.append(execution.wait()))
+    thread = threading.Thread(target=execution.wait)
     thread.start()
     try:
-        until(lambda: execution.used() is not None or outcomes)
-        yield outcomes
+        until(lambda: execution.used() is not None or not thread.is_alive())
+        yield execution
     finally:
         execution.kill("measured")
         thread.join()
