@@ -19,7 +19,7 @@ A *shape* is the set of columns that a group of rows sets; rows of one shape sha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from app.journal.models import ABSENT, IN_COLUMNS, NODE_UP, RUNNING, WAITING
@@ -274,24 +274,16 @@ class Fold:
     def _environment(self, entry: EnvironmentChanged) -> None:
         earlier = self.environments.get(entry.id)
         opened_at = entry.at if entry.state == "open" else None
+        same = ("id", "job", "trajectory", "state", "node", "memory_mb", "pod_cores", "cause", "ends_at", "used_at")
         self.environments[entry.id] = {
-            "id": entry.id,
-            "job": entry.job,
-            "trajectory": entry.trajectory,
-            "state": entry.state,
-            "node": entry.node,
-            "memory_mb": entry.memory_mb,
-            "pod_cores": entry.pod_cores,
+            **{name: getattr(entry, name) for name in same},
             "reason": clean(entry.reason),
             "created_at": earlier["created_at"] if earlier else entry.at,
             "opened_at": earlier["opened_at"] if earlier and earlier["opened_at"] is not None else opened_at,
             "changed_at": entry.at,
             "ended_at": entry.at if entry.state in ENVIRONMENT.ends else None,
             "client": entry.client or None,
-            "cause": entry.cause,
             "owner": clean(entry.owner),
-            "ends_at": entry.ends_at,
-            "used_at": entry.used_at,
         }
 
     def _node(self, entry: NodeChanged) -> None:
@@ -310,21 +302,8 @@ class Fold:
 
     def _instance(self, entry: InstanceChanged) -> None:
         cells = ",".join(map(str, entry.cell_ids))
-        self.instances[entry.node, entry.service, cells] = {
-            "node": entry.node,
-            "service": entry.service,
-            "cells": cells,
-            "state": entry.state,
-            "reason": clean(entry.reason),
-            "memory_mb": entry.memory_mb,
-            "host_mb": entry.host_mb,
-            "starts": entry.starts,
-            "restores": entry.restores,
-            "evictions": entry.evictions,
-            "leaks": entry.leaks,
-            "wrong_answers": entry.wrong_answers,
-            "changed_at": entry.at,
-        }
+        row = asdict(entry) | {"cells": cells, "reason": clean(entry.reason), "changed_at": entry.at}
+        self.instances[entry.node, entry.service, cells] = {name: row[name] for name in row if name not in ("cell_ids", "at")}
 
     def _forget(self, entry: InstancesForgotten) -> None:
         over = {"state": ABSENT, "reason": clean(entry.reason), "memory_mb": 0.0, "host_mb": 0.0, "changed_at": entry.at}

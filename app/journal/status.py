@@ -243,14 +243,12 @@ def node_left(engine: Engine, name: str, now: float) -> NodeLeft | None:
             state=node.state,
             draining=node.draining,
             running=tuple(
-                ActionLeft(id=id, job=job, kind=kind, environment=environment or "", age_s=max(0.0, now - (granted_at or now)))
-                for id, job, kind, environment, granted_at in connection.execute(running)
+                filled(ActionLeft, row, environment=row.environment or "", age_s=max(0.0, now - (row.granted_at or now)))
+                for row in connection.execute(running)
             ),
             environments=tuple(
-                EnvironmentLeft(id=id, job=job, trajectory=trajectory, owner=owner, state=state, age_s=max(0.0, now - created_at))
-                for id, job, trajectory, owner, state, created_at in connection.execute(
-                    stand.order_by(Environment.created_at, Environment.id)
-                )
+                filled(EnvironmentLeft, row, age_s=max(0.0, now - row.created_at))
+                for row in connection.execute(stand.order_by(Environment.created_at, Environment.id))
             ),
         )
 

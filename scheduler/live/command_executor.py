@@ -199,18 +199,7 @@ class CommandExecutor:
         grant = command.grant
         self.restores += grant.restore
         self.granted[command.id] = grant.attempt
-        self._entries.append(
-            ActionGranted(
-                id=command.id,
-                attempt=grant.attempt,
-                node=grant.node,
-                units=grant.units,
-                core_ids=grant.core_ids,
-                cell_ids=grant.cell_ids,
-                granted_at=now,
-                background=grant.background,
-            )
-        )
+        self._entries.append(filled(ActionGranted, grant, id=command.id, granted_at=now))
         self._send_regrants(grant.node)
         self._transport.send_action(grant.node, self.messages[command.id], self.grant_header(command.id, grant, now))
         self.giving.started(command.id, grant.node)
@@ -264,16 +253,7 @@ class CommandExecutor:
 
     def _resize(self, command: commands.Resize, now: float) -> None:
         self.resizes += 1
-        self._entries.append(
-            ActionResized(
-                id=command.id,
-                attempt=command.attempt,
-                core_ids=command.core_ids,
-                units=command.units,
-                background=command.background,
-                at=now,
-            )
-        )
+        self._entries.append(filled(ActionResized, command, at=now))
         self.regrant(command.node, command.id, command)
 
     def regrant(self, node: str, action_id: str, grant: Grant | commands.Resize) -> None:
