@@ -87,11 +87,7 @@ def _parser() -> argparse.ArgumentParser:
 def chosen_systems(said: str, cores: int) -> list[str]:
     """Return the systems to compare, `elastic` among them; by default all amounts that the machine can tell apart.
 
-    Raises
-    ------
-    Refused
-        When there is no such system, or Ray is wanted and not installed.
-
+    Raises `Refused` when there is no such system, or Ray is wanted and not installed.
     """
     amounts = [amount for amount in AMOUNTS if amount <= cores]
     usual = [OURS, *(f"fixed:{amount}" for amount in amounts), *(f"ray:{amount}" for amount in amounts)]

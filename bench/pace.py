@@ -22,11 +22,7 @@ from scheduler.sim.trace import Trajectory
 def measured_pace(cores: int) -> float:
     """Return how many times as long as recorded commands take here while `cores` of them run, after some ten seconds.
 
-    Raises
-    ------
-    RecordError
-        When a command ends otherwise than it was recorded: then its seconds say nothing.
-
+    Raises `RecordError` when a command ends otherwise than it was recorded: then its seconds say nothing.
     """
     trace = read_trace(BUNDLED)
     longest = max(trace.trajectories, key=_work_s)

@@ -123,11 +123,7 @@ def read_meta(raw: bytes) -> Meta:
 def decode(kind: str, meta: Meta, submitted: float, blobs: Blobs) -> Any:
     """Return the value of an action of `kind` that was submitted at `submitted` on the monotonic clock.
 
-    Raises
-    ------
-    ActionError
-        The way in which the action ended, if not with a value.
-
+    Raises the `ActionError` that says how the action ended, if not with a value.
     """
     stored = stored_value(kind, meta)
     if kind not in KINDS:

@@ -50,11 +50,7 @@ MOST_TILED: Final = 100_000
 def check_size(*, nodes: int, tile: int | None, **per_node: int | None) -> None:
     """Refuse a cluster or a number of trajectories that would take all memory; `per_node` has units by the option that names them.
 
-    Raises
-    ------
-    UsageError
-        Names the option, and the largest value.
-
+    Raises `UsageError`, which names the option and the largest value.
     """
     if nodes > MOST_NODES:
         raise UsageError(f"--nodes {nodes}: at most {MOST_NODES} nodes are simulated")

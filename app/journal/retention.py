@@ -99,20 +99,8 @@ class Retention:
     def prune(self, now: float, wait: Callable[[float], bool] = lambda pause_s: False) -> int:
         """Remove what is too old, and return how many actions and environments that was.
 
-        Parameters
-        ----------
-        now
-            The time, in seconds since the epoch.
-        wait
-            Called between two batches with a pause in seconds; ends the work by returning true.
-
-        Raises
-        ------
-        DatabaseError
-            When the database cannot be reached or written.
-        LeaseLost
-            When another scheduler holds the lease.
-
+        `wait` is called between two batches with a pause in seconds, and ends the work by returning true. Raises `DatabaseError` when the
+        database cannot be reached or written; `LeaseLost` when another scheduler holds the lease.
         """
         before = now - self._keep_s
         first, runs = self._transaction(self._read_first)
@@ -201,11 +189,7 @@ def _remove_actions(
 ) -> tuple[Cursor | None, int]:
     """Roll up and remove a batch of actions, only of those that succeeded where that is said.
 
-    Returns
-    -------
-    tuple
-        Where the batch ended, None at the last one, and how many were removed.
-
+    Returns where the batch ended, None at the last one, and how many were removed.
     """
     columns = (
         Action.id, Action.job, Action.kind, Action.action_class, Action.status, Action.submitted_at, Action.ended_at, Action.cause,

@@ -119,15 +119,8 @@ class EmbeddedStack:
     def __enter__(self) -> Self:
         """Start everything.
 
-        Raises
-        ------
-        StackRunning
-            When a stack runs in this folder.
-        StackError
-            When the folder cannot be used or a part does not start; nothing is left running then.
-        DatabaseError
-            When the database cannot be made.
-
+        Raises `StackRunning` when a stack runs in this folder; `StackError` when the folder cannot be used or a part does not start;
+        nothing is left running then; `DatabaseError` when the database cannot be made.
         """
         with ExitStack() as undo:
             self._exit = undo

@@ -122,18 +122,8 @@ Wait = Callable[[Callable[[], bool], float], None]
 def wait_until_up(stack: EmbeddedStack, plan: StackPlan, timeout_s: float = READY_S, wait: Wait | None = None) -> list[str]:
     """Wait until every node has joined, and the gateway and the live page, where there are any, take connections.
 
-    `wait` is the stack's `wait_ready` by default, which ends when a process has ended.
-
-    Returns
-    -------
-    list of str
-        The nodes whose commands nothing sets apart.
-
-    Raises
-    ------
-    StackError
-        As `wait`.
-
+    `wait` is the stack's `wait_ready` by default, which ends when a process has ended. Returns the nodes whose commands nothing sets apart.
+    Raises `StackError` as `wait`.
     """
     wait = wait or stack.wait_ready
     engine = open_engine(stack.database_url)

@@ -79,20 +79,10 @@ class _LeftOut:
 
 
 def export(found: Declarations, quotas: Mapping[str, QuotaSpec]) -> Exported:
-    """Make a trace of recorded actions.
+    """Make a trace of recorded actions, with what they declared, by submission.
 
-    Parameters
-    ----------
-    found
-        The actions with what they declared, by submission.
-    quotas
-        The limits of quotas, as far as they are known. Of others the trace has what was seen of them at most.
-
-    Raises
-    ------
-    TangramError
-        When none of the actions was carried out.
-
+    `quotas` are the limits of quotas, as far as they are known. Of others the trace has what was seen of them at most. Raises
+    `TangramError` when none of the actions was carried out.
     """
     left_out = _LeftOut()
     rollouts = [rollout for rollout in _rollouts(found.actions, left_out) if rollout.done]

@@ -43,11 +43,7 @@ class Entry:
 def read(path: Path) -> dict[str, list[float]]:
     """Return the last `KEPT` values of each figure, the oldest first; none where there is no file.
 
-    Raises
-    ------
-    HistoryError
-        When a line cannot be read.
-
+    Raises `HistoryError` when a line cannot be read.
     """
     found: defaultdict[str, list[float]] = defaultdict(list)
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []

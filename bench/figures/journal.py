@@ -59,11 +59,7 @@ def trace_reading() -> float:
 def _written() -> tuple[float, float, float]:
     """Write the lives of actions in batches, and those of others entry by entry.
 
-    Returns
-    -------
-    tuple
-        The seconds of an entry, those of a commit, and the bytes of an action.
-
+    Returns the seconds of an entry, those of a commit, and the bytes of an action.
     """
     with tempfile.TemporaryDirectory() as folder:
         url = sqlite_url(Path(folder) / "tangram.sqlite")

@@ -60,14 +60,7 @@ def all_figures() -> tuple[Figure, ...]:
 
 
 def pick(figures: Iterable[Figure], names: Iterable[str]) -> tuple[Figure, ...]:
-    """Return the figures of these names, in their usual order.
-
-    Raises
-    ------
-    LookupError
-        When there is no figure of a name.
-
-    """
+    """Return the figures of these names, in their usual order. Raises `LookupError` when there is no figure of a name."""
     known = {one.name: one for one in figures}
     wanted = set(names)
     if unknown := sorted(wanted - known.keys()):

@@ -21,21 +21,10 @@ MayTake = Callable[[str, int], bool]
 class Round:
     """The decisions of one round.
 
-    Attributes
-    ----------
-    queues
-        The queues whose actions may start on the group.
-    free, memory_free
-        Cores, and memory in MB, that remain after all decisions so far.
-    entering
-        Actions that get cores, for the first time or after a time in the background.
-    turns
-        The ids of the entering actions that get their cores for a turn.
-    moved
-        Running actions that grow or shrink, with their units before the round.
-    preempted
-        Running actions that lose all their cores.
-
+    The actions of `queues` may start on the group. `free` and `memory_free` are the cores, and the memory in MB, that remain after all
+    decisions so far. Actions that are `entering` get cores, for the first time or after a time in the background; `turns` are the ids of
+    those that get them for a turn. Running actions that are `moved` grow or shrink, each with its units before the round; those that are
+    `preempted` lose all their cores.
     """
 
     def __init__(

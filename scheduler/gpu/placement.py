@@ -35,18 +35,7 @@ class PlacementPlan:
 
 
 class Placement:
-    """One search on the cells of a node.
-
-    Parameters
-    ----------
-    on
-        The instances on each cell.
-    cell_mb
-        The memory of each cell.
-    service, need_mb
-        The service of the placed instance, and its memory on each cell.
-
-    """
+    """One search on the cells of a node, which have `cell_mb` of memory and the instances `on` them, for an instance of a service."""
 
     def __init__(self, on: Sequence[Sequence[Instance]], cell_mb: int, service: str, need_mb: int) -> None:
         self._on = on

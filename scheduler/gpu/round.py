@@ -22,26 +22,7 @@ Resident = tuple[Instance, CellGroup]
 
 @dataclass(slots=True, eq=False)
 class ServiceQueue:
-    """Waiting actions with the same service, amounts, labels and memory, in order. They are interchangeable.
-
-    Attributes
-    ----------
-    able, groups
-        The nodes' cells that could run the actions: all, and those of the round.
-    open
-        Instances of the service with a free place. All queues of a service share this list.
-    since
-        The arrival of the first action.
-    stuck
-        Whether no open instance is left for an action.
-    kept_off
-        Whether the only instances left are idle and too large.
-    best
-        The best number of cells of a new instance.
-    largest
-        The largest idle instance on which an action may start, in cells.
-
-    """
+    """Waiting actions with the same service, amounts, labels and memory, in order. They are interchangeable."""
 
     service: str
     units: tuple[int, ...]
@@ -49,13 +30,20 @@ class ServiceQueue:
     memory_mb: int
     able: list[CellGroup]
     groups: list[CellGroup]
+    """The nodes' cells that could run the actions: all, and those of the round."""
     open: list[Resident]
+    """Instances of the service with a free place. All queues of a service share this list."""
     waiting: list[Waiting] = field(default_factory=list)
     since: float = math.inf
+    """The arrival of the first action."""
     stuck: bool = False
+    """Whether no open instance is left for an action."""
     kept_off: bool = False
+    """Whether the only instances left are idle and too large."""
     best: int = 0
+    """The best number of cells of a new instance."""
     largest: float = math.inf
+    """The largest idle instance on which an action may start, in cells."""
 
     @property
     def first(self) -> Waiting:

@@ -16,15 +16,8 @@ from scheduler.gpu.cells import CellGroup
 def best_size(sizes: Sequence[int], durations_s: Sequence[float], restore_s: float, per_cell: float) -> int:
     """Return the size on which actions should be done soonest in the mean; of equally good sizes the smallest.
 
-    Parameters
-    ----------
-    sizes, durations_s
-        Ascending numbers of cells, and the duration of an action on each.
-    restore_s
-        The mean cost of restores for an action.
-    per_cell
-        The backlog of each cell, divided by the actions that an instance runs at once.
-
+    `sizes` ascend, and `durations_s` are those of an action on each; `restore_s` is the mean cost of restores for an action, `per_cell` the
+    backlog of each cell, divided by the actions that an instance runs at once.
     """
     best_s, best = math.inf, sizes[0]
     for size, duration_s in zip(sizes, durations_s, strict=True):

@@ -297,11 +297,8 @@ class Environment(ABC):
 
         Of several sessions with a loopback each, the first one counts in which something listens on the port.
 
-        Raises:
-            RequestUnusable, NothingListens, NoAnswer: as their names say.
-            EnvironmentGone: the environment was closed, or is lost.
-            ActionCancelled, ActionTimedOut: as `wait` says; `ActionCancelled` also where it is closed meanwhile.
-
+        Raises `RequestUnusable`, `NothingListens` or `NoAnswer`, as their names say; `EnvironmentGone` when the environment was closed, or
+        is lost; `ActionTimedOut` or `ActionCancelled` as `wait` says, `ActionCancelled` also where it is closed meanwhile.
         """
 
     @abstractmethod

@@ -18,12 +18,7 @@ COUNT_VARIABLES = ("TANGRAM_DOP", *THREAD_VARIABLES, "PYTEST_XDIST_AUTO_NUM_WORK
 
 
 def dop_variables(dop: int) -> dict[str, str]:
-    """Return the environment variables that tell a program to use `dop` cores.
-
-    Raises:
-        ValueError: `dop` is below 1.
-
-    """
+    """Return the environment variables that tell a program to use `dop` cores, 1 at least."""
     if dop < 1:
         raise ValueError(f"dop must be at least 1, not {dop}")
     variables = dict.fromkeys(COUNT_VARIABLES, str(dop))

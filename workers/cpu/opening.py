@@ -68,13 +68,8 @@ class Opening:
     def run(self, work: Callable[[], T], undo: Callable[[T], object]) -> T:
         """Return the result of `work`, or raise once the open has ended early and what `work` had begun is gone.
 
-        Parameters
-        ----------
-        work
-            Calls `check` and `wait` often, and takes back what it has begun where these raise.
-        undo
-            Takes back the result of work that was done just when the open ended.
-
+        `work` calls `check` and `wait` often, and takes back what it has begun where these raise. `undo` takes back the result of work that
+        was done just when the open ended.
         """
         result: Future[T] = Future()
         clock.thread(lambda: self._work(work, undo, result), "tangram-open").start()

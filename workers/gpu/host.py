@@ -62,32 +62,11 @@ class ServiceHost:
     ) -> None:
         """Make the host of these services, none of which has an instance.
 
-        Parameters
-        ----------
-        devices
-            One for each cell, in the order of the cell numbers.
-        services
-            The declared services, by name.
-        state_dir
-            The folder for host copies of models on CPU devices.
-        factory
-            Makes the engine of a service.
-        drain_s
-            Seconds that an eviction waits for running calls.
-        host_memory_mb
-            The budget of all copies in host memory.
-        memory
-            Measures the devices; none: what measures devices of their kind.
-        settle_s
-            Seconds that a reservation waits for its devices to have as much free memory.
-        on_change
-            Is called with every change of an instance, in order.
-
-        Raises
-        ------
-        ConfigError
-            When an engine of a service cannot be made.
-
+        There is a device for each cell, in the order of the cell numbers. `state_dir` is the folder for host copies of models on CPU
+        devices, `host_memory_mb` the budget of all copies in host memory. `factory` makes the engine of a service. An eviction waits for
+        running calls for `drain_s`, a reservation for `settle_s` until its devices have as much free memory. `memory` measures the devices,
+        by default what measures devices of their kind. `on_change` is called with every change of an instance, in order. Raises
+        `ConfigError` when an engine of a service cannot be made.
         """
         self._devices = tuple(devices)
         self._state_dir, self._factory, self._drain_s = state_dir, factory, drain_s

@@ -93,6 +93,9 @@ class _Entry:
 class ContainerSandbox(Sandbox):
     """Environments of the node `node`; the folder `base` belongs to one living sandbox at a time.
 
+    Raises `SandboxInUse` where another living sandbox has `base`; `EngineUnavailable` where there is no Docker engine, it lacks the network
+    that `options` name, or control groups cannot be written here.
+
     Args:
         base: holds the FIFOs of sessions, at the same path for the engine as for this process.
         node: names the node in labels; containers that an earlier worker of this name has left are removed.
@@ -101,10 +104,6 @@ class ContainerSandbox(Sandbox):
         max_file_bytes: the most that `read_file` and `write_file` pass in one piece.
         memory: `elastic` pauses environments at their allowance where a trial of it works, in a group beside the worker's, or in version 2
             at the top.
-
-    Raises:
-        SandboxInUse: another living sandbox has `base`.
-        EngineUnavailable: there is no Docker engine, it lacks the network that `options` name, or control groups cannot be written here.
 
     """
 
@@ -156,7 +155,7 @@ class ContainerSandbox(Sandbox):
         return "cgroup"
 
     def open(self, spec: EnvironmentSpec, opening: Opening | None = None) -> ContainerEnvironment:
-        """Open an environment; see the base class.
+        """See the base class.
 
         Raises `ImageMissing`, `ContainerFailed`, `EngineUnavailable` or `StartTimeout` when its container could not be had; `DiskFull` when
         the disk is too full for one more.

@@ -142,13 +142,7 @@ def reset_signals() -> None:
 def enter(pause: int, stands: Stands) -> None:
     """Let what this process forks from now on be born in the namespaces of an anchor, whose last process is `pause`.
 
-    It keeps no capability.
-
-    Raises
-    ------
-    OSError
-        When the kernel refuses; this process may then be half inside, and is of no use.
-
+    It keeps no capability. Raises `OSError` when the kernel refuses; this process may then be half inside, and is of no use.
     """
     names = [name for name in NAMESPACES if not _is_own(pause, name)]
     if os.geteuid() == 0:
@@ -170,11 +164,7 @@ def enter(pause: int, stands: Stands) -> None:
 def enter_network(pause: int, stands: Stands) -> None:
     """Let the sockets that this process makes from now on be of the network of an anchor, whose last process is `pause`.
 
-    Raises
-    ------
-    OSError
-        When the kernel refuses, or the network is this process's own; the process is then of no use.
-
+    Raises `OSError` when the kernel refuses, or the network is this process's own; the process is then of no use.
     """
     if _is_own(pause, "net"):
         raise OSError("the environment has no network of its own")

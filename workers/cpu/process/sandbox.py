@@ -90,6 +90,9 @@ TRIAL_LIMIT_S = 10.0
 class ProcessSandbox(Sandbox):
     """Environments below the folder `base`, which belongs to one living sandbox at a time.
 
+    Raises `SandboxInUse` where another living sandbox has `base`; `SessionUnavailable` where there is no such shell, or an isolation or
+    background that is asked for does not work here.
+
     Args:
         base: holds everything. What a sandbox that was closed has left in it is removed; see `adoption.py` for one that was not.
         shell: the shell program; by default bash, where there is none, sh.
@@ -104,10 +107,6 @@ class ProcessSandbox(Sandbox):
         isolation: how shells are set apart from the host. `auto` is `bubblewrap` where a trial of it works, else `view`, else `none`.
         background: by what means processes are held in the background. `auto` is the best that works here.
         keep_s: for how long environments wait for another sandbox in `base` when this process dies, seconds.
-
-    Raises:
-        SandboxInUse: another living sandbox has `base`.
-        SessionUnavailable: there is no such shell, or an isolation or background that is asked for does not work here.
 
     """
 
@@ -244,13 +243,7 @@ class ProcessSandbox(Sandbox):
         return outcome.reason or ("" if outcome.exit_code == 0 else f"a trial ended with code {outcome.exit_code}")
 
     def open(self, spec: EnvironmentSpec, opening: Opening | None = None) -> ProcessEnvironment:
-        """Open an environment; see the base class.
-
-        Raises:
-            ImageUnsupported: the specification has an image.
-            DiskFull: the disk is too full for one more.
-
-        """
+        """See the base class. Raises `ImageUnsupported` for an image; `DiskFull` when the disk is too full for one more."""
         if spec.image is not None:
             raise ImageUnsupported(f"the process sandbox has no images, so it cannot open {spec.image!r}")
         opening = opening or Opening()
@@ -378,12 +371,7 @@ class ProcessSandbox(Sandbox):
             self._environments.pop(environment_id, None)
 
     def close(self) -> None:
-        """Close every environment; see the base class.
-
-        Raises:
-            ProcessesLeft: processes of some environment could not be ended, or files not removed; the rest is.
-
-        """
+        """See the base class. Raises `ProcessesLeft` when something could not be ended or removed; the rest is."""
         with self._lock:
             if self._closed:
                 return

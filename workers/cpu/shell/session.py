@@ -155,11 +155,9 @@ class Session:
     def ready_shell(self, wake: int, limit_s: float) -> Shell:
         """Return a shell that waits for a command, started if need be; the descriptor `wake` interrupts the start.
 
-        Raises:
-            MemoryFull: the kernel ended it, since the memory of the environment was full.
-            NotReady: it ended, or did not come up within `limit_s`. All that the session held has ended, too.
-            SessionUnavailable: there is none, its start was interrupted, or the session is closed.
-
+        Raises `MemoryFull` when the kernel ended it, since the memory of the environment was full; `NotReady` when it ended, or did not
+        come up within `limit_s`, and all that the session held has ended, too; `SessionUnavailable` when there is none, its start was
+        interrupted, or the session is closed.
         """
         self._notice_end()
         if self._shell is None:
