@@ -324,7 +324,6 @@ def _is_file(path: Path) -> bool:
 
 
 def _anchored(service: ServiceConfig, base: Path) -> ServiceConfig:
-    """Make all paths of a service absolute."""
     if service.vllm.python is not None:
         service = service.model_copy(update={"vllm": service.vllm.model_copy(update={"python": base / service.vllm.python})})
     paths = {key: getattr(service, key) for key in ("model", "adapter", "chat_template")}

@@ -190,7 +190,6 @@ def _idle_s(core: Holding) -> float:
 
 
 def _short(environment: Environment, holding: Holding) -> float:
-    """Return what a short command takes."""
     return median(carry_out(environment, SHORT, holding).execution_s for _ in range(SHORT_COMMANDS))
 
 

@@ -75,7 +75,6 @@ def medians(isolation: str, checkouts: Sequence[Path] = (HERE,), rounds: int = 3
 
 
 def _measure(isolation: str, crowd: int) -> dict[str, float]:
-    """Return what environments of this process cost."""
     # What outlives its parent is counted below this process.
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
     with tempfile.TemporaryDirectory(prefix="tangram-bench-") as folder:

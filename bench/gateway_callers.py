@@ -34,7 +34,6 @@ class Way(ABC):
     name: str
 
     def __init__(self, environments: int) -> None:
-        """Open nothing yet."""
         self.environments = environments
         self.created_per_s = 0.0
 
@@ -65,7 +64,6 @@ class Native(Way):
     name = "native"
 
     def __init__(self, environments: int, client: AsyncClient) -> None:
-        """Use a client that is connected."""
         super().__init__(environments)
         self.line = COMMAND
         self._client = client
@@ -89,7 +87,6 @@ class E2b(Way):
     name, line = "E2B", E2B_LINE
 
     def __init__(self, environments: int, url: str, token: str) -> None:
-        """Use a gateway."""
         super().__init__(environments)
         self._options = {"api_key": token, "api_url": url, "sandbox_url": url, "request_timeout": _CREATE_LIMIT_S}
         self._open: dict[int, Any] = {}
@@ -113,7 +110,6 @@ class Rex(Way):
     name, line = "SWE-ReX", run_text(COMMAND, "")
 
     def __init__(self, environments: int, address: Callable[[int], str], token: str) -> None:
-        """Use the runtime at `address` for each environment."""
         super().__init__(environments)
         self._address, self._token = address, token
         self._open: dict[int, Any] = {}

@@ -150,7 +150,6 @@ def _own_vllm() -> Path | None:
 
 
 def _machine(stand_ins: bool, vllm_python: Path | None) -> str:
-    """Name the machine, its GPU and the versions."""
     from importlib.metadata import version
 
     host = f"{os.cpu_count()} cores, {psutil.virtual_memory().total / 1e9:.0f} GB of memory, Python {platform.python_version()}"

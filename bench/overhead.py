@@ -120,7 +120,6 @@ def _run(send: Submit, count: int) -> float:
 
 
 def _note(figures: dict[str, list[float]], before: Mapping[str, float], after: Mapping[str, float], count: int, how: str = "") -> None:
-    """Note what each of `count` invocations has cost."""
     for name, value in after.items():
         figures[name + how].append((value - before[name]) / count)
     figures["CPU" + how].append(sum(after[part] - before[part] for part in PARTS) / count)

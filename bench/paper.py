@@ -88,7 +88,6 @@ def _chosen(options: argparse.Namespace) -> tuple[list[Section], Path]:
 
 
 def _command(options: argparse.Namespace) -> str:
-    """Return the command that repeats this run."""
     words = ["python", "-m", "bench.paper", "--seed", str(options.seed), "--processes", str(options.processes)]
     words += ["--quick"] if options.quick else []
     for name in options.only or ():

@@ -68,7 +68,6 @@ class ArrayError(TangramError, ValueError):
     """Raised when numbers cannot be packed, or when a packed value is not one. `index` is the list it was, where known."""
 
     def __init__(self, message: str, index: int | None = None) -> None:
-        """Say what is wrong, and with which list."""
         super().__init__(message if index is None else f"list {index} {message}")
         self.index = index
         self.problem = message
@@ -164,7 +163,6 @@ def _out_of_range(least: int, most: int) -> _Wrong:
 
 
 def _narrowed(exact: array[float], index: int) -> array[float]:
-    """Return float64 values as float32."""
     narrow = array("f", exact)
     infinite = math.inf in narrow or -math.inf in narrow
     if infinite and any(math.isinf(small) and not math.isinf(large) for small, large in zip(narrow, exact, strict=True)):

@@ -266,7 +266,6 @@ def _failure(kind: str, result: object) -> ActionError:
 
 
 def _failure_text(result: object) -> str:
-    """Return an exception's message."""
     return ", ".join(_failure_parts(result))
 
 

@@ -31,7 +31,6 @@ class InvalidAction(TangramError, ValueError):
     cause = "bad_input"
 
     def __init__(self, field: str, problem: str = "") -> None:
-        """Name the `field` and the `problem` with it."""
         super().__init__(f"{field}: {problem}" if problem else field)
         self.field = field
 

@@ -71,7 +71,6 @@ class Inbox:
     """Matches arriving results with the futures that wait for them; safe for use by many threads."""
 
     def __init__(self, blobs: Blobs) -> None:
-        """Fetch large values from `blobs`."""
         self._blobs = blobs
         self._waiting: dict[str, _Entry] = {}
         self._decoders = clock.pool(_DECODERS, _THREADS)

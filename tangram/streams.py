@@ -253,7 +253,6 @@ class OutputReader:
 
 
 def _take(reading: Reading, number: int, fields: dict[bytes, bytes]) -> None:
-    """Take in one entry."""
     if reading.end_seen_at is not None:
         reading.end_seen_at = time.monotonic()
     for name in ("stdout", "stderr"):

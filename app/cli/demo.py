@@ -102,7 +102,6 @@ def tiny_services(state_dir: Path, say: Callable[[str], None]) -> Path | None:
 
 
 def _core_seconds(database_url: str, run_id: str) -> dict[str, float]:
-    """Return core-seconds reserved and used."""
     engine = open_engine(database_url)
     report = act_report(engine, Selection.of_run(load_run(engine, run_id)))
     engine.dispose()

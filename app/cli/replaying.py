@@ -86,7 +86,6 @@ def replay(
 
 
 def _policies(policy: str | None, compare: str | None) -> list[str]:
-    """Return the policies that are to be replayed."""
     if compare is None:
         return [policy or "elastic"]
     if policy is not None:

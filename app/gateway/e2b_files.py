@@ -103,7 +103,6 @@ async def upload(request: Request, sandbox: FileSandboxOf, path: str | None = No
 
 
 async def _write_all(sandbox: Sandbox, request: Request, path: str | None) -> list[dict[str, Any]]:
-    """Write the files of a form."""
     async with request.form(max_files=MOST_FILES) as form:
         files = [value for value in form.getlist("file") if isinstance(value, UploadFile)]
         if not files or (path and len(files) > 1):

@@ -137,7 +137,6 @@ class _Output:
         return _data(self._process, chunk.stream, chunk.data)
 
     async def close(self) -> None:
-        """Read no more."""
         if self._coming is not None:
             self._coming.cancel()
             await asyncio.wait([self._coming])

@@ -198,7 +198,6 @@ async def not_served(method: str) -> None:
 
 
 def _action(sandbox: Sandbox, program: Program, session: str) -> Action:
-    """Return the action that runs a program in a session of its sandbox."""
     left_s = UNLIMITED_S if program.ends_at is None else max(program.ends_at - program.started_at, 0.001)
     *interpreter, command = program.cmd, *program.args
     # Clients wrap commands in a login shell.

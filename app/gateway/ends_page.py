@@ -27,7 +27,6 @@ def said(name: str) -> str:
 
 
 def _errors(name: str, cause: Cause) -> list[TangramError]:
-    """Return the errors by which calls fail for a cause."""
     if not cause.ends:
         unreachable = StackUnreachable()
         unreachable.cause = name

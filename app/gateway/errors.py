@@ -62,7 +62,6 @@ class BadRequest(GatewayError):
     status, kind, cause = 400, "bad_request", "bad_input"
 
     def __init__(self, message: str, problem: str = "", cause: str | None = None) -> None:
-        """Keep the message and the cause, and the name of the problem."""
         super().__init__(message, cause)
         self.problem = problem
 

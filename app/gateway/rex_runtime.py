@@ -211,7 +211,6 @@ class Runtime:
     # -- how ------------------------------------------------------------------------------------------------------
 
     async def _session(self, name: str) -> str:
-        """Return the session that the client knows by a name."""
         session = await self._gateway.store.hget(SHELLS_PREFIX + self._record.id, name)
         if session is None:
             raise swerex_error("SessionDoesNotExistError", f"session {name!r} does not exist")

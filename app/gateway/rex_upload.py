@@ -56,7 +56,6 @@ async def upload(runtime: Runtime, file: UploadFile, target: str, *, unzip: bool
 
 
 async def _write(runtime: Runtime, path: str, read: Callable[[int], Awaitable[bytes]]) -> None:
-    """Write a file part by part."""
     part, offset = await read(PART_BYTES), 0
     await runtime.write_file(path, part)
     while part:

@@ -98,7 +98,6 @@ class _Files(BaseModel):
 
     @property
     def given(self) -> dict[str, str]:
-        """The files that have a content."""
         return {path: content for path, content in self.files.items() if content is not None}
 
 

@@ -228,7 +228,6 @@ async def _reward(gateway: Gateway, caller: Caller, items: list[dict[str, Any]],
 async def _score(
     body: ModelBody, items: list[dict[str, Any]], caller: Caller, gateway: Gateway, request: Request, key: str | None
 ) -> tuple[str, list[float]]:
-    """Return the service and the logits that it gives."""
     service = await service_of(request, gateway, body.model, "score")
     return service, await _logits(caller, service, items, request, key)
 

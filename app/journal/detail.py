@@ -150,7 +150,6 @@ def job_detail(connection: Connection, name: str, recent: Recent, now: float) ->
 
 
 def _failures(connection: Connection, now: float, *, job: str = "", node: str = "") -> Sequence[AnyRow]:
-    """Return the latest actions that the infrastructure failed."""
     return list_actions(connection, ActionFilter(job=job, node=node, fault=INFRASTRUCTURE, state=""), 0, now).rows
 
 

@@ -87,7 +87,6 @@ def _standing(connection: Connection, job: str | None) -> Sequence[Row[Any]]:
 
 
 def _running(connection: Connection) -> Mapping[str, list[str]]:
-    """Return the ids of the running actions by environment."""
     found: defaultdict[str, list[str]] = defaultdict(list)
     unended = (Action.ended_at.is_(None), Action.status == RUNNING, Action.environment.is_not(None))
     for environment, action in connection.execute(select(Action.environment, Action.id).where(*unended).order_by(Action.position)):

@@ -135,7 +135,6 @@ class Retention:
         return cursor, count, wait((time.perf_counter() - began) * (1 / SHARE - 1))
 
     def _is_too_large(self) -> bool:
-        """Whether the journal is larger than it may be."""
         return self._most_mb > 0 and self._transaction(size_mb) > self._most_mb
 
     def _transaction(self, work: Callable[[Connection], T]) -> T:

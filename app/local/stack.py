@@ -156,7 +156,6 @@ def cores_here() -> int:
 
 
 def _answers(address: tuple[str, int]) -> bool:
-    """Say whether something takes connections at an address."""
     with suppress(OSError), socket.create_connection(address, timeout=1.0):
         return True
     return False

@@ -57,7 +57,6 @@ def quota_refused_after_restart() -> float:
 
 
 def _ended(database_url: str) -> int:
-    """Return how many calls have ended."""
     engine = open_engine(database_url)
     with engine.connect() as connection:
         found = connection.exec_driver_sql("SELECT count(*) FROM actions WHERE ended_at IS NOT NULL").scalar_one()

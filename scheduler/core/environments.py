@@ -163,7 +163,6 @@ class Environments:
         self.shares.hold(environment.job, STARTS, sign)
 
     def _keep(self, environment: Environment) -> None:
-        """Take in an environment."""
         self._state.environments[environment.id] = environment
         self.shares.enter(environment.job)
 

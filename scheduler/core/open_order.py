@@ -137,7 +137,6 @@ class OpenOrder:
         return waiting.action.job if self._state.rules.shares else ""
 
     def _firsts(self) -> dict[str, Waiting]:
-        """Return the first open of each job."""
         firsts: dict[str, Waiting] = {}
         for head in self._opens.heads():
             job = self._job(head)

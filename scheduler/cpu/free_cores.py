@@ -120,7 +120,6 @@ class FreeCores:
         return taken
 
     def _by_domain(self, core_ids: Iterable[int]) -> dict[int, list[int]]:
-        """Return the places of cores, ascending, by domain."""
         held: dict[int, list[int]] = {}
         for core_id in core_ids:
             number, place = self._at[core_id]

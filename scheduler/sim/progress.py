@@ -203,7 +203,6 @@ class NodeCores:
         self.background[live.id] = live
 
     def _advance(self, now: float) -> None:
-        """Move the clocks on to now."""
         for clock in self._clocks.values():
             clock.elapsed_s += clock.speed * (now - self._since)
         self._since = now

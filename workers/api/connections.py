@@ -102,7 +102,6 @@ class _Backend(httpcore.AnyIOBackend):
         return _Bounded(await super().connect_tcp(last, port, timeout, local_address, socket_options), self._most_bytes)
 
     async def _addresses(self, host: str, port: int) -> Sequence[str]:
-        """Return the addresses of a host, all of which may be reached."""
         if not self._hosts.names_host(host):
             raise HostRefused(f"the quota does not name the host {host}")
         try:

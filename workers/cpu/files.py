@@ -161,7 +161,6 @@ def _explained(path: str, error: OSError) -> SandboxError:
 
 
 def _make_folders(folder: str, exists: Callable[[str], bool], make: Callable[[str], None]) -> None:
-    """Make a folder, and those above it that are missing."""
     missing: list[str] = []
     while not exists(folder):
         missing.append(folder)

@@ -96,7 +96,6 @@ class Giving:
 
 
 def _hand_on(sender: _Sender, give: Callable[[Given], None]) -> None:
-    """Hand on what is next in order."""
     while (given := sender.held.pop(sender.next, None)) is not None:
         sender.next += 1
         sender.held_bytes -= _size_of(given)

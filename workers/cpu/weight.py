@@ -63,7 +63,6 @@ def set_foreground(folder: str, cores: int = 1) -> None:
 
 
 def _set(folder: str, values: dict[str, int]) -> None:
-    """Write the weight that is there."""
     for name, value in values.items():
         with contextlib.suppress(FileNotFoundError):
             control_files.write(f"{folder}/{name}", str(value))

@@ -22,7 +22,6 @@ class CallControl:
     cancelled: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
-        """Refuse what is no duration."""
         if not 0.0 <= self.work_s <= LONGEST_WORK_S:
             raise BadInput(f"work_s: must be between 0 and {LONGEST_WORK_S:g} seconds, not {self.work_s!r}")
 

@@ -67,7 +67,6 @@ class Execution:
             self._call.execution_s = self._spent_s
 
     def _check(self) -> None:
-        """Raise if the action is to end."""
         if self._control.cancelled.is_set() or self._spent_s >= self._timeout_s:
             raise self._why()
 

@@ -151,7 +151,6 @@ def _is_tool_call(span: Span) -> bool:
 
 
 def _containers(calls: Sequence[Span], spans: Sequence[Span]) -> set[tuple[str, str]]:
-    """Return the spans that have tool calls inside them."""
     parents = {(span.trace, span.id): span.parent for span in spans}
     found: set[tuple[str, str]] = set()
     for call in calls:

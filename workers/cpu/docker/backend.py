@@ -171,7 +171,6 @@ class ContainerBackend(Backend):
             yield HungUp()
 
     def _shell_ended(self) -> int:
-        """Forget the shell and return how it ended."""
         self._watched.unregister(self._shell_fd)
         os.close(self._shell_fd)
         self._shell_fd = -1

@@ -138,7 +138,6 @@ class Pool:
                     self._changed.wait_for(lambda: self._closed, RETRY_S)
 
     def _add_warm(self, image: str) -> bool:
-        """Start one more; say whether it worked."""
         try:
             container = self._make(image, self._memory_mb, self._filling, warm=True)
         except (SandboxError, OSError) as error:

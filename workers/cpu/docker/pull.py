@@ -99,7 +99,6 @@ def _said(error: BaseException | None, request: PullRequest, limit_s: float) -> 
 
 
 def _message(body: bytes) -> str:
-    """Return the message of a refusal of the engine."""
     try:
         return str(json.loads(body)["message"])
     except (ValueError, KeyError, TypeError):

@@ -100,7 +100,6 @@ def exchange(connection: socket.socket, asked: HttpRequest, wait: Wait) -> HttpA
 
 
 def _written(connection: h11.Connection, asked: HttpRequest) -> bytes:
-    """Return a request as it is sent."""
     headers = [*asked.headers]
     names = {name.lower() for name, _ in headers}
     if "host" not in names:

@@ -84,7 +84,6 @@ def become_holder(steps: Sequence[Sequence[str]], host_name: str, user: int, cha
 
 
 def _die_with(parent: int) -> None:
-    """End this process with its parent."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
