@@ -59,11 +59,7 @@ class AsyncClient:
     async def logprobs(
         self, service: str, token_ids: Iterable[Iterable[int]], *, top_k: int | None = None, **options: Unpack[ServiceOptions]
     ) -> Logprobs:
-        """Return a teacher's log-probabilities: for each sequence of n token ids n-1 floats.
-
-        A sequence may be a list, an `array.array`, a numpy array or a row of one. With `top_k`, 0 to 128, the result also has the rank of
-        each id, and the `top_k` most likely ids of each position. Where arrays of numpy went in, such come back.
-        """
+        """Return a teacher's log-probabilities: for each sequence of n token ids n-1 floats; see `Client.logprobs`."""
         logprobs: Logprobs = await self._run(calls.logprobs(self.job, service, token_ids, options, top_k=top_k))
         return logprobs.like(token_ids)
 
@@ -78,10 +74,7 @@ class AsyncClient:
         seed: int | None = None,
         **options: Unpack[ServiceOptions],
     ) -> Texts:
-        """Return how a model continues `prompts`, one text each; what is not given is the service's own default.
-
-        A prompt is plain text, or a conversation that the model's chat template writes out.
-        """
+        """Return how a model continues `prompts`, one text each; see `Client.generate`."""
         texts: Texts = await self._run(calls.generate(self.job, service, prompts, max_tokens, temperature, seed, options))
         return texts
 

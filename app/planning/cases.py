@@ -37,7 +37,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a case. Seconds; `peak_cores` and `peak_cells` are the most in use at a time, `cpu_s` what the simulation itself cost.
+    """What came of a case. Seconds; `peak_cells` are the most cells in use at a time, `cpu_s` what the simulation itself cost.
 
     `limits_mb` is the most that the limits of one node's environments added up to at a time, `booked_mb` the most that was booked there.
     """
@@ -47,7 +47,6 @@ class Outcome:
     step_duration: float
     failed: int
     mean_cores: float
-    peak_cores: int
     peak_cells: int
     limits_mb: int
     booked_mb: int
@@ -67,7 +66,6 @@ def run_case(trace: Trace, case: Case) -> Outcome:
         step_duration=step_s,
         failed=sum(action.status != "succeeded" for action in record.actions),
         mean_cores=_mean_cores(record, step_s),
-        peak_cores=int(max((cores for _, cores in record.cores_granted), default=0)),
         peak_cells=_peak_cells(record),
         limits_mb=_limits_mb(record, case.options.prepare(trace)),
         booked_mb=record.memory.peak_booked_mb if record.memory is not None else 0,
