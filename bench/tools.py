@@ -12,15 +12,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import psutil
 
-from app.local import stack
-from app.local.embedded import EmbeddedStack
-from app.local.stack import StackPlan
 from tangram.errors import TangramError
 from workers.cpu.abstract import Environment, ExecOutcome, ExecRequest, Execution, Holding
+
+if TYPE_CHECKING:  # what needs no stack runs with a system's Python, too
+    from app.local.embedded import EmbeddedStack
+    from app.local.stack import StackPlan
 
 MIB = 1 << 20
 
@@ -83,6 +84,8 @@ def _status_mib(key: str) -> float:
 @contextmanager
 def running(plan: StackPlan) -> Iterator[EmbeddedStack]:
     """Run a stack in a folder of its own, once it is up."""
+    from app.local import stack
+
     with tempfile.TemporaryDirectory(prefix="tangram-figures-") as folder, stack.start(plan, Path(folder) / "state") as started:
         stack.wait_until_up(started, plan)
         yield started
