@@ -3,33 +3,7 @@
 The scheduler reads it to plan, the GPU worker to load. So this module knows the file and nothing else: no torch,
 no SQL, no clock. Whatever is wrong ends as one `ConfigError`, one line naming file, service and key.
 
-    [services.rm-small]
-    engine = "torch"          # "stub" | "torch" | "vllm"
-    task = "score"            # "score" (sequence classification) | "logprobs" (causal model)
-    model = "models/rm-small" # a folder, relative to the file
-    cells = [1]               # acceptable numbers of cells; for vLLM the degrees of tensor parallelism
-    memory_mb = 200           # MiB it occupies on each of its cells while resident
-    host_memory_mb = 200      # MiB of host memory that its restorable copy takes
-    max_concurrency = 16      # calls at a time
-    instances = 2             # most instances on a node
-    restore_s = 0.0           # declared estimate of a restore, seconds
-    pinned = false            # once resident it is never evicted
-    warm = false              # brought onto cells when its node joins, before it is asked for
-
-    [services.rm-small.vllm]  # only with engine = "vllm"
-    python = "../vllm/bin/python" # the interpreter that has vLLM, relative to the file
-    pooling = "classify"      # what the server gives for a score: "classify" | "reward"
-    args = ["--max-model-len", "8192"]
-
-    [quotas.search]
-    rate_per_s = 50           # requests per second
-    concurrency = 20          # requests at a time
-    burst = 5                 # requests that may start at once after a pause
-    tokens_per_min = 100000   # tokens per minute
-    account = "acme"          # quotas of one account share its limits
-    usage_header = "x-cost"   # header of an answer that says how many tokens it cost
-    margin = 0.03             # part of the rates that is left unused
-    hosts = ["api.acme.com"]  # the hosts that its requests may reach
+docs/services.md and docs/quotas.md describe its keys.
 """
 
 from __future__ import annotations

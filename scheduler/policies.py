@@ -10,18 +10,7 @@ A policy consists of the rules of the queues (`scheduler/model/rules.py`), a dis
 | `fixed:N` | in order, everyone on N units | on demand, likewise |
 | `static:N` | in order, within pods of N cores | each service owns an equal part of the cells |
 
-Each part of `elastic` can be switched off, to measure its worth:
-
-| part | what it does |
-|---|---|
-| `preemption` | cores are taken back from commands of which much work is expected, and they go to the background (cpu/elastic.py) |
-| `resizing` | running actions grow into cores that fall free (cpu/elastic.py) |
-| `shrinking` | and give their extra ones back when others wait, or can use them better |
-| `learning` | expected work, durations and curves are learned (learning/) |
-| `shares` | jobs that hold more than their share come after the others (model/shares.py) |
-| `services` | actions of a service share a swap, and get the more cells the fewer they are (gpu/elastic.py); without, as `paper` |
-| `sharing` | instances of several services may be resident on one cell, where memory allows; only with `services` |
-| `memory` | memory is granted to environments as they use it (core/memory.py); without, each gets its limit from the beginning |
+Each part of `elastic` (docs/scheduling.md) can be switched off, to measure its worth.
 
 For cells and quotas, `elastic` orders actions by their arrival, put forward by one *window* (`Limits.window_s`) for each class of
 priority. So no action starves. An action of a class higher by n overtakes another of its job only if it comes at most n windows

@@ -1,17 +1,8 @@
 """OpenTelemetry spans of actions, where `TANGRAM_OTEL=1` asks for them; else nothing is imported and nothing is done.
 
-| span | made by | begins | ends |
-|---|---|---|---|
-| `action KIND`, the parent of the others | the client | submission | the caller has the result |
-| `submit` | the client | submission | the broker has the message |
-| `queue`, once for each time that it waits | the scheduler | it waits | it is granted |
-| `grant`, one for each try | the scheduler | it is granted | the grant is given back; resizes are events of it |
-| `execute`, one for each try | the worker | the message is taken up | the result is stored |
-| `result` | the client | the result arrives | it is fetched and decoded |
-
-The context travels in the headers `traceparent` and `tracestate` of the message, as W3C describes them, so a span that is current where an
-action is submitted becomes the parent of all. Where to send spans, and which, is said by OpenTelemetry's own variables
-(`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_TRACES_SAMPLER` and so on). No span holds what an action was given or has printed.
+docs/metrics.md lists the spans. The context travels in the headers `traceparent` and `tracestate` of the message, as W3C describes them, so
+a span that is current where an action is submitted becomes the parent of all. Where to send spans, and which, is said by OpenTelemetry's
+own variables (`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_TRACES_SAMPLER` and so on). No span holds what an action was given or has printed.
 """
 
 from __future__ import annotations

@@ -1,20 +1,7 @@
 """How a call to the gateway fails, by whose fault it was; each shape says it in the words of its clients.
 
-| error | means | usual HTTP status |
-|---|---|---|
-| `BadRequest` | what was asked for is wrong, or could never run | 400 |
-| `KeyReused` | the same, of an idempotency key that stands for another request | 422 |
-| `Unauthorized` | no token, or none that counts | 401 |
-| `NotFound` | there is no such thing for this caller, or no longer | 404 |
-| `Cancelled` | somebody cancelled the action | 409 |
-| `TooLarge` | a body is beyond the limit | 413 |
-| `Overloaded` | a queue is full, the call's time in it is over, or there are too many calls at once: to be tried again | 503 |
-| `StillRunning` | the action goes on; the same request, sent again, waits for it | 504 |
-| `ProgramFailed` | the program did something to its environment after which there is no result, such as filling its disk | 422 |
-| `InfraFailed` | the system failed, which says nothing about the program | 502 |
-
-A program that exits with a code other than 0, or is out of time, is no error: its result says so. Each error has the cause and the fault of
-`tangram/ends.py`.
+docs/gateway.md has the errors with their usual HTTP statuses. A program that exits with a code other than 0, or is out of time, is no
+error: its result says so. Each error has the cause and the fault of `tangram/ends.py`.
 """
 
 from __future__ import annotations

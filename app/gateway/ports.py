@@ -1,10 +1,6 @@
 """Ports of environments: HTTP requests to servers that run in them, each of which is one action.
 
-| a request names port P of environment ID by | the path that the server is asked for | `Host` that it sees |
-|---|---|---|
-| the path `/api/v1/environments/ID/ports/P/PATH` | `/PATH` | `localhost:P` |
-| the headers `E2b-Sandbox-Id: ID` and `E2b-Sandbox-Port: P` | that of the request | `localhost:P` |
-| the host name `P-ID.DOMAIN` | that of the request | that of the request |
+A request names environment and port by a path, by headers, or by a host name (docs/gateway.md).
 
 `ByName` turns the latter two into the first, before the routes are looked at: such a request may have any path. Methods, query, body and
 all other headers are passed on, but for those that belong to a connection and those that are the gateway's. The answer comes back

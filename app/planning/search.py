@@ -1,14 +1,7 @@
 """The search for the smallest size that meets a target, with as few questions as possible.
 
-A size that meets the target is followed by sizes that meet it, too, but not always: `elastic` decides by what it has learned so far,
-and with one core more it learns in another order. So the search has two parts.
-
-1. *Bracket*, one seed after the other. A size that does not meet the target and one that does are known. Sizes at equal ratios between
-   them are asked, as many at once as there are processes, until the two are neighbours. Then come the seeds that miss the target there.
-2. *Settle*. From there upwards, find the first size that meets the target at every seed, and whose next size does so too. A single size
-   that meets it by luck is passed over. The size before the answer does not meet the target, or is such a single one.
-
-Only pure functions live here.
+First a size that meets the target is *bracketed*, seed by seed, then the answer *settles* upwards from it (docs/planning.md). Only pure
+functions live here.
 """
 
 from __future__ import annotations

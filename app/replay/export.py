@@ -1,12 +1,6 @@
 """A trace of what ran: the actions that the journal keeps of a run or a job, as a trace that replays again.
 
-What a trainer did is read from the times of its actions:
-
-* A trajectory of the trace is one of the trainer's. A name that opens an environment after all of its earlier ones were closed begins
-  another one, called `name#2`.
-* Actions that overlapped are one step. Commands of one session never are: they run one after another however they are submitted.
-* The think time of a step is what passed between the last result of the step before, or of the environment's opening, and its submission.
-* `work_s` is the seconds of execution times the speed-up that the action's own curve gives for the units that it held on average.
+What a trainer did is read from the times of its actions, by the rules of docs/reports.md.
 
 Commands, paths and questions are not in the trace: the journal keeps an action's message no longer than its result is on its way. A live
 replay burns the CPU time that was measured.

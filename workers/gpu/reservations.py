@@ -1,13 +1,7 @@
 """Device memory: what is booked on each cell, and the locks under which it changes.
 
-Several instances share a cell if the sum of what they are booked with fits into what the cell offers.
-
-| an instance is | and booked on each of its cells with |
-|---|---|
-| about to come | the declared memory, or what the last start of its service was measured to hold if that is more |
-| resident | the declared memory, or what it is measured to hold if that is more |
-| in host memory | its residue: what its sleeping server keeps |
-| gone | nothing; or, while its memory is not free, what it holds |
+Several instances share a cell if the sum of what they are booked with fits into what the cell offers; docs/services.md says with how much
+each is booked.
 
 Changes on a device come one after another: a start, an eviction, a restore and a stop lock their cells. So a change of a device's used
 memory is that of one instance. And a server may measure its device while it starts: nobody else changes it.

@@ -1,40 +1,11 @@
 """OpenTelemetry's spans as a trace: one trajectory a trace id, one action a span of a tool call.
 
 By OpenTelemetry's semantic conventions for generative AI (`gen-ai-agent-spans`, "Execute tool span"; in development as of their version
-1.41) a tool call is a span with `gen_ai.operation.name = "execute_tool"`, and `gen_ai.tool.name` names the tool. Of spans are used:
+1.41) a tool call is a span with `gen_ai.operation.name = "execute_tool"`, and `gen_ai.tool.name` names the tool. docs/traces.md says what
+of spans becomes what.
 
-| of a span | becomes |
-|---|---|
-| trace id, or an attribute of choice, such as `gen_ai.conversation.id` | the trajectory |
-| `service.name` of its resource | the job |
-| tool name, else the span's name | `class` |
-| end − start | `work_s` and `observed_s`: what it took on whatever it had |
-| the time from the end of a step to the start of the next | `think_s`: in it the model was asked |
-| the first start in a trajectory, of any span | `arrival_s`, from the first of all |
-
-Tool calls that all overlap each other are the `actions` of one step. One that begins when the first of them has ended begins the next
-step, which comes at once where others of the step before still ran. A tool call with tool calls inside it, such as a sub-agent, is
-as long as these, so only they count.
-
-Every tool is a `cpu.exec` on one core unless a file of rules (TOML) says otherwise. The first rule that fits counts; `tool` and `span` are
-shell patterns for the tool's or the span's name, and a rule with `span` makes tool calls of spans that the conventions do not know:
-
-```toml
-[[rules]]
-tool = "web_*"
-kind = "api.call"
-quota = "search"
-
-[[rules]]
-span = "sandbox.run"
-kind = "cpu.exec"
-units = [1, 2, 4]
-parallel_fraction = 0.9
-
-[quotas.search]
-rate_per_s = 20.0
-concurrency = 8
-```
+Every tool is a `cpu.exec` on one core unless a file of rules says otherwise (docs/traces.md). The first rule that fits counts; a rule with
+`span` makes tool calls of spans that the conventions do not know.
 """
 
 from __future__ import annotations
