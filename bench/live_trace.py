@@ -63,6 +63,9 @@ class Workload:
 OF_FILE = Workload(trajectories=24, spread_s=20.0, speed=8.0, scale=0.4)
 """What is replayed by default of a file that is given."""
 
+_FIELDS = {"trajectories": "trajectories", "spread": "spread_s", "speed": "speed", "pace": "pace", "scale": "scale"}
+"""The words of the command line without a value of their own, and the fields that they are."""
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command line's words for a workload."""
@@ -84,29 +87,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def workload_of(options: argparse.Namespace) -> Workload:
     """Return the workload that `add_options` let the user choose; at pace 1 where the user named none."""
-    chosen = {
-        "trajectories": options.trajectories,
-        "spread_s": options.spread,
-        "speed": options.speed,
-        "pace": options.pace,
-        "scale": options.scale,
-    }
     usual = Workload() if options.trace is None else OF_FILE
-    given = {name: value for name, value in chosen.items() if value is not None}
+    given = {field: value for name, field in _FIELDS.items() if (value := getattr(options, name)) is not None}
     return replace(usual, file=options.trace, seed=options.seed, **given)
 
 
 def words(workload: Workload) -> list[str]:
     """Return the words that lead `add_options` to this workload."""
-    chosen: dict[str, float | Path] = {
-        "trajectories": workload.trajectories,
-        "spread": workload.spread_s,
-        "speed": workload.speed,
-        "seed": workload.seed,
-        "pace": workload.pace,
-    }
-    if workload.file is not None:
-        chosen |= {"trace": workload.file, "scale": workload.scale}
+    chosen = {name: getattr(workload, field) for name, field in _FIELDS.items() if name != "scale" or workload.file is not None}
+    chosen |= {"seed": workload.seed} if workload.file is None else {"seed": workload.seed, "trace": workload.file}
     return [word for name, value in chosen.items() for word in (f"--{name}", str(value))]
 
 
