@@ -32,6 +32,7 @@ from scheduler.live.entries import Journal
 from scheduler.live.event_log import Setup
 from scheduler.live.service import Service
 from scheduler.model import Limits
+from scheduler.model.filled import filled
 from tangram import clock
 from tangram.connection import find_addresses, open_store
 from tangram.errors import StackUnreachable
@@ -225,16 +226,7 @@ def setup_of(settings: Settings, history: Sequence[Observation] = ()) -> Setup:
     declared = ServicesFile.model_construct(services={}, quotas={})
     if settings.services_file is not None:
         declared = load_services_file(settings.services_file)
-    limits = Limits(
-        queue_limit=settings.queue_limit,
-        lease_s=settings.lease_s,
-        beat_s=settings.beat_s,
-        node_lost_s=settings.node_lost_s,
-        starting_limit=settings.starting_limit,
-        starts_per_s=settings.starts_per_s,
-        weights=settings.shares,
-        window_s=settings.order_window_s,
-    )
+    limits = filled(Limits, settings, weights=settings.shares, window_s=settings.order_window_s)
     return Setup(
         policy=settings.policy,
         depth=settings.depth,

@@ -70,12 +70,7 @@ def plan_document(plan: Plan, trace: Trace, done: Done) -> dict[str, Any]:
 
 
 def _figures(outcome: Outcome) -> dict[str, Any]:
-    return {
-        "mean_act": outcome.mean_act,
-        "p95_act": outcome.p95_act,
-        "step_duration": outcome.step_duration,
-        "failed": outcome.failed,
-    }
+    return {name: getattr(outcome, name) for name in ("mean_act", "p95_act", "step_duration", "failed")}
 
 
 def _target(plan: Plan, target: Target) -> dict[str, Any]:
