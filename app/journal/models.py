@@ -66,8 +66,10 @@ class Action(Base):
 
     `position` orders actions by reception. `action_class` is the class that the trainer gave, else the kind.
     `header` is what no other column says of its declaration; `header_of` returns the whole. `cause` says why it has ended so, and `fault`
-    whose fault that is (`tangram/ends.py`). `unit_s` are the core- or cell-seconds that all its grants held. `memory_mb` is the most that its
-    environment held while it ran, `resident_mb` what that held after it, where the worker grants memory by action.
+    whose fault that is (`tangram/ends.py`). `unit_s` are the core- or cell-seconds that all its grants held.
+
+    Where the worker grants memory by action, `memory_mb` is the most that its environment held while it ran, `resident_mb` what that held
+    after it.
 
     `node`, `granted_at`, `units`, `resource`, `core_ids`, `cell_ids`, `background` and `resized_at` are those of the latest grant. Once the
     action waits again, that grant is in `earlier_grants`, and `core_ids` is absent here.

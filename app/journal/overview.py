@@ -237,6 +237,7 @@ def _node(
         "cells_granted": len({cell for one in here for cell in one.cell_ids}),
         "memory_mb": int(description.get("memory_mb", 0)),
         "memory_held_mb": sum(int(group.memory_mb or 0) for group in stand),
+        "memory": shown.get("memory"),
         "running": len(here),
         "background": sum(one.background for one in here),
         "environments": sum(group.environments for group in stand),

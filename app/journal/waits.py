@@ -79,12 +79,14 @@ class _Question:
 def explain(connection: Connection, action: AnyRow, scheduler: Mapping[str, Any] | None, now: float) -> tuple[Fact, ...]:
     """Return what a waiting action, a row of `actions`, waits for, the nearest cause first.
 
-    A running one that is in the background waits for cores; of any other nothing is said.
+    A running one that is in the background waits for cores, and one whose environment is paused for memory; of any other nothing is said.
     """
     ask = _Question(connection, action, scheduler or {}, now)
     if action.status == RUNNING and _rows(ask, Action.id == action.id, Action.background.is_(True)):
         _cores_of_environment(ask)
         _share(ask)
+    if action.status == RUNNING and action.environment is not None:
+        _memory(ask)
     if action.status != WAITING:
         return tuple(ask.facts)
     if scheduler is None:
@@ -202,6 +204,22 @@ def _cores_of_environment(ask: _Question) -> None:
             ask.say(f"Its environment has {environment.pod_cores} cores of its own.", "environment", action.environment, within)
         else:
             _cores(ask, [node])
+
+
+def _memory(ask: _Question) -> None:
+    """Say who holds the memory of its node, where its environment is paused for want of it."""
+    action = ask.action
+    memory = ask.scheduler.get("nodes", {}).get(action.node, {}).get("memory") or {}
+    paused_s = memory.get("paused", {}).get(action.environment)
+    if paused_s is None:
+        return
+    wants = f"Its environment wants more memory than it was granted, and has been paused for {paused_s:.1f} s."
+    ask.say(wants, "environment", action.environment)
+    stand = sorted(_standing(ask, action.node), key=lambda one: -one.memory_mb)
+    holders = [_env_holder(one, f"a limit of {one.memory_mb} MB") for one in stand if one.id != action.environment]
+    granted = f"{memory['granted_mb']} MB of node {action.node} are granted to its environments"
+    reserve = f"{memory['reserve_mb']} MB are kept, so that one of them at a time may grow to its limit"
+    ask.say(f"{granted}, and {reserve}.", "node", action.node, holders)
 
 
 def _unfinished_here(ask: _Question, which: Callable[[AnyRow], bool]) -> list[AnyRow]:

@@ -73,6 +73,10 @@ def _table() -> tuple[Family, ...]:
         Family("scheduler", "gauge", "tangram_nodes_draining", (), "Nodes that are up and take nothing new."),
         Family("scheduler", "counter", "tangram_nodes_lost_total", (), "Nodes that were lost."),
         Family("scheduler", "gauge", "tangram_node_beat_age_seconds", ("node",), "Time since the last beat of a node that is up."),
+        Family(
+            "scheduler", "gauge", "tangram_node_memory_bytes", ("node", "what"), "Memory by action: granted, held after actions, reserve."
+        ),
+        Family("scheduler", "gauge", "tangram_node_memory_paused", ("node",), "Environments that are paused for want of memory."),
         Family("scheduler", "counter", "tangram_node_beats_missed_total", ("node",), "Beats of a node that did not come in time."),
         Family("scheduler", "gauge", "tangram_environments", ("state",), "Environments by state."),
         Family("scheduler", "counter", "tangram_environments_ended_total", ("state",), "Environments that were closed or lost."),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
@@ -20,7 +21,7 @@ from app.metrics.bounded import Jobs, Names
 from app.metrics.exposition import make_registry, serve
 from app.metrics.families import FAMILIES, counter, gauge, histogram
 from app.metrics.ledger import Group, Known, Ledger
-from app.metrics.services import Services
+from app.metrics.services import MIB, Services
 from scheduler.core.core import Core
 from scheduler.live.entries import (
     ActionEnded,
@@ -79,6 +80,7 @@ class SchedulerMetrics(Collector):
         self._beats: dict[str, float] = {}
         self._missed: dict[str, int] = {}
         self._quotas: dict[str, tuple[int, int | None, float]] = {}
+        self._memory: dict[str, dict[str, Any]] = {}
         self._ratios: tuple[int, ...] = ()
         registry.register(self)
 
@@ -99,7 +101,7 @@ class SchedulerMetrics(Collector):
             self._jobs.leave_all()
             for node in self._beats:
                 self._services.node_gone(node)
-            self._beats, self._missed, self._quotas = {}, {}, {}
+            self._beats, self._missed, self._quotas, self._memory = {}, {}, {}, {}
 
     def decided(self, seconds: float) -> None:
         """Note the time that an event took which led to decisions."""
@@ -118,8 +120,9 @@ class SchedulerMetrics(Collector):
             if missed > self._missed.get(name, 0):
                 self._plain["tangram_node_beats_missed_total"].labels(node=name).inc(missed - self._missed.get(name, 0))
             self._missed[name] = missed
+        memory = {name: said for name in beats if (said := core.memory.books.shown(name, now)) is not None}
         with self._lock:
-            self._beats, self._quotas, self._ratios = beats, quotas, state.durations.ratios()
+            self._beats, self._quotas, self._ratios, self._memory = beats, quotas, state.durations.ratios(), memory
 
     def resume(self, unfinished: Unfinished) -> None:
         """Take over what had not ended."""
@@ -262,6 +265,11 @@ class SchedulerMetrics(Collector):
         draining.add_metric([], len(self._ledger.draining & self._ledger.nodes.keys()))
         for node, beat_at in self._beats.items():
             beats.add_metric([node], max(0.0, now - beat_at))
+        memory, paused = _family("tangram_node_memory_bytes"), _family("tangram_node_memory_paused")
+        for node, said in self._memory.items():
+            for what in ("granted", "held", "reserve"):
+                memory.add_metric([node, what], said[f"{what}_mb"] * MIB)
+            paused.add_metric([node], said["paused_count"])
         requests, concurrency = _family("tangram_quota_requests"), _family("tangram_quota_concurrency")
         speed = _family("tangram_quota_speed_ratio")
         for quota, (running, most, factor) in self._quotas.items():
@@ -269,7 +277,7 @@ class SchedulerMetrics(Collector):
             speed.add_metric([quota], factor)
             if most is not None:
                 concurrency.add_metric([quota], most)
-        return units, nodes, silent, draining, beats, requests, concurrency, speed
+        return units, nodes, silent, draining, beats, memory, paused, requests, concurrency, speed
 
     def _prediction(self) -> Metric:
         family = HistogramMetricFamily("tangram_prediction_ratio", FAMILIES["tangram_prediction_ratio"].help)

@@ -120,9 +120,10 @@ def memory_table(subject: Subject) -> Table:
     most: defaultdict[str, dict[str, int]] = defaultdict(dict)
     between: defaultdict[str, list[int]] = defaultdict(list)
     for action in subject.history.actions:
-        if action.memory_mb is not None and action.environment in subject.history.limits:
+        environment = action.environment or ""
+        if action.memory_mb is not None and environment in subject.history.limits:
             held = most[action.job]
-            held[action.environment] = max(held.get(action.environment, 0), action.memory_mb)
+            held[environment] = max(held.get(environment, 0), action.memory_mb)
             between[action.job] += [action.resident_mb] if action.resident_mb is not None else []
     rows = []
     for job, held in sorted(most.items()):

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Final
+from itertools import islice
+from typing import Any, Final
 
 from scheduler.cpu.heap import GONE, Heap
 from scheduler.learning.holdings import Holdings
@@ -21,6 +22,9 @@ from scheduler.model import Environment
 from scheduler.model.state import Node, State, is_elastic, memory_of
 from tangram.action import Action
 from tangram.wire import HEADROOM_MB
+
+SHOWN_PAUSED: Final = 20
+"""Most paused environments that are shown of a node."""
 
 SIGMAS: Final = 2.0
 """Standard deviations of the sum of the expected peaks for which a node keeps room. Beyond them, environments wait for each other."""
@@ -114,6 +118,19 @@ class MemoryBooks:
     def grants_on(self, node: Node) -> bool:
         """Say whether memory is granted on a node at all."""
         return node.spec.grants_memory and self._state.rules.grants_memory
+
+    def shown(self, name: str, now: float) -> dict[str, Any] | None:
+        """Return what `scheduler/live/showing.py` says of a node's memory; None where limits are booked."""
+        memory = self.nodes.get(name)
+        if memory is None:
+            return None
+        return {
+            "granted_mb": memory.allowed_mb,
+            "held_mb": sum(book.holding_mb for book in memory.books.values()),
+            "reserve_mb": memory.reserve_mb,
+            "paused_count": len(memory.paused),
+            "paused": {one: now - (book.paused_at or now) for one, book in islice(memory.paused.items(), SHOWN_PAUSED)},
+        }
 
     def of(self, environment_id: str) -> tuple[NodeMemory, Book] | None:
         """Return the books of an environment; None if it is booked by limit."""

@@ -13,7 +13,9 @@ node), how many are `waiting`, and the ids of the `first` ones in order |
 one (`next_in_s`) |
 | `lease_s` | seconds without an action after which an environment is closed; null for never |
 | `beat_s` | the interval in which nodes beat; null where beats are not looked at |
-| `nodes` | for each node: seconds since its last `beat_ago_s`, its `busy_cores` (null where its worker does not measure them) |
+| `nodes` | for each node: seconds since its last `beat_ago_s`, its `busy_cores` (null where its worker does not measure them), and its \
+`memory`: what is `granted_mb` to environments, what they `held_mb` between actions, the `reserve_mb`, how many are paused for want of \
+it (`paused_count`), and the first of these with the seconds (`paused`); null where limits are booked |
 """
 
 from __future__ import annotations
@@ -46,7 +48,12 @@ def queues_and_shares(core: Core, busy_cores: Mapping[str, float], now: float) -
         "lease_s": state.limits.lease_s,
         "beat_s": state.limits.beat_s,
         "nodes": {
-            name: {"beat_ago_s": max(0.0, now - node.last_beat), "busy_cores": busy_cores.get(name)} for name, node in state.nodes.items()
+            name: {
+                "beat_ago_s": max(0.0, now - node.last_beat),
+                "busy_cores": busy_cores.get(name),
+                "memory": core.memory.books.shown(name, now),
+            }
+            for name, node in state.nodes.items()
         },
     }
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from scheduler.core.memory import SHORT_S, STEP_MB
 from scheduler.learning.holdings import MOST_JOBS, UNKNOWN_MB, Holdings
+from scheduler.live.showing import queues_and_shares
 from scheduler.model import commands, events
 from scheduler.policies import make_policy
 from scheduler.sim.cluster import Cluster
@@ -170,6 +171,13 @@ def test_an_environment_that_finds_no_memory_leaves_its_cores_and_goes_on_when_m
     # Then it has memory and cores again
     assert isinstance(w.of(commands.Allow)[-1], commands.Allow) and w.of(commands.Allow)[-1].environment == "f"
     assert w.grants["b"].core_ids
+
+
+def test_tools_are_shown_what_is_granted_and_who_is_paused(world: Any) -> None:
+    w = crowded(world)
+    memory = queues_and_shares(w.core, {}, w.now)["nodes"]["n0"]["memory"]
+    assert (memory["paused_count"], list(memory["paused"])) == (1, ["f"])
+    assert memory["granted_mb"] + memory["reserve_mb"] + w.core.state.nodes["n0"].memory_free == 440
 
 
 def test_nothing_opens_on_a_node_where_an_environment_waits_for_memory(world: Any) -> None:

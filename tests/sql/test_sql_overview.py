@@ -79,6 +79,28 @@ def test_the_overview_puts_the_present_and_the_last_hour_together(engine: Engine
     assert (node["cores_granted"], node["ours"], node["isolation"], node["memory_held_mb"]) == (2, 1, "none", 512)
 
 
+def test_an_action_whose_environment_is_paused_says_who_holds_the_memory(engine: Engine, make: Any, write: Any) -> None:
+    # Given two environments on a node that grants memory by action, one of which is paused
+    filled(engine, make)
+    write(
+        make.environment("open", NOW - 90, id="e2", memory_mb=900, job="hungry"),
+        make.received("grows", NOW - 80, environment="e1"),
+        make.granted("grows", NOW - 79, core_ids=(0,)),
+        make.received("calm", NOW - 80, environment="e2"),
+        make.granted("calm", NOW - 79, core_ids=(1,)),
+    )
+    memory = {"granted_mb": 700, "held_mb": 500, "reserve_mb": 200, "paused_count": 1, "paused": {"e1": 4.0}}
+    shown = {**SHOWN, "nodes": {"n1": {**SHOWN["nodes"]["n1"], "memory": memory}}}
+    # Then its action says so, and who holds the node's memory; another one does not
+    said = why(engine, shown, "grows", "calm")
+    assert [fact.text for fact in said["grows"]] == [
+        "Its environment wants more memory than it was granted, and has been paused for 4.0 s.",
+        "700 MB of node n1 are granted to its environments, and 200 MB are kept, so that one of them at a time may grow to its limit.",
+    ]
+    assert [(holder.id, holder.job, holder.holds) for holder in said["grows"][1].holders] == [("e2", "hungry", "a limit of 900 MB")]
+    assert not said["calm"]
+
+
 def test_cores_of_pods_are_granted_whether_an_action_runs_on_them_or_not(engine: Engine, make: Any, write: Any) -> None:
     # Given a node of eight cores with a pod in use, one that is idle, one that is being opened, and a task outside of all
     write(
