@@ -19,11 +19,13 @@ import io
 import os
 import secrets
 import shlex
+import shutil
 import tarfile
+import tempfile
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import IO, Any, TypeVar, overload
 
 from tangram import calls, file_scripts
 from tangram.action import Action
@@ -39,6 +41,8 @@ Steps = Generator[Action, Any, T]
 Content = bytes | str
 
 PART_BYTES = 4 << 20
+MOST_READ_BYTES = 1 << 30
+"""The most that a call returns of files. Programs can make a file that has any size and takes no disk."""
 SESSION = "tangram-files"
 
 _PROBLEMS = {file_scripts.MISSING: "NoSuchFile", file_scripts.INVALID: "FileUnusable"}
@@ -61,7 +65,7 @@ class Files:
     @overload
     def read(self, path: Iterable[str]) -> dict[str, bytes]: ...
     def read(self, path: str | Iterable[str]) -> bytes | dict[str, bytes]:
-        """Return the bytes of a file, or of several files by path."""
+        """Return the bytes of a file, or of several files by path: 1 GiB at most. `download` takes larger ones."""
         found: bytes | dict[str, bytes] = self._run(_read(self._place, path))
         return found
 
@@ -98,7 +102,7 @@ class Files:
 
     def upload(self, local: str | os.PathLike[str], path: str) -> None:
         """Write a local file to a path, or what is in a local folder into a folder there. Raises `OSError` for what cannot be read."""
-        self._run(_upload(self._place, path, _Local.pack(local)))
+        self._run(upload(self._place, path, _Local.pack(local)))
 
     def download(self, path: str, local: str | os.PathLike[str]) -> None:
         """Write a file to a local path, or what is in a folder into a local folder. Raises `OSError` for what cannot be written.
@@ -157,7 +161,7 @@ class AsyncFiles:
 
     async def upload(self, local: str | os.PathLike[str], path: str) -> None:
         """Write a local file, or what is in a local folder, to a path; see `Files.upload`."""
-        await self._run(_upload(self._place, path, await asyncio.to_thread(_Local.pack, local)))
+        await self._run(upload(self._place, path, await asyncio.to_thread(_Local.pack, local)))
 
     async def download(self, path: str, local: str | os.PathLike[str]) -> None:
         """Write a file, or what is in a folder, to a local path; see `Files.download`."""
@@ -205,21 +209,22 @@ class _Local:
     """Archives of local files; a folder's begins with the folder itself, `.`."""
 
     @staticmethod
-    def pack(local: str | os.PathLike[str]) -> bytes:
-        file = io.BytesIO()
+    def pack(local: str | os.PathLike[str]) -> tuple[bytes, int | None]:
+        """Return what is in a file and its permissions, or an archive of a folder and None."""
+        source, file = Path(local), io.BytesIO()
+        if not source.is_dir():
+            return source.read_bytes(), source.stat().st_mode & 0o777
         with tarfile.open(fileobj=file, mode="w") as archive:
-            folder = os.path.isdir(local)
-            archive.add(local if folder else os.path.realpath(local), "." if folder else "0")
-        return file.getvalue()
+            archive.add(source, ".")
+        return file.getvalue(), None
 
     @staticmethod
-    def unpack(data: bytes, local: str | os.PathLike[str]) -> None:
+    def unpack(packed: IO[bytes], local: str | os.PathLike[str]) -> None:
         target = Path(local)
-        with opened(data) as archive:
+        with opened(packed) as archive:
             first = archive.getmembers()[0]
             if not first.isdir():
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(content_of(archive, first))
+                write_out(archive, first, target)
                 target.chmod(first.mode & 0o777)
                 return
             target.mkdir(parents=True, exist_ok=True)
@@ -227,22 +232,34 @@ class _Local:
 
 
 @contextmanager
-def opened(packed: bytes) -> Iterator[tarfile.TarFile]:
-    """Open an archive from an environment, whose programs may have written anything. Raises `ActionRefused` for what cannot be used."""
+def opened(packed: IO[bytes]) -> Iterator[tarfile.TarFile]:
+    """Open an archive from an environment, whose programs may have written anything, and close it at the end.
+
+    Raises `ActionRefused` for what cannot be used.
+    """
+    packed.seek(0)
     try:
         # Of no compressed archive is known how much it holds.
-        with tarfile.open(fileobj=io.BytesIO(packed), mode="r:") as archive:
+        with packed, tarfile.open(fileobj=packed, mode="r:") as archive:
             yield archive
     except (tarfile.TarError, LookupError, ValueError, OverflowError, RecursionError) as error:
         raise ActionRefused(f"what the environment has packed cannot be used here: {error}", "FileUnusable") from None
 
 
-def content_of(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    """Return what is in a file of an archive. Raises `tarfile.ReadError` for what is none, or says that it is larger than the archive."""
+def _plain(archive: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
+    """Return a file of an archive. Raises `tarfile.ReadError` for what is none, or says that it is larger than the archive."""
     file = archive.extractfile(member)
     if file is None or any(each.issparse() for each in archive.getmembers()):
         raise tarfile.ReadError(f"{member.name} is no plain file")
-    return file.read()
+    return file
+
+
+def write_out(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
+    """Write a file of an archive to a local path, and make the folders above it. Raises `tarfile.ReadError`."""
+    source = _plain(archive, member)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("wb") as file:
+        shutil.copyfileobj(source, file)
 
 
 def _read(place: Place, path: str | Iterable[str]) -> Steps[Any]:
@@ -251,17 +268,25 @@ def _read(place: Place, path: str | Iterable[str]) -> Steps[Any]:
     paths = list(dict.fromkeys(_path(one) for one in iterable("path", path)))
     if not paths:
         return {}
-    with opened((yield from _packed(place, file_scripts.PACK_FILES, *paths))) as archive:
-        return {name: content_of(archive, member) for name, member in zip(paths, archive, strict=True)}
+    with opened((yield from _packed(place, file_scripts.PACK_FILES, *paths, most=MOST_READ_BYTES))) as archive:
+        return {name: _plain(archive, member).read() for name, member in zip(paths, archive, strict=True)}
 
 
 def _read_one(place: Place, path: str) -> Steps[bytes]:
-    data = bytearray()
+    file = io.BytesIO()
+    yield from _fetch(place, path, file, MOST_READ_BYTES)
+    return file.getvalue()  # which is no copy
+
+
+def _fetch(place: Place, path: str, file: IO[bytes], most: int | None) -> Steps[None]:
+    """Write what is in a file of the environment to a local one. Raises `ActionRefused` for more than `most` bytes."""
     while True:
-        part: bytes = yield calls.read_file(place, path, offset=len(data), length=PART_BYTES)
-        data += part
+        part: bytes = yield calls.read_file(place, path, offset=file.tell(), length=PART_BYTES)
+        file.write(part)
+        if most is not None and file.tell() > most:
+            raise ActionRefused(f"{path} has more than the {most} bytes that are read into memory: download it", "FileTooLarge")
         if len(part) < PART_BYTES:
-            return bytes(data)
+            return
 
 
 def _write(place: Place, path: str | Mapping[str, Content], data: Content, mode: int | None) -> Steps[None]:
@@ -314,33 +339,35 @@ def _on_each(place: Place, script: str, paths: tuple[str, ...]) -> Steps[None]:
         yield from _command(place, script, *map(_path, paths))
 
 
-def _upload(place: Place, path: str, packed: bytes) -> Steps[None]:
-    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-        first = archive.getmembers()[0]
-        if not first.isdir():
-            yield from write_one(place, path, content_of(archive, first), first.mode & 0o777)
-            return
-    yield from unpack(place, file_scripts.UNPACK, packed, _path(path))
+def upload(place: Place, path: str, local: tuple[bytes, int | None]) -> Steps[None]:
+    """Write a file of some content and permissions, or what an archive holds, given with None, into a folder."""
+    data, mode = local
+    if mode is None:
+        yield from unpack(place, file_scripts.UNPACK, data, _path(path))
+    else:
+        yield from write_one(place, path, data, mode)
 
 
-def pack(place: Place, path: str) -> Steps[bytes]:
+def pack(place: Place, path: str) -> Steps[IO[bytes]]:
     """Return an archive of a file, or of what is in a folder; the one of a folder begins with the folder itself, `.`."""
     return (yield from _packed(place, file_scripts.PACK, _path(path)))
 
 
-def _packed(place: Place, script: str, *paths: str) -> Steps[bytes]:
-    """Return an archive that a script makes: from its output, or through a file where that is too long."""
+def _packed(place: Place, script: str, *paths: str, most: int | None = None) -> Steps[IO[bytes]]:
+    """Return an archive that a script makes: from its output, or through files, there and here, where that is too long."""
     inline = f'{_TO_TEXT}set -- "$t" "$@"\n( {script}\n) && base64 <"$t"'
     result = yield from _command(place, inline, *paths)
     if not result.truncated:
         try:
-            return base64.b64decode(result.stdout)
+            return io.BytesIO(base64.b64decode(result.stdout))
         except ValueError as error:
             raise ActionRefused(f"what the environment has packed cannot be used here: {error}", "FileUnusable") from None
 
-    def through(kept: str) -> Steps[bytes]:
+    def through(kept: str) -> Steps[IO[bytes]]:
         yield from _command(place, script, kept, *paths)
-        return (yield from _read_one(place, kept))
+        file = tempfile.TemporaryFile()  # noqa: SIM115  (`opened` closes it)
+        yield from _fetch(place, kept, file, most)
+        return file
 
     return (yield from _with_file(place, through))
 

@@ -158,7 +158,11 @@ class Runtime:
 
     async def execute(self, body: wire.Command) -> wire.CommandDone:
         """Run a program beside all shells."""
-        cleared = [] if body.env is None else ["env", "-i", *(f"{name}={value}" for name, value in body.env.items())]
+        try:
+            variables = process_variables(body.env) or {}
+        except InvalidAction as error:
+            raise classify(error) from error
+        cleared = [] if body.env is None else ["env", "-i", *(f"{name}={value}" for name, value in variables.items())]
         *interpreter, last = [*cleared, *body.argv]
         name = command_class(body.command if isinstance(body.command, str) else body.command[0])
         how: ExecOptions = {"interpreter": interpreter, "cwd": body.cwd, "merged": body.merge_output_streams}

@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 
 BAD_SYNTAX = "syntax"
 
+IS_FOLDER = 21
+"""The exit code by which a script says that a folder is where a file was expected."""
+
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-Z\\^_]")
 
 
@@ -47,14 +50,30 @@ def hang_up_text() -> str:
     return "for job in $(jobs -p); do kill -HUP $job; done; exit 0"
 
 
+def replace_text(folder: str, kept: str, name: str) -> str:
+    """Return what gives a file of a folder another name, and the permissions of what has that; a link goes on leading where it leads."""
+    own = shlex.quote(f"./{name}")
+    return f"""( cd -- {_folder(folder)} || exit
+to=$(readlink -f -- {own}) || to={own}
+[ ! -d "$to" ] || exit {IS_FOLDER}
+[ ! -e "$to" ] || chmod "$(stat -c %a -- "$to")" {kept}
+mv -f -- {kept} "$to" )"""
+
+
 def unpack_text(folder: str, archive: str) -> str:
     """Return what unpacks a tar archive into the folder that it is in."""
-    return f"( cd -- {shlex.quote(folder)} && tar -xof {archive} && rm -f {archive} )"
+    return f"( cd -- {_folder(folder)} && tar -xof {archive} && rm -f {archive} )"
 
 
 def remove_text(folder: str, archive: str) -> str:
-    """Return what removes the archive of an upload that failed."""
-    return f"( cd -- {shlex.quote(folder)} && rm -f {archive} )"
+    """Return what removes the file of an upload that failed."""
+    return f"( cd -- {_folder(folder)} && rm -f {archive} )"
+
+
+def _folder(path: str) -> str:
+    """Return a folder as a word of a shell, where `~` leads home as it does in calls for files."""
+    home, slash, rest = path.partition("/")
+    return f'"$HOME"{shlex.quote(slash + rest)}' if home == "~" else shlex.quote(path)
 
 
 def plain(output: str) -> str:

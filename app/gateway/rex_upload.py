@@ -15,13 +15,14 @@ import tempfile
 import zipfile
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import IO
 
 from starlette.datastructures import UploadFile
 
 from app.gateway import rex_scripts as scripts
 from app.gateway.errors import BadRequest, GatewayError, InfraFailed, TooLarge
-from app.gateway.rex_errors import os_error
+from app.gateway.rex_errors import is_folder, os_error
 from app.gateway.rex_runtime import Runtime
 
 PART_BYTES = 2**20
@@ -47,7 +48,7 @@ async def upload(runtime: Runtime, file: UploadFile, target: str, *, unzip: bool
     Raises `GatewayError` as the actions end, `BadRequest` for what is no archive, `TooLarge` for one that grows too much.
     """
     if not unzip:
-        await _write(runtime, target, file.read)
+        await _replace(runtime, target, file)
         return
     with tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES) as archive:
         await asyncio.to_thread(_to_tar, file, archive)
@@ -64,12 +65,29 @@ async def _write(runtime: Runtime, path: str, read: Callable[[int], Awaitable[by
             await runtime.write_file(path, part, offset)
 
 
+async def _replace(runtime: Runtime, path: str, file: UploadFile) -> None:
+    """Write a file whole, or leave what is at its path as it is: one of several parts takes that path once all of them are there."""
+    folder, name = posixpath.split(path)
+    if (file.size or 0) <= PART_BYTES or not name:
+        await _write(runtime, path, file.read)
+    else:
+        await _through(runtime, path, folder or ".", file.read, lambda kept: scripts.replace_text(folder or ".", kept, name))
+
+
 async def _unpack(runtime: Runtime, folder: str, archive: IO[bytes]) -> None:
     """Take a tar archive to a folder, and unpack it there."""
+    read = partial(asyncio.to_thread, archive.read)
+    await _through(runtime, folder, folder, read, lambda kept: scripts.unpack_text(folder, kept))
+
+
+async def _through(
+    runtime: Runtime, target: str, folder: str, read: Callable[[int], Awaitable[bytes]], script: Callable[[str], str]
+) -> None:
+    """Take what `read` gives to a file of a folder, and have a script use that by its name; where this fails, it is removed."""
     name = f".{runtime.mark}"
     try:
-        await _write(runtime, posixpath.join(folder, name), lambda size: asyncio.to_thread(archive.read, size))
-        result = await runtime.beside(scripts.unpack_text(folder, name), "upload")
+        await _write(runtime, posixpath.join(folder, name), read)
+        result = await runtime.beside(script(name), "upload")
     except GatewayError as error:
         if not isinstance(error, InfraFailed):
             with suppress(GatewayError):
@@ -79,10 +97,10 @@ async def _unpack(runtime: Runtime, folder: str, archive: IO[bytes]) -> None:
         return
     with suppress(GatewayError):
         await runtime.beside(scripts.remove_text(folder, name), "upload")
-    problem = f"the upload to {folder} could not be unpacked: {result.stderr.strip() or result.reason}"
+    problem = f"the upload to {target} could not be written: {result.stderr.strip() or result.reason}"
     if result.exit_code is None or result.exit_code >= _NOT_RUN:
         raise InfraFailed(problem, "sandbox_failed")
-    raise os_error(problem)
+    raise is_folder(target) if result.exit_code == scripts.IS_FOLDER else os_error(problem)
 
 
 def _to_tar(file: UploadFile, archive: IO[bytes]) -> None:

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from tangram import files
 from tangram.action import Action
 from tangram.calls import Place, open_environment
 from tangram.errors import ActionFailed, ActionLost, ActionRefused, ActionRejected, TangramError
-from tangram.file_scripts import UNPACK
-from tangram.files import Steps, content_of, opened, pack, unpack, write_one
+from tangram.files import Steps, opened, pack, write_out
 
 CONTAINERS = "isolation:container"
 """The label of nodes whose environments are containers."""
@@ -69,15 +69,11 @@ def upload(place: Place, local: tuple[bytes, int | None], target: str) -> Steps[
 
     Folders that are missing are made; files that are there already are replaced, others stay. Raises `TransferFailed`.
     """
-    data, mode = local
     with _refused(f"what goes to {target} could not be written"):
-        if mode is None:
-            yield from unpack(place, UNPACK, data, _literal(target))
-        else:
-            yield from write_one(place, _literal(target), data, mode)
+        yield from files.upload(place, _literal(target), local)
 
 
-def download(place: Place, source: str) -> Steps[bytes]:
+def download(place: Place, source: str) -> Steps[IO[bytes]]:
     """Return an archive of a file, or of the contents of a folder, for `write_local`.
 
     Raises `FileNotFoundError` when there is no such file or folder; `TransferFailed` when it cannot be packed there.
@@ -86,7 +82,7 @@ def download(place: Place, source: str) -> Steps[bytes]:
         return (yield from pack(place, _literal(source)))
 
 
-def write_local(packed: bytes, target: Path) -> None:
+def write_local(packed: IO[bytes], target: Path) -> None:
     """Write what `download` has returned to the path `target`. Raises `TransferFailed`.
 
     Links in a folder that lead out of it are left out, and the log says so.
@@ -94,9 +90,7 @@ def write_local(packed: bytes, target: Path) -> None:
     with _refused(f"what was to become {target} could not be unpacked"), opened(packed) as archive:
         first = archive.getmembers()[0]
         if not first.isdir():
-            contents = content_of(archive, first)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(contents)
+            write_out(archive, first, target)
             return
         target.mkdir(parents=True, exist_ok=True)
         # A pipe or a device has no contents, and must not spoil the rest.

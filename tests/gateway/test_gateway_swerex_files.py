@@ -59,6 +59,31 @@ def test_a_file_of_any_size_is_uploaded_whole(rex: Rex, tmp_path: Path, size: in
     assert rex.execute("ls -A up | grep tangram", shell=True).stdout == ""
 
 
+def test_a_large_upload_takes_the_place_of_a_file_at_once_or_leaves_it(rex: Rex, tmp_path: Path) -> None:
+    # Given a program behind a link, and a folder that cannot hold another file of that size
+    (tmp_path / "data").write_bytes(b"x" * (3 * 2**20))
+    rex.execute("mkdir -p kept && cd kept && echo old > run && chmod 750 run && ln -sf run link && echo old > /dev/shm/small", shell=True)
+    rex.execute("head -c 62M /dev/zero > /dev/shm/full", shell=True)
+    # When the upload fits, then the program has its permissions, and the link still leads to it
+    do(rex.runtime.upload(UploadRequest(source_path=str(tmp_path / "data"), target_path="~/kept/link")))
+    assert rex.execute("cd kept && stat -c '%a %s' run && readlink link && ls -A", shell=True).stdout.split() == (
+        ["750", str(3 * 2**20), "run", "link", "run"]
+    )
+    # And where it does not fit, the file is as it was, and nothing else is there
+    if rex.execute("df -m /dev/shm | tail -1", shell=True).stdout.split()[1] == "64":
+        with pytest.raises(Exception, match="No space left"):
+            do(rex.runtime.upload(UploadRequest(source_path=str(tmp_path / "data"), target_path="/dev/shm/small")))
+        assert rex.execute("cat /dev/shm/small && ls -A /dev/shm", shell=True).stdout.split() == ["old", "full", "small"]
+    rex.execute("rm /dev/shm/full /dev/shm/small", shell=True)
+
+
+def test_a_name_that_no_variable_has_is_refused(rex: Rex) -> None:
+    for name in ("A=B", ""):
+        body = {"command": ["env"], "env": {name: "1"}}
+        answer = httpx.post(f"{rex.url}/execute", json=body, headers={"X-API-Key": rex.token})
+        assert (answer.status_code, "variables" in answer.json()["detail"]) == (400, True)
+
+
 def test_a_folder_is_uploaded_with_what_is_in_it(rex: Rex, tmp_path: Path) -> None:
     (tmp_path / "sub" / "empty").mkdir(parents=True)
     (tmp_path / "sub" / "tool").write_text("#!/bin/sh\necho ran\n")

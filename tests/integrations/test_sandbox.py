@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import secrets
 import tarfile
@@ -91,7 +92,7 @@ def claims(kind: bytes = tarfile.REGTYPE, **more: Any) -> bytes:
 )
 def test_what_cannot_be_an_archive_is_a_failed_transfer(tmp_path: Path, packed: bytes) -> None:
     with pytest.raises(actions.TransferFailed, match="could not be unpacked"):
-        actions.write_local(packed, tmp_path / "f")
+        actions.write_local(io.BytesIO(packed), tmp_path / "f")
     assert not (tmp_path / "f").exists()
 
 

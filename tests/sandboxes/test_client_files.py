@@ -8,6 +8,7 @@ import io
 import os
 import re
 import tarfile
+import tracemalloc
 from collections.abc import Generator
 from pathlib import Path
 from types import SimpleNamespace
@@ -88,6 +89,46 @@ def test_a_file_is_as_large_as_it_likes(env: Environment, monkeypatch: pytest.Mo
         sent.files.write("f", os.urandom(size) if size else b"", 0o640)
         assert len(sent.files.read("f")) == size
     assert sent.files.stat("f").mode == 0o640
+
+
+def test_what_a_read_returns_is_bounded_and_a_download_is_not(env: Environment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # Given a file of a size that a program has made up
+    monkeypatch.setattr(files, "PART_BYTES", 1000)
+    monkeypatch.setattr(files, "MOST_READ_BYTES", 20_000)
+    sent = Sent(env, limit=2000)
+    printed(env, "cd; truncate -s 50000 f 2>/dev/null || head -c 50000 /dev/zero >f")
+    for path in ("f", ["f"]):
+        # When it is read; then that is refused before all of it has come
+        with pytest.raises(ActionRefused, match="download it") as caught:
+            sent.files.read(path)
+        assert caught.value.problem == "FileTooLarge"
+    assert sent.kinds.count("cpu.read_file") < 50
+    assert not any(sent.files.exists(path) for path in sent.through)
+    # And it is downloaded
+    sent.files.download("f", tmp_path / "deep" / "f")
+    assert (tmp_path / "deep" / "f").read_bytes() == bytes(50_000)
+
+
+def test_a_transfer_is_in_memory_once(tmp_path: Path) -> None:
+    size, place = 24 << 20, Place("j", "t", "e")
+
+    def peak(steps: Generator[Action, Any, Any]) -> float:
+        """Return how often a transfer holds what it moves, at most."""
+
+        def act(action: Action) -> bytes:
+            said = action.arguments
+            return bytes(max(0, min(said["length"], size - said["offset"]))) if action.kind == "cpu.read_file" else b""
+
+        tracemalloc.start()
+        try:
+            files.drive(steps, act)
+            return tracemalloc.get_traced_memory()[1] / size
+        finally:
+            tracemalloc.stop()
+
+    (tmp_path / "f").write_bytes(bytes(size))
+    assert peak(files._read(place, "f")) < 1.5
+    assert peak(files.upload(place, "f", files._Local.pack(tmp_path / "f"))) < 0.5  # beside the file itself
 
 
 def test_what_is_too_large_for_a_text_and_an_output_goes_through_a_file_that_is_removed(

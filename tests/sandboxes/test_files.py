@@ -14,7 +14,7 @@ import pytest
 from tangram.errors import TangramError
 from tests.workers_cpu.support import admit, printed, run, until
 from workers.cpu.abstract import Environment, EnvironmentSpec, Sandbox
-from workers.cpu.errors import EnvironmentGone, FileTooLarge, FileUnusable, NoSuchFile, PathIsDirectory, SandboxError
+from workers.cpu.errors import DiskSpent, EnvironmentGone, FileTooLarge, FileUnusable, NoSuchFile, PathIsDirectory, SandboxError
 
 from .conftest import MAX_FILE_BYTES, Kind
 from .test_output import exists
@@ -122,6 +122,15 @@ def test_a_missing_file_says_so_and_folders_are_no_files(env: Environment) -> No
             env.read_file(path)
         with pytest.raises(PathIsDirectory):
             env.write_file(path, b"x")
+
+
+def test_shared_memory_that_a_program_has_filled_is_its_own_affair(kind: Kind, env: Environment) -> None:
+    if not kind.has_own_root:
+        pytest.skip("its /dev/shm is the host's")
+    run(env, "cat /dev/zero >/dev/shm/full")
+    with pytest.raises(DiskSpent, match="No space left") as caught:
+        env.write_file("/dev/shm/one", bytes(1 << 16))
+    assert caught.value.fault == "program"
 
 
 def test_other_things_than_files_are_refused_without_waiting(env: Environment) -> None:

@@ -11,6 +11,7 @@ They are opened from outside as a command inside would open them. Relative paths
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import re
@@ -19,7 +20,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from workers.cpu.errors import FilesUnreachable, FileTooLarge, FileUnusable, NoSuchFile, PathIsDirectory, SandboxError
+from workers.cpu.errors import DiskSpent, FilesUnreachable, FileTooLarge, FileUnusable, NoSuchFile, PathIsDirectory, SandboxError
+from workers.cpu.libc import libc
 from workers.cpu.root import open_in_root
 
 _OURS = (errno.EIO, errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE)
@@ -31,6 +33,7 @@ PIECE_BYTES = 1 << 20
 # which the program could then send signals by.
 _FLAGS = os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
 
+_TMPFS = 0x01021994
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _OF_A_PROCESS = re.compile(r"/proc/\d+/")
 """Such files give the worker more than a command: with them it could reach into the memory of what runs inside."""
@@ -85,13 +88,29 @@ class RegularFiles(ABC):
                     raise FileUnusable(f"{path} has {size} bytes, too few to go on behind byte {offset}")
                 file.truncate(offset)
                 file.seek(offset)
-                view = memoryview(data)
-                while view:
-                    view = view[file.write(view) :]
+                try:
+                    view = memoryview(data)
+                    while view:
+                        view = view[file.write(view) :]
+                except OSError as error:
+                    if error.errno == errno.ENOSPC and self._is_own_memory(file.fileno()):
+                        raise DiskSpent(f"{path}: {error.strerror}") from error
+                    raise
                 if mode is not None:
                     os.fchmod(file.fileno(), mode)
         except OSError as error:
             raise _explained(path, error) from error
+
+    def _is_own_memory(self, descriptor: int) -> bool:
+        """Return whether a file is in memory that the environment has for files, such as `/dev/shm`, and not on the node's disk."""
+        fields = (ctypes.c_long * 32)()
+        if libc.fstatfs(descriptor, fields) or fields[0] != _TMPFS:
+            return False
+        home = self.open(self._home, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            return os.fstat(home).st_dev != os.fstat(descriptor).st_dev
+        finally:
+            os.close(home)
 
     def _check_size(self, path: str, size: int) -> None:
         if size > self._max_bytes:
