@@ -67,8 +67,8 @@ VERIFIERS: Table = (
     ),
     (
         "E2BRuntime.run_program (process sandboxes)",
-        "not served: it reads `/tmp`, which is not of the environment there",
-        "test_the_main_program_of_a_rollout_needs_a_container",
+        "works",
+        "test_the_main_program_of_a_rollout_runs_once_to_its_end",
     ),
     ("E2BRuntime.open_process", "works", "test_a_live_process_is_written_to_and_read_from"),
     ("RuntimeProcess.terminate, kill", "works", "test_a_live_process_is_terminated_and_killed"),

@@ -93,9 +93,10 @@ async def test_a_background_process_goes_on_and_can_be_asked(runtime: Runtime) -
         pass
 
 
-async def test_the_main_program_of_a_rollout_needs_a_container(runtime: Runtime) -> None:
-    with pytest.raises(SandboxError, match="leads out of the environment"):
-        await runtime.run_program(["true"], {})
+async def test_the_main_program_of_a_rollout_runs_once_to_its_end(runtime: Runtime) -> None:
+    done = await runtime.run_program(["sh", "-c", "echo ran >> ledger; echo out; echo err >&2; exit 3"], {})
+    assert (done.exit_code, done.stdout, done.stderr) == (3, "out\n", "err\n")
+    assert await runtime.read("ledger") == b"ran\n"
 
 
 async def test_a_network_policy_is_taken_note_of(served: Served, config: E2BConfig) -> None:
