@@ -48,6 +48,8 @@ Shape = frozenset[str]
 NO_ATTEMPT = 2**31 - 1
 HELD = ("node", "resource", "units", "core_ids", "cell_ids", "background", "granted_at", "resized_at")
 """What a row of `actions` and one of `grants` both say of a grant."""
+_OF_GRANT = ("granted_at", "node", "units", "core_ids", "cell_ids", "background")
+_OF_END = ("status", "cause", "started_at", "unit_s", "queue_s", "background_s", "overhead_s", "execution_s", "act_s", "cpu_s")
 
 
 @dataclass(slots=True)
@@ -205,21 +207,9 @@ class Fold:
         if action.has_ended:
             return
         action.first_granted = min(action.first_granted, entry.attempt)
-        action.change.update(
-            {
-                "status": RUNNING,
-                "reason": "",
-                "attempts": entry.attempt,
-                "granted_at": entry.granted_at,
-                "node": entry.node,
-                "resource": CORES if entry.core_ids or entry.background else CELLS if entry.cell_ids else "",
-                "units": entry.units,
-                "core_ids": entry.core_ids,
-                "cell_ids": entry.cell_ids,
-                "background": entry.background,
-                "resized_at": None,
-            }
-        )
+        resource = CORES if entry.core_ids or entry.background else CELLS if entry.cell_ids else ""
+        same = {name: getattr(entry, name) for name in _OF_GRANT}
+        action.change.update({**same, "status": RUNNING, "reason": "", "attempts": entry.attempt, "resource": resource, "resized_at": None})
 
     def _resized(self, entry: ActionResized) -> None:
         action = self._of(entry.id)
@@ -250,24 +240,9 @@ class Fold:
             return
         # Whoever has to store the result needs the message, and may die before it is stored.
         action.answered = end.by_worker
-        action.change.update(
-            {
-                "status": end.status,
-                "reason": clean(end.reason),
-                "cause": end.cause,
-                "fault": fault_of_end(end.kind, end.cause),
-                "started_at": end.started_at,
-                "ended_at": entry.at,
-                "units": end.dop,
-                "unit_s": end.unit_s,
-                "queue_s": end.queue_s,
-                "background_s": end.background_s,
-                "overhead_s": end.overhead_s,
-                "execution_s": end.execution_s,
-                "act_s": end.act_s,
-                "cpu_s": end.cpu_s,
-            }
-        )
+        same = {name: getattr(end, name) for name in _OF_END}
+        fault = fault_of_end(end.kind, end.cause)
+        action.change.update({**same, "reason": clean(end.reason), "fault": fault, "ended_at": entry.at, "units": end.dop})
         if end.memory_mb is not None:
             action.change.update({"memory_mb": end.memory_mb, "resident_mb": end.resident_mb})
 

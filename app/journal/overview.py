@@ -19,6 +19,7 @@ from app.journal.models import ABSENT, NODE_UP, RUNNING, WAITING, Action, AnyRow
 from app.journal.recent import Recent, Tally
 from app.journal.unfinished import set_aside
 from scheduler.live.entries import SetAside
+from scheduler.model.filled import filled
 from tangram.action import CELLS, CORES
 
 _FIGURES = (
@@ -86,10 +87,10 @@ class Present:
 
 def read_present(connection: Connection, now: float) -> Present:
     """Read what has not ended."""
-    columns = (Action.id, Action.attempts, Action.job, Action.kind, Action.service, Action.environment, Action.node, Action.resource)
-    held = (Action.core_ids, Action.cell_ids, Action.background, Action.granted_at, Action.resized_at, Environment.pod_cores)
+    columns = (Action.id, Action.attempts.label("attempt"), Action.job, Action.kind, Action.service, Action.environment, Action.node)
+    held = (Action.resource, Action.core_ids, Action.cell_ids, Action.background, Action.granted_at.label("since"), Action.resized_at)
     place = (Environment.id == Action.environment) & Environment.ended_at.is_(None)
-    running = select(*columns, *held).join_from(Action, Environment, place, isouter=True)
+    running = select(*columns, *held, Environment.pod_cores).join_from(Action, Environment, place, isouter=True)
     running = running.where(Action.ended_at.is_(None), Action.status == RUNNING)
     alike = (Action.job, Action.kind, Action.quota, Action.service)
     waiting = select(*alike, func.count().label("actions"), func.min(Action.submitted_at).label("oldest"))
@@ -111,23 +112,9 @@ def read_present(connection: Connection, now: float) -> Present:
 
 
 def _held(row: AnyRow) -> Held:
-    id, attempt, job, kind, service, environment, node, resource, core_ids, cell_ids, background, since, resized_at, pod_cores = row
-    return Held(
-        id=id,
-        attempt=attempt,
-        job=job,
-        kind=kind,
-        service=service or "",
-        environment=environment or "",
-        node=node,
-        resource=resource,
-        core_ids=tuple(core_ids),
-        cell_ids=tuple(cell_ids),
-        background=bool(background),
-        since=since,
-        resized_at=resized_at,
-        in_pod=bool(pod_cores),
-    )
+    ids = {"core_ids": tuple(row.core_ids), "cell_ids": tuple(row.cell_ids)}
+    names = {"service": row.service or "", "environment": row.environment or ""}
+    return filled(Held, row, **ids, **names, background=bool(row.background), in_pod=bool(row.pod_cores))
 
 
 def lanes_of(description: Mapping[str, Any]) -> tuple[list[int], list[int]]:

@@ -377,7 +377,6 @@ def _with_labels(ask: _Question, pool: str) -> list[AnyRow]:
 
 
 def _nodes(ask: _Question, pool: str) -> list[AnyRow]:
-    """Return the nodes of a pool that are up or silent."""
     rows = ask.connection.execute(select(table(Node)).where(Node.state.in_(NODE_HELD)).order_by(Node.name))
     return [row for row in rows if pool in row.description.get("kinds", ())]
 

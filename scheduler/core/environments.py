@@ -75,21 +75,7 @@ class Environments:
 
     def open(self, waiting: Waiting, now: float) -> None:
         """Take in a `cpu.open` action. Its environment is placed at the end of the event, or as soon as a node has room."""
-        action = waiting.action
-        assert action.environment is not None, "checked by Action"
-        environment = Environment(
-            id=action.environment,
-            job=action.job,
-            trajectory=action.trajectory,
-            memory_mb=memory_of(action),
-            elastic=is_elastic(action),
-            open_id=waiting.id,
-            since=now,
-            last_used=now,
-            client="" if action.detached else action.client,
-            owner=action.owner,
-            lease_s=action.lease_s,
-        )
+        environment = opened_by(waiting, now)
         self._keep(environment)
         self.opens.add(waiting)
         self._note(environment)
@@ -217,7 +203,7 @@ class Environments:
         Its lease goes on from `used_at`, if known. A part of the lease is added for two reasons. Uses are noted only once per part
         (`_note_use`), and actions that were sent meanwhile must arrive first.
         """
-        environment.since, environment.last_used = now, used_at if used_at is not None else now
+        environment.last_used = used_at if used_at is not None else now
         environment.use_noted = environment.last_used
         lease_s = self._state.limits.lease_s
         if lease_s is not None:
@@ -417,3 +403,21 @@ class Environments:
             if environment.sessions.get(waiting.action.session or "") == action_id:
                 del environment.sessions[waiting.action.session or ""]
             self._ends.end_waiting(waiting, status, reason, environment.end_cause, now, environment_lost_on=lost_on)
+
+
+def opened_by(waiting: Waiting, now: float) -> Environment:
+    """Return the environment that a `cpu.open` action asks for."""
+    action = waiting.action
+    assert action.environment is not None, "checked by Action"
+    return Environment(
+        id=action.environment,
+        job=action.job,
+        trajectory=action.trajectory,
+        memory_mb=memory_of(action),
+        elastic=is_elastic(action),
+        open_id=waiting.id,
+        last_used=now,
+        client="" if action.detached else action.client,
+        owner=action.owner,
+        lease_s=action.lease_s,
+    )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from scheduler.core.environments import CLOSED, Environments
+from scheduler.core.environments import CLOSED, Environments, opened_by
 from scheduler.core.nodes import Nodes
 from scheduler.core.pools import Pools
 from scheduler.model import Environment, Running, Waiting, events
 from scheduler.model.commands import Command
-from scheduler.model.state import State, is_elastic, memory_of
+from scheduler.model.state import State
 
 
 class Recovery:
@@ -83,20 +83,7 @@ class Recovery:
             running.stopping, running.stop_cause = f"environment {environment.id} is being closed", environment.end_cause
 
     def _opening(self, waiting: Waiting, event: events.Resumed, now: float) -> None:
-        action = event.action
-        environment = Environment(
-            id=action.environment or "",
-            job=action.job,
-            trajectory=action.trajectory,
-            memory_mb=memory_of(action),
-            elastic=is_elastic(action),
-            open_id=waiting.id,
-            pod_core_ids=event.grant.core_ids if self._state.rules.pod_cores else (),
-            last_used=now,
-            client="" if action.detached else action.client,
-            close_requested=event.close_requested,
-            cause=event.close_cause,
-            owner=action.owner,
-            lease_s=action.lease_s,
-        )
+        environment = opened_by(waiting, now)
+        environment.pod_core_ids = event.grant.core_ids if self._state.rules.pod_cores else ()
+        environment.close_requested, environment.cause = event.close_requested, event.close_cause
         self._environments.readopt_opening(environment, self._state.nodes.get(event.grant.node))

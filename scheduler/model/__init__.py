@@ -303,7 +303,6 @@ class Environment:
     state: EnvironmentState = "waiting"
     node: str | None = None
     pod_core_ids: tuple[int, ...] = ()
-    since: float = 0.0
     last_used: float = 0.0
     parked: deque[Waiting] = field(default_factory=deque)
     sessions: dict[str, str] = field(default_factory=dict)

@@ -25,17 +25,9 @@ log = logging.getLogger(__name__)
 
 def described(host: ServiceHost) -> dict[str, Any]:
     """Return the services of a node as it describes them to the scheduler, which plans with the memory that they need there."""
+    same = ("task", "cells", "restore_s", "max_concurrency", "instances", "pinned", "warm")
     return {
-        name: {
-            "task": service.task,
-            "cells": service.cells,
-            "memory_mb": host.needed_mb(name, service),
-            "restore_s": service.restore_s,
-            "max_concurrency": service.max_concurrency,
-            "instances": service.instances,
-            "pinned": service.pinned,
-            "warm": service.warm,
-        }
+        name: {"memory_mb": host.needed_mb(name, service), **{field: getattr(service, field) for field in same}}
         for name, service in host.services.items()
     }
 
