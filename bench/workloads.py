@@ -44,11 +44,6 @@ class Command:
     median_s: float
     sigma: float
 
-    @property
-    def mean_s(self) -> float:
-        """Return the mean of the duration."""
-        return self.median_s * math.exp(self.sigma**2 / 2)
-
 
 SHELL = (
     Command(name="cat", weight=0.25, median_s=0.03, sigma=0.6),

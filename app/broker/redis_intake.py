@@ -69,15 +69,13 @@ return found
 _RESCUE = """
 local used = {}
 for i = 2, #ARGV do used[ARGV[i]] = true end
-local rescued = 0
 for _, name in ipairs(redis.call('SMEMBERS', KEYS[1])) do
   if not used[name] then
     local epoch, queue = string.match(name, '^[^:]*:([^:]*):(.*)$')
-    while redis.call('LMOVE', name, queue, 'LEFT', 'RIGHT') do rescued = rescued + 1 end
+    while redis.call('LMOVE', name, queue, 'LEFT', 'RIGHT') do end
     if tonumber(epoch) < tonumber(ARGV[1]) then redis.call('SREM', KEYS[1], name) end
   end
 end
-return rescued
 """
 
 Taken = tuple[str, bytes]
@@ -108,7 +106,7 @@ class RedisIntake:
         self._alone = 0
         self._unacknowledged = dict.fromkeys(self._lists.values(), 0)
         self._next_look = self._next_rescue = 0.0
-        self.rescued = self._put_back(())
+        self._put_back(())
         self._client.sadd(TAKEN, *self._lists.values())
         for queue in queues:
             # Between two messages may lie hours. An answer is read only when it must be on its way, within the time limit of all others.
@@ -185,8 +183,8 @@ class RedisIntake:
             connection.disconnect()  # type: ignore[no-untyped-call]
         self._pool.disconnect()
 
-    def _put_back(self, used: Iterable[str]) -> int:
-        return int(self._rescue(keys=[TAKEN], args=[self._oldest, *used]))
+    def _put_back(self, used: Iterable[str]) -> None:
+        self._rescue(keys=[TAKEN], args=[self._oldest, *used])
 
     def _arm(self) -> None:
         for queue in self._waiting:
