@@ -32,6 +32,7 @@ from kombu.utils.json import loads
 from kombu.utils.uuid import uuid
 from redis import RedisError
 
+from app.broker import memory
 from app.broker.amqp_intake import HEARTBEAT_S, AmqpIntake, heartbeats
 from app.broker.messages import action_of, lying, request_of
 from app.broker.redis_intake import RedisIntake
@@ -90,7 +91,7 @@ class KombuTransport:
         self._asked_again: list[str] = []
         self._queues: dict[str, str] = {}
         """The names of the queues that are declared, by node."""
-        self._intake: RedisIntake | AmqpIntake | None = None
+        self._intake: RedisIntake | AmqpIntake | memory.MemoryIntake | None = None
         self._sending: Connection = app.connection_for_write()
         self._errors = _errors_of(self._sending)
         self._was_full = False
@@ -251,8 +252,8 @@ class KombuTransport:
         self._check_sending = heartbeats(self._sending)
         url = str(self._app.conf.broker_read_url or self._app.conf.broker_url)
         names = [queue.name for queue in _QUEUES]
-        if make_intake := (self._app.conf.broker_transport_options or {}).get("make_intake"):  # of a broker that is neither
-            self._intake = make_intake(names, self._epoch, self._intakes)
+        if urlsplit(url).scheme == memory.SCHEME:
+            self._intake = memory.MemoryIntake(self._app.conf.broker_transport_options["broker"], names, self._epoch, self._intakes)
             self._intakes += 1
         elif urlsplit(url).scheme in REDIS_SCHEMES:
             pool = open_store(url, self._timeout_s).connection_pool

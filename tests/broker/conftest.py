@@ -15,6 +15,8 @@ import pytest
 from celery import Celery
 from kombu import Message
 
+from app.broker.memory import SCHEME, use
+from app.broker.memory_store import BrokenConnection, MemoryBroker, MemoryStore
 from app.broker.transport import KombuTransport
 from app.local.processes import wait_until
 from app.scheduler_process import _app_of
@@ -23,8 +25,6 @@ from tangram import Settings
 from tangram.connection import Link, find_link
 from tangram.session import Session
 from tangram.wire import CONTROL, EVENTS, INGRESS, direct_queue, node_queue
-from tests.broker.memory import SCHEME, use
-from tests.broker.memory_store import BrokenConnection, MemoryBroker, MemoryStore
 from tests.conftest import RedisServer, running_redis
 
 CALLBACKS = direct_queue("callbacks")

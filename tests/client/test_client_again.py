@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from celery import Celery
 
+from app.broker.memory import use
+from app.broker.memory_store import MemoryBroker, MemoryStore
 from tangram import Action, ClientClosed, Settings, StackUnreachable, Unknown, calls
 from tangram.connection import Link
 from tangram.session import Session
 from tangram.wire import ACTION_HEADER, CONTROL_QUEUE, INGRESS_QUEUE
-from tests.broker.memory import use
-from tests.broker.memory_store import MemoryBroker, MemoryStore
 
 
 class Away:

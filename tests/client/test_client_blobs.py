@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis import RedisError
 
+from app.broker.memory_store import MemoryBroker, MemoryStore
 from tangram import ActionFailed
 from tangram.blobs import Blobs
 from tangram.connection import open_store
 from tangram.wire import BLOB_THRESHOLD_BYTES
-from tests.broker.memory_store import MemoryBroker, MemoryStore
 from tests.freezing import freeze
 
 

@@ -6,8 +6,8 @@ import pytest
 from celery import Celery
 
 from app.action_task import Call
+from app.broker.memory_store import MemoryBroker, MemoryStore
 from tangram.wire import CLAIM_KEY_PREFIX, CLAIM_TTL_S, WireGrant, WireNode
-from tests.broker.memory_store import MemoryBroker, MemoryStore
 from workers.node import Node
 
 DESCRIPTION: WireNode = {

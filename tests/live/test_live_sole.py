@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
+from app.broker.memory_store import MemoryBroker, MemoryStore
 from app.services_file import ConfigError
 from tangram.wire import NODE_KEY_PREFIX
-from tests.broker.memory_store import MemoryBroker, MemoryStore
 from workers.sole import SoleName
 
 BEAT_S = 0.05
@@ -32,7 +32,7 @@ def test_the_name_of_a_killed_worker_is_free_at_once_on_its_host_and_after_three
     store = MemoryStore(MemoryBroker())
     # Given a process that held the name, and is killed
     script = (
-        "from tests.broker.memory_store import *; from workers.sole import SoleName; s = MemoryStore(MemoryBroker());"
+        "from app.broker.memory_store import *; from workers.sole import SoleName; s = MemoryStore(MemoryBroker());"
         "SoleName(s, 'n', 9.0).take(); print(s.get('tangram-node-n').decode())"
     )
     left = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()

@@ -9,6 +9,8 @@ from typing import Any
 from celery import Celery
 from redis import RedisError
 
+from app.broker.memory import use
+from app.broker.memory_store import MemoryBroker
 from app.broker.stored_ends import stored_end
 from app.broker.transport import KombuTransport
 from scheduler.core.core import Core
@@ -19,8 +21,6 @@ from scheduler.live.transport import Received
 from scheduler.model import Limits, QuotaSpec, commands, events
 from scheduler.policies import make_policy
 from tangram.wire import ACTION_HEADER, CONTROL_QUEUE, EVENTS_QUEUE, GRANT_HEADER, INGRESS_QUEUE, RESULT_KEY_PREFIX, node_queue
-from tests.broker.memory import use
-from tests.broker.memory_store import MemoryBroker
 
 NODE: dict[str, Any] = {"name": "n", "kinds": ["cpu"], "labels": [], "cores": 8, "memory_mb": 1000, "cells": 0, "cell_memory_mb": 0}
 NODE |= {"incarnation": "1", "running": [], "environments": []}

@@ -19,13 +19,13 @@ from sqlalchemy import Engine, create_engine
 from sqlalchemy.event import listen
 from sqlalchemy.pool import StaticPool
 
+from app.broker.memory_store import MemoryBroker
 from app.journal.database import DatabaseError, open_engine, sqlite_url
 from app.journal.leader import Lease
 from app.journal.migrating import upgrade
 from app.journal.writing import JournalError
 from scheduler.live.entries import ActionGranted, Entry, Journal, Unfinished
 from tangram.wire import CONTROL_QUEUE, INGRESS_QUEUE
-from tests.broker.memory_store import MemoryBroker
 from tests.virtual.clock import Process, World
 
 SLOW_S = 0.004

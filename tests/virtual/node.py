@@ -14,12 +14,12 @@ from redis import RedisError
 
 from app import celery as worker_app
 from app.action_task import ActionTask, NodeRuntime, call_of
+from app.broker.memory_store import MemoryStore
 from app.runtime import Runtime, enter, runtime
 from tangram import clock
 from tangram.blobs import Blobs
 from tangram.settings import Settings
 from tangram.wire import GRANT_HEADER, WireGrant, WireNode, node_queue
-from tests.broker.memory_store import MemoryStore
 from tests.virtual.clock import Process
 from tests.virtual.network import Network
 from tests.virtual.sandbox import Claim, Ledger, VirtualEnvironment, VirtualSandbox

@@ -18,6 +18,7 @@ from celery import Celery
 from kombu.utils import functional
 from sqlalchemy import Engine
 
+from app.broker.memory import use
 from app.broker.transport import KombuTransport
 from app.celery import configuration
 from app.journal import unfinished
@@ -30,7 +31,6 @@ from scheduler.live.entries import Journal
 from tangram import clock
 from tangram.errors import StackUnreachable
 from tangram.settings import Settings
-from tests.broker.memory import use
 from tests.virtual import laws
 from tests.virtual.clock import Process, World
 from tests.virtual.gpu import VirtualGpuNode

@@ -11,6 +11,8 @@ from typing import Any
 
 from celery import Celery
 
+from app.broker.memory import SCHEME, use
+from app.broker.memory_store import MemoryStore
 from tangram import calls, clock
 from tangram.action import Action, Cost
 from tangram.calls import Place
@@ -22,8 +24,6 @@ from tangram.publisher import ControlRequest
 from tangram.results import ExecResult
 from tangram.session import Session
 from tangram.settings import Settings
-from tests.broker.memory import SCHEME, use
-from tests.broker.memory_store import MemoryStore
 from tests.virtual.clock import Process
 from tests.virtual.gpu import SERVICES
 from tests.virtual.network import Network

@@ -13,11 +13,11 @@ import pytest
 from celery import Celery
 
 from app.action_task import Call, NodeRuntime
+from app.broker.memory_store import MemoryBroker, MemoryStore
 from app.runtime import PROCESS, Runtime, enter
 from tangram.blobs import Blobs
 from tangram.errors import ActionCancelled, ActionError, ActionFailed
 from tangram.settings import Settings
-from tests.broker.memory_store import MemoryBroker, MemoryStore
 from tests.live.test_live_claims import DESCRIPTION, GRANT
 from workers.api.requests import MOST_SENT, Requests
 from workers.api.tasks import call

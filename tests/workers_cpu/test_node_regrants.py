@@ -9,8 +9,8 @@ import pytest
 from celery import Celery
 
 from app.action_task import ActionTask, Call
+from app.broker.memory_store import MemoryBroker, MemoryStore
 from tangram.wire import GRANT_HEADER, WireGrant
-from tests.broker.memory_store import MemoryBroker, MemoryStore
 from tests.live import test_live_claims
 from workers.cpu.abstract import Holding, Usage
 from workers.node import Node

@@ -1,4 +1,4 @@
-"""Queues and keys in the memory of one process, in redis-py's words: the server and the client that `tests/broker/memory.py` builds on.
+"""Queues and keys in the memory of one process, in redis-py's words: the server and the client that `app/broker/memory.py` builds on.
 
 `MemoryBroker.called` is told each operation before it is carried out, and the end of each that changes something, as `… done`. It may raise
 in either case, as a network would.

@@ -5,7 +5,7 @@ that `tests/broker` checks for memory, Redis and RabbitMQ alike. It has no strea
 
 | part | stands for |
 |---|---|
-| `MemoryBroker` (`tests/broker/memory_store.py`) | the server: queues and keys |
+| `MemoryBroker` (`app/broker/memory_store.py`) | the server: queues and keys |
 | `MemoryStore`, `MemoryPubSub` | redis-py's client, as far as clients, schedulers and nodes use it |
 | `Transport` | kombu's transport for the scheme `tangram-memory`; the broker is its option `broker` |
 | `MemoryBackend` | `RedisResults`: stores a result, unless another end stands, and publishes it under its key |
@@ -17,7 +17,6 @@ Waiting goes by `tangram.clock`, so everything may run on a virtual clock.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from queue import Empty
 from typing import Any
 
@@ -26,10 +25,10 @@ from kombu.transport import TRANSPORT_ALIASES, virtual
 from kombu.utils.json import dumps, loads
 
 from app.broker import redis_intake
+from app.broker.memory_store import BrokenConnection, MemoryBroker, MemoryStore
 from app.broker.results import FirstEndStays, may_stand
 from tangram import clock
 from tangram.wire import ENDED_CLAIM_TTL_S, EVENTS
-from tests.broker.memory_store import BrokenConnection, MemoryBroker, MemoryStore
 
 SCHEME = "tangram-memory"
 TRANSPORT_ALIASES[SCHEME] = f"{__name__}:Transport"
@@ -77,7 +76,7 @@ class MemoryBackend(FirstEndStays):
         self.client.delete(_text(key))
 
 
-class Channel(virtual.Channel):
+class Channel(virtual.Channel):  # type: ignore[misc]
     """Kombu's channel to a `MemoryBroker`."""
 
     do_restore = False
@@ -106,7 +105,7 @@ class Channel(virtual.Channel):
         return self.broker.purge(queue)
 
 
-class Transport(virtual.Transport):
+class Transport(virtual.Transport):  # type: ignore[misc]
     """Kombu's transport to a `MemoryBroker`, for sending and for getting single messages."""
 
     Channel = Channel
@@ -182,7 +181,7 @@ def _put(broker: MemoryBroker, queue: str, message: bytes) -> None:
 def use(app: Celery, broker: MemoryBroker) -> Celery:
     """Have a Celery app use `broker` for messages and results; return it."""
     app.conf.broker_url = f"{SCHEME}://"
-    app.conf.broker_transport_options = {"broker": broker, "make_intake": partial(MemoryIntake, broker)}
+    app.conf.broker_transport_options = {"broker": broker}
     app._backend = MemoryBackend(app, broker)  # Celery has no public way for a backend that exists already
     return app
 
