@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from app.services_file import ConfigError, check_models, load_services_file
-from app.tiny_models import make_services, make_tiny
+from app.tiny_models import main, make_services, make_tiny
 from tests.lazily import needs
 
 pytestmark = needs("torch", "transformers")
@@ -72,13 +72,10 @@ def test_the_services_file_names_models_that_are_there_and_is_not_overwritten(tm
     assert path.read_text() == text + "# mine\n"
 
 
-def test_a_bad_folder_is_one_line_and_exit_2(tmp_path: Path) -> None:
+def test_a_bad_folder_is_one_line_and_exit_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("x")
 
-    done = subprocess.run(
-        [sys.executable, "-m", "app.tiny_models", str(tmp_path / "file")], capture_output=True, text=True, timeout=200, cwd=ROOT
-    )
+    assert main([str(tmp_path / "file")]) == 2
 
-    assert done.returncode == 2
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert "file" in done.stderr
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "file" in line

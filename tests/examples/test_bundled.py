@@ -60,6 +60,7 @@ def test_there_are_some_that_call_tools_in_parallel_and_that_search() -> None:
     assert len(searching) >= 2
 
 
+@pytest.mark.long
 def test_a_bundled_script_runs_as_it_says(tmp_path: Path) -> None:
     # Given a script whose build and whose tests fail at first, and which ends with the whole test suite of the repository
     script = read_script(EXAMPLES / "scripts" / "rename-figures.toml")
