@@ -401,7 +401,7 @@ def _with_file(place: Place, steps: Callable[[str], Steps[T]]) -> Steps[T]:
 def _command(place: Place, script: str, *words: str, data: bytes = b"") -> Steps[ExecResult]:
     """Run a script with arguments, and `data` as base64 in its standard input. Raises `ActionRefused` for what it says is wrong."""
     text = base64.encodebytes(data).decode("ascii")
-    command = f"(\nset -- {shlex.join(words)}\n{script}\n) <<'END'\n{text}END\n"
+    command = f"(\ncd || exit {file_scripts.INVALID}\nset -- {shlex.join(words)}\n{script}\n) <<'END'\n{text}END\n"
     result: ExecResult = yield calls.execute(place, command, session=SESSION, action_class=SESSION)
     if result.exit_code == 0:
         return result

@@ -25,6 +25,8 @@ from tests.workers_cpu.support import printed
 from workers.cpu.abstract import Environment, ExecRequest
 from workers.cpu.errors import SandboxError
 
+from .conftest import Kind
+
 
 class Carried:
     """An action, carried out on an environment as soon as somebody wants its result."""
@@ -295,6 +297,17 @@ def test_what_ends_the_tools_of_a_file_call_is_the_programs_affair(exit_code: in
     with pytest.raises(ActionFailed, match="^no room$") as caught:
         answered(exit_code, cause=cause, stderr="tar: Exiting now\nno room\n").list(".")
     assert (caught.value.cause, caught.value.fault) == (cause if fault == "program" else "sandbox_failed", fault)
+
+
+def test_relative_paths_begin_nowhere_else_where_the_home_is_locked(kind: Kind, env: Environment) -> None:
+    if not kind.has_own_root:
+        pytest.skip("its programs may be root's, whom no permissions hold")
+    printed(env, "chmod 000 .")
+    for ask in (lambda: Sent(env).files.list("."), lambda: Sent(env).files.write({"a": b"", "b": b""})):
+        with pytest.raises(ActionRefused, match="cd: ") as caught:
+            ask()
+        assert caught.value.problem == "FileUnusable"
+    printed(env, "chmod 755 ~")
 
 
 def test_coroutines_have_the_same_words(env: Environment, tmp_path: Path) -> None:
