@@ -123,7 +123,8 @@ def history(connection: Connection, selection: Selection) -> History:
     pods = [PastPod(*row) for row in connection.execute(_pods(selection))]
     named = {grant.node for grant in grants} | {pod.node for pod in pods if pod.node is not None}
     measured = select(Action.environment).where(*where, Action.memory_mb.is_not(None))
-    limits = dict(connection.execute(select(Environment.id, Environment.memory_mb).where(Environment.id.in_(measured))).tuples().all())
+    declared = select(Environment.id, Environment.memory_mb).where(Environment.id.in_(measured))
+    limits = {row.id: row.memory_mb for row in connection.execute(declared)}
     return History(actions=actions, grants=grants, pods=pods, nodes=_nodes(connection, named), limits=limits)
 
 
