@@ -119,7 +119,7 @@ def train(make_sandbox: Callable[[str, str], Sandbox], steps: int, seed: int, ou
     model, tokenizer = make_model()
     rollouts = Rollouts(make_sandbox)
     config = GRPOConfig(
-        max_steps=steps, per_device_train_batch_size=AT_ONCE, num_generations=GENERATIONS, shuffle_dataset=False,
+        output_dir=out.parent, max_steps=steps, per_device_train_batch_size=AT_ONCE, num_generations=GENERATIONS, shuffle_dataset=False,
         learning_rate=1e-3, lr_scheduler_type="constant", scale_rewards="none", entropy_coef=0.05,
         seed=seed, use_cpu=True, bf16=False, gradient_checkpointing=False,
         logging_steps=1, save_strategy="no", report_to=[], disable_tqdm=True,
