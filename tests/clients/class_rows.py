@@ -122,12 +122,22 @@ VERL: Table = (
         "clients/test_verl_router.py::test_verls_reward_worker_reads_a_score",
     ),
 )
+TRL: Table = (
+    (
+        "GRPOTrainer(rollout_func), with tools and rewards in sandboxes: examples/train",
+        "works; a reward of None where the stack failed, which TRL leaves out",
+        "test_two_steps_have_the_same_rewards_in_sandboxes_as_in_subprocesses_and_leave_no_environment",
+        "test_the_verdict_of_a_sandbox_is_the_reward",
+        "test_a_rollout_that_the_stack_fails_has_no_reward",
+    ),
+)
 TABLES: tuple[tuple[str, str, str, Table], ...] = (
     ("mini-swe-agent", "agents", "integrations/test_mini_swe_agent", MINI_SWE_AGENT),
     ("harbor", "agents", "integrations/test_harbor", HARBOR),
     ("verifiers", "verifiers", "clients/test_verifiers", VERIFIERS),
     ("nemo-gym", "nemo-gym", "integrations/test_nemo_gym", NEMO_GYM),
     ("verl", "training", "integrations/test_verl", VERL),
+    ("trl", "training", "integrations/test_trl", TRL),
 )
 """The client, its environment, the file with most of its tests, and its methods."""
 

@@ -1,0 +1,1 @@
+"""The tests, as a package that no installed package of this name hides."""
