@@ -59,7 +59,7 @@ class Slurm:
         munge = ["munged", "--foreground", "--force", f"--socket={folder}/munge.socket", *files]
         daemons = [munge, ["slurmctld", "-D"], ["slurmd", "-D", "-N", "n1"], ["slurmd", "-D", "-N", "n2"]]
         self.variables = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "STACK_ADDRESS": "127.0.0.1"}
-        self.variables |= {"STACK_COMMAND": str(Path(sys.executable).with_name("tangram")), "STACK_LOCAL_DIR": str(folder / "local")}
+        self.variables |= {"STACK_COMMAND": str(Path(sys.executable).with_name("tangram")), "STACK_LOCAL_DIR": str(folder / "own disk")}
         self.daemons = [self._start(words) for words in daemons]
 
     def _start(self, words: list[str]) -> subprocess.Popen[bytes]:
@@ -101,7 +101,9 @@ def slurm(tmp_path: Path) -> Iterator[Slurm]:
 
 
 def test_a_job_serves_a_trainer_and_drains_before_its_limit(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given a job on two nodes that has said where a trainer finds it
+    # Given a job on two nodes that has said where a trainer finds it, and what else is on the disk where it works
+    (slurm.folder / "own disk").mkdir()
+    (slurm.folder / "own disk" / "thesis.tex").touch()
     until(lambda: slurm.say("sinfo", "--noheader", "--states=idle", "--format=%D") == "2")
     job = slurm.say("sbatch", "--parsable", "--output=out.log", "--time=60", str(ROOT / "deploy" / "slurm" / "arl-tangram.sbatch"))
     folder = slurm.folder / f"arl-tangram-{job}"
@@ -110,12 +112,13 @@ def test_a_job_serves_a_trainer_and_drains_before_its_limit(slurm: Slurm, monkey
     for line in (folder / "trainer.env").read_text().splitlines():
         name, _, value = line.removeprefix("export ").partition("=")
         monkeypatch.setenv(name, value)
-    # When it is told that its limit is near, with an environment open in which a command runs
+    # When it is told that its limit is near, and once more, with an environment open in which a command runs
     with Client("slurm", settings=Settings()) as client:
         environment = client.open(trajectory="t1")
         running = environment.submit("sleep 5; echo done")
         slurm.say("scancel", "--batch", "--signal=USR1", job)
         until(lambda: "draining" in (slurm.folder / "out.log").read_text())
+        slurm.say("scancel", "--batch", "--signal=USR1", job)
         # Then the command comes to its end, and the environment lives until it is closed
         assert running.result().stdout == "done\n"
         assert environment.exec("echo more").stdout == "more\n"
@@ -123,4 +126,13 @@ def test_a_job_serves_a_trainer_and_drains_before_its_limit(slurm: Slurm, monkey
     # And the job ends well, leaves its journal, and nothing else on the machines
     until(lambda: slurm.state(job) == "COMPLETED")
     assert "drained and ended" in (slurm.folder / "out.log").read_text()
-    assert (folder / "tangram.sqlite").exists() and not (folder / "trainer.env").exists() and not (slurm.folder / "local").exists()
+    assert (folder / "tangram.sqlite").exists() and not (folder / "trainer.env").exists()
+    assert os.listdir(slurm.folder / "own disk") == ["thesis.tex"]
+
+
+def test_a_job_whose_scheduler_does_not_start_ends(slurm: Slurm) -> None:
+    slurm.variables["TANGRAM_POLICY"] = "nonsense"
+    job = slurm.say("sbatch", "--parsable", "--output=out.log", "--time=60", str(ROOT / "deploy" / "slurm" / "arl-tangram.sbatch"))
+    until(lambda: slurm.state(job) == "FAILED")
+    assert "has ended, see" in (slurm.folder / "out.log").read_text()
+    assert not os.listdir(slurm.folder / "own disk")
