@@ -26,7 +26,8 @@ def plan_document(plan: Plan, trace: Trace, done: Done) -> dict[str, Any]:
     outcome = done[case]
     outcomes = [done[plan.case(each)] for each in plan.seeds]
     limits_mb = max(outcome.limits_mb for outcome in outcomes)
-    memory_mb = plan.memory_mb or limits_mb
+    # With --memory-mb, limits granted by action may add up to more than a node has.
+    memory_mb = plan.memory_mb or min(limits_mb, case.options.memory_mb or limits_mb)
     known = any(trajectory.memory_mb for trajectory in trace.trajectories)
     curve = _curve(plan, done)
     return {

@@ -242,6 +242,8 @@ class Planner:
             return None
         outcomes = self._simulations.outcomes([request.case(size, gpus, seed) for seed in self._seeds])
         step_mb = ceil(max(outcome.booked_mb for outcome in outcomes) / MEMORY_STEPS)
+        if not step_mb:  # no environment opens
+            return None
         most = max(MEMORY_STEPS, ceil(max(outcome.limits_mb for outcome in outcomes) / step_mb))
 
         def case(steps: int, seed: int) -> Case:

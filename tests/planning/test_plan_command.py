@@ -143,6 +143,18 @@ def test_memory_by_action_is_less_than_the_limits_and_suffices_when_replayed(tmp
     assert all(one["mean_act"] <= each["target"]["mean_act"] for one, each in zip(again, found["by_seed"], strict=True))
     assert all(one["step_duration"] <= each["target"]["step_duration"] for one, each in zip(again, found["by_seed"], strict=True))
     assert max(one["memory_mb_peak_booked"] for one in again) <= found["memory_mb"]
+    # And with memory that is given, the answer is no more than that
+    given = plan(trace, *words, "--memory-mb", str(found["memory_mb"]), cwd=tmp_path)
+    assert given["memory_mb_per_node"] == found["memory_mb"] < given["memory_mb_by_limit"]
+
+
+def test_memory_that_only_requests_to_apis_name_is_none_of_a_machine(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    action = {"kind": "api.call", "quota": "search", "work_s": 1.0, "memory_mb": 100}
+    quotas = {"search": {"rate_per_s": 5, "concurrency": 5}}
+    lines = ({"quotas": quotas}, {"trajectory": "t", "memory_mb": 1000, "steps": [{"think_s": 0, "action": action}]})
+    trace.write_text("".join(json.dumps({"schema": "tangram.trace/1"} | line) + "\n" for line in lines))
+    assert plan(trace, "--target-act", "30", cwd=tmp_path)["memory_mb"] == 0
 
 
 def test_a_quota_is_as_low_as_suffices(tmp_path: Path) -> None:
