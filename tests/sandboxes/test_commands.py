@@ -139,6 +139,10 @@ def test_a_command_that_leaves_a_loop_in_which_it_is_not_has_failed_and_is_told(
             (3, b"before\nafter\n", b""),  # some shells go on
         ), word
         assert printed(shell_env, "for i in 1 2; do echo $i; break; done; echo alive") == "1\nalive\n"
+    # And one that leaves more loops than there are is no success either, though its shell may end by that
+    done = run(shell_env, "while :; do break 3; done; exit 3")
+    assert done.exit_code == 3 or (done.exit_code == 1 and done.stderr == f"{LEFT_LOOP}\n".encode())
+    assert printed(shell_env, "echo alive") == "alive\n"
 
 
 def test_a_command_whose_shell_ends_before_taking_it_runs_in_the_next(shell_env: Environment) -> None:

@@ -7,7 +7,7 @@ waits on the FIFO `go` and evaluates `text`. Why it looks as it does:
    protocol, and cannot read or write its messages by accident. Each run has a random name, which a report repeats.
 2. The report stands in the *condition* of the inner loop, so a command that says `continue` reports too; one that
    says `break` ends the inner loop, and the outer one enters it again. Neither sets the exit code, so the report says 1 and the
-   command is told.
+   command is told. `break 2` ends both loops, and the shell with code 1.
 3. Both loops are `until`: under `set -n` no command runs and every status is 0, which ends `until` but would make
    `while` spin. The shell then ends, and a fresh one starts.
 4. While a command runs, the shell's own descriptors are those of the command: what an EXIT trap prints is the command's, too. They
@@ -53,7 +53,7 @@ _BASH = " ".join(
         "builtin read -r -d '' __tangram_text <{text} || builtin exit;",
         "builtin false;",
         """do __tangram_code=; builtin eval "$__tangram_text"; __tangram_code=$?; done;""",
-        "done",
+        "done; unset -f builtin command; builtin printf '%s\\n' {left} >&2; builtin exit 1",
     )
 )
 _POSIX = " ".join(
@@ -68,7 +68,7 @@ _POSIX = " ".join(
         "until command read -r __tangram_run <{go}; do command test -p {go} && __tangram_run= || exit; done;",
         "false;",
         "do __tangram_code=; command . {text}; __tangram_code=$?; done;",
-        "done",
+        "done; unset -f command; command printf '%s\\n' {left} >&2; exit 1",
     )
 )
 
