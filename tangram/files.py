@@ -268,23 +268,26 @@ def _read(place: Place, path: str | Iterable[str]) -> Steps[Any]:
     paths = list(dict.fromkeys(_path(one) for one in iterable("path", path)))
     if not paths:
         return {}
-    with opened((yield from _packed(place, file_scripts.PACK_FILES, *paths, most=MOST_READ_BYTES))) as archive:
+    with opened((yield from _packed(place, file_scripts.PACK_FILES, *paths, reads="the archive of these files"))) as archive:
         return {name: _plain(archive, member).read() for name, member in zip(paths, archive, strict=True)}
 
 
 def _read_one(place: Place, path: str) -> Steps[bytes]:
     file = io.BytesIO()
-    yield from _fetch(place, path, file, MOST_READ_BYTES)
+    yield from _fetch(place, path, file, path)
     return file.getvalue()  # which is no copy
 
 
-def _fetch(place: Place, path: str, file: IO[bytes], most: int | None) -> Steps[None]:
-    """Write what is in a file of the environment to a local one. Raises `ActionRefused` for more than `most` bytes."""
+def _fetch(place: Place, path: str, file: IO[bytes], reads: str = "") -> Steps[None]:
+    """Write what is in a file of the environment to a local one.
+
+    Raises `ActionRefused` for more than fits into memory, where `reads` names what is read into it.
+    """
     while True:
         part: bytes = yield calls.read_file(place, path, offset=file.tell(), length=PART_BYTES)
         file.write(part)
-        if most is not None and file.tell() > most:
-            raise ActionRefused(f"{path} has more than the {most} bytes that are read into memory: download it", "FileTooLarge")
+        if reads and file.tell() > MOST_READ_BYTES:
+            raise ActionRefused(f"{reads} has more than the {MOST_READ_BYTES} bytes that are read into memory: download it", "FileTooLarge")
         if len(part) < PART_BYTES:
             return
 
@@ -353,7 +356,7 @@ def pack(place: Place, path: str) -> Steps[IO[bytes]]:
     return (yield from _packed(place, file_scripts.PACK, _path(path)))
 
 
-def _packed(place: Place, script: str, *paths: str, most: int | None = None) -> Steps[IO[bytes]]:
+def _packed(place: Place, script: str, *paths: str, reads: str = "") -> Steps[IO[bytes]]:
     """Return an archive that a script makes: from its output, or through files, there and here, where that is too long."""
     inline = f'{_TO_TEXT}set -- "$t" "$@"\n( {script}\n) && base64 <"$t"'
     result = yield from _command(place, inline, *paths)
@@ -366,7 +369,7 @@ def _packed(place: Place, script: str, *paths: str, most: int | None = None) -> 
     def through(kept: str) -> Steps[IO[bytes]]:
         yield from _command(place, script, kept, *paths)
         file = tempfile.TemporaryFile()  # noqa: SIM115  (`opened` closes it)
-        yield from _fetch(place, kept, file, most)
+        yield from _fetch(place, kept, file, reads)
         return file
 
     return (yield from _with_file(place, through))
@@ -387,11 +390,11 @@ def unpack(place: Place, script: str, packed: bytes, *paths: str) -> Steps[None]
 
 
 def _with_file(place: Place, steps: Callable[[str], Steps[T]]) -> Steps[T]:
-    """Go through steps with the path of a file of the environment, which is removed afterwards, also where an action fails."""
+    """Go through steps with the path of a file of the environment. It is removed afterwards, also where an action or a local file fails."""
     kept = f"/tmp/{SESSION}-{secrets.token_hex(8)}"
     try:
         value = yield from steps(kept)
-    except ActionError:
+    except (ActionError, OSError):
         yield from _command(place, file_scripts.REMOVE, kept)
         raise
     yield from _command(place, file_scripts.REMOVE, kept)

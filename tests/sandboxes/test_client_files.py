@@ -101,7 +101,7 @@ def test_what_a_read_returns_is_bounded_and_a_download_is_not(env: Environment, 
     printed(env, "cd; truncate -s 50000 f 2>/dev/null || head -c 50000 /dev/zero >f")
     for path in ("f", ["f"]):
         # When it is read; then that is refused before all of it has come
-        with pytest.raises(ActionRefused, match="download it") as caught:
+        with pytest.raises(ActionRefused, match="^(f|the archive of these files) has more .* download it") as caught:
             sent.files.read(path)
         assert caught.value.problem == "FileTooLarge"
     assert sent.kinds.count("cpu.read_file") < 50
@@ -109,6 +109,18 @@ def test_what_a_read_returns_is_bounded_and_a_download_is_not(env: Environment, 
     # And it is downloaded
     sent.files.download("f", tmp_path / "deep" / "f")
     assert (tmp_path / "deep" / "f").read_bytes() == bytes(50_000)
+
+
+def test_a_download_that_has_no_local_room_leaves_nothing_behind(env: Environment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # Given what is too long for the output of a command, and no folder for temporary files here
+    sent = Sent(env, limit=2000)
+    printed(env, "cd; mkdir d; head -c 5000 /dev/zero >d/f")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    # When it is downloaded; then the local error is told, and the environment has no copy of it
+    with pytest.raises(FileNotFoundError):
+        sent.files.download("d", tmp_path / "d")
+    assert sent.through
+    assert not any(sent.files.exists(path) for path in sent.through)
 
 
 def test_a_transfer_is_in_memory_once(tmp_path: Path) -> None:
