@@ -83,11 +83,13 @@ __all__ = [
 ]
 
 _HOMES = ("errors", "elasticity", "settings", "results", "action", "calls", "handles", "file_scripts", "session", "files", "client", "aio")
-"""The modules that have these names: what imports little comes first."""
+"""The modules that have these names: what imports little comes first. `tangram.errors` and the like are there without a further import."""
 
 if not TYPE_CHECKING:  # or any name would be one
 
     def __getattr__(name: str) -> object:
+        if name in _HOMES:
+            return import_module(f"{__name__}.{name}")
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         modules = (import_module(f"{__name__}.{home}") for home in _HOMES)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,3 +52,9 @@ def test_what_types_a_program_needs_can_be_imported() -> None:
     assert {name for name in shown if name[0].isupper()} <= set(tangram.__all__)
     assert all(getattr(tangram, name).__name__ == name for name in tangram.__all__)
     assert {"ExecOptions", "OpenOptions", "ServiceOptions", "CallOptions", "Limits", "Files", "FileInfo"} <= set(shown)
+
+
+def test_modules_are_there_without_an_import_of_their_own() -> None:
+    # Given a process that has imported no more than the package; when it names a module of it; then that is the module
+    program = "import tangram; print(tangram.errors.TangramError.__name__, tangram.client.Client.__name__)"
+    assert subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout == "TangramError Client\n"
