@@ -22,6 +22,10 @@ NOT_RUN = 126
 DEEPEST = 100_000
 """Deeper folders are as deep as their depth can be said to `find`; no path there could be named."""
 
+FROM_TEXT = 't=$(mktemp) && trap \'rm -f "$t"\' EXIT && base64 -d >"$t" || exit\n'
+TO_TEXT = "t=$(mktemp) && trap 'rm -f \"$t\"' EXIT || exit\n"
+"""Beginnings of scripts that need a file: one with what their text is the base64 of, and an empty one."""
+
 _ENTRY = "//"
 """What each entry begins with; the relative paths that `find` shows never have it."""
 

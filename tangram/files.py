@@ -46,8 +46,6 @@ MOST_READ_BYTES = 1 << 30
 SESSION = "tangram-files"
 
 _PROBLEMS = {file_scripts.MISSING: "NoSuchFile", file_scripts.INVALID: "FileUnusable"}
-_FROM_TEXT = 't=$(mktemp) && trap \'rm -f "$t"\' EXIT && base64 -d >"$t" || exit\n'
-_TO_TEXT = "t=$(mktemp) && trap 'rm -f \"$t\"' EXIT || exit\n"
 
 
 class Files:
@@ -358,7 +356,7 @@ def pack(place: Place, path: str) -> Steps[IO[bytes]]:
 
 def _packed(place: Place, script: str, *paths: str, reads: str = "") -> Steps[IO[bytes]]:
     """Return an archive that a script makes: from its output, or through files, there and here, where that is too long."""
-    inline = f'{_TO_TEXT}set -- "$t" "$@"\n( {script}\n) && base64 <"$t"'
+    inline = f'{file_scripts.TO_TEXT}set -- "$t" "$@"\n( {script}\n) && base64 <"$t"'
     result = yield from _command(place, inline, *paths)
     if not result.truncated:
         try:
@@ -378,7 +376,7 @@ def _packed(place: Place, script: str, *paths: str, reads: str = "") -> Steps[IO
 def unpack(place: Place, script: str, packed: bytes, *paths: str) -> Steps[None]:
     """Have a script unpack an archive: from its own text, or from a file where that would be too long."""
     if len(packed) <= PART_BYTES:
-        inline = f'{_FROM_TEXT}set -- "$t" "$@"\n( {script}\n)'
+        inline = f'{file_scripts.FROM_TEXT}set -- "$t" "$@"\n( {script}\n)'
         yield from _command(place, inline, *paths, data=packed)
         return
 

@@ -35,7 +35,7 @@ from scheduler.model.commands import CloseEnvironment, Command, NoteEnvironment,
 from scheduler.model.events import EnvironmentGone, LeaseRenewed
 from scheduler.model.lifecycle import End
 from scheduler.model.shares import Shares
-from scheduler.model.state import Node, State, is_elastic, memory_of, wants_cores
+from scheduler.model.state import Node, State, opened_by, wants_cores
 from tangram.action import MEMORY_MB
 
 CLOSED: Final = "its trainer closed it"
@@ -403,21 +403,3 @@ class Environments:
             if environment.sessions.get(waiting.action.session or "") == action_id:
                 del environment.sessions[waiting.action.session or ""]
             self._ends.end_waiting(waiting, status, reason, environment.end_cause, now, environment_lost_on=lost_on)
-
-
-def opened_by(waiting: Waiting, now: float) -> Environment:
-    """Return the environment that a `cpu.open` action asks for."""
-    action = waiting.action
-    assert action.environment is not None, "checked by Action"
-    return Environment(
-        id=action.environment,
-        job=action.job,
-        trajectory=action.trajectory,
-        memory_mb=memory_of(action),
-        elastic=is_elastic(action),
-        open_id=waiting.id,
-        last_used=now,
-        client="" if action.detached else action.client,
-        owner=action.owner,
-        lease_s=action.lease_s,
-    )

@@ -176,14 +176,20 @@ class Nodes:
             self._heard_again(node, now)
 
     def _forget_closed(self, node: Node, event: events.NodeBeat, now: float) -> None:
-        """Take back the room of environments that the node no longer holds."""
-        environments = [self._state.environments[e] for e in node.environments if e not in event.environments]
+        """Take back the room of environments that the node no longer holds.
+
+        A node may write a beat before an environment is open, and send it after the report of the open. So an open one is lost with the
+        second beat in a row that does not name it, unless the beat says how it ended.
+        """
         losses = {loss.id: loss for loss in event.lost}
-        for environment in environments:
+        for environment in [self._state.environments[each] for each in node.environments]:
+            environment.unseen_beats = 0 if environment.id in event.environments else environment.unseen_beats + 1
+            if not environment.unseen_beats:
+                continue
             if environment.state == "closing" and not environment.actions:
                 why = environment.over or environment.close_requested or "closed by the system"
                 self._environments.closed(environment, why, now)
-            elif environment.state == "open":
+            elif environment.state == "open" and (environment.unseen_beats > 1 or environment.id in losses):
                 loss = losses.get(environment.id)
                 if loss is not None and not environment.cause:  # else the end of a command has given the cause already
                     environment.cause = loss_cause(loss.cause)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from scheduler.core.environments import CLOSED, Environments, opened_by
+from scheduler.core.environments import CLOSED, Environments
 from scheduler.core.nodes import Nodes
 from scheduler.core.pools import Pools
 from scheduler.model import Environment, Running, Waiting, events
 from scheduler.model.commands import Command
-from scheduler.model.state import State
+from scheduler.model.state import State, opened_by
 
 
 class Recovery:

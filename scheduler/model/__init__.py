@@ -291,6 +291,8 @@ class Environment:
     An `elastic` environment is granted memory as it uses it, up to `memory_mb`, where its node can do that (`scheduler/core/memory.py`).
     It counts for its job with `counted_mb`, the memory that it was expected to hold when it was placed.
 
+    `unseen_beats` counts the latest beats of its node, in a row, that did not name it.
+
     `life` is the work of all its actions so far, `ended_work_s` the work of the ended ones. The environment is `cut_short` if its
     trainer gave it up, or its node was lost.
     """
@@ -304,6 +306,7 @@ class Environment:
     node: str | None = None
     pod_core_ids: tuple[int, ...] = ()
     last_used: float = 0.0
+    unseen_beats: int = 0
     parked: deque[Waiting] = field(default_factory=deque)
     sessions: dict[str, str] = field(default_factory=dict)
     actions: dict[str, None] = field(default_factory=dict)

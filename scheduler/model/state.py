@@ -235,3 +235,21 @@ def is_elastic(action: Action) -> bool:
 def own_memory(action: Action) -> int:
     """Return the memory, in MB, that an action holds while it runs; in an environment it is the environment's."""
     return 0 if action.environment is not None else memory_of(action)
+
+
+def opened_by(waiting: Waiting, now: float) -> Environment:
+    """Return the environment that a `cpu.open` action asks for."""
+    action = waiting.action
+    assert action.environment is not None, "checked by Action"
+    return Environment(
+        id=action.environment,
+        job=action.job,
+        trajectory=action.trajectory,
+        memory_mb=memory_of(action),
+        elastic=is_elastic(action),
+        open_id=waiting.id,
+        last_used=now,
+        client="" if action.detached else action.client,
+        owner=action.owner,
+        lease_s=action.lease_s,
+    )
