@@ -36,7 +36,8 @@ class Round:
         self.now = now
         self.fairness = fairness
         self.free = group.free
-        self.memory_free = group.node.memory_free
+        # Below 0 where an environment has used the reserve: what needs no memory of its own starts all the same.
+        self.memory_free = max(0, group.node.memory_free)
         self.entering: list[Candidate] = []
         self.turns: dict[str, None] = {}
         self.moved: dict[str, tuple[Candidate, int]] = {}

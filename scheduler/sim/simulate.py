@@ -149,6 +149,10 @@ class Simulation:
         if self._core.decisions != before:
             self._decision_us.append((time.perf_counter() - began) * 1e6)
         for command in out:
+            # What an environment held is free before it is granted to others, as on a node.
+            if isinstance(command, commands.NoteEnvironment):
+                self._note(command, now)
+        for command in out:
             if isinstance(command, commands.Start):
                 self._start(command, now)
             elif isinstance(command, commands.Finish):
@@ -164,8 +168,6 @@ class Simulation:
                 self._restore(command, now)
             elif isinstance(command, commands.CloseEnvironment):
                 self._at(now, _bind(self._handle, events.EnvironmentClosed(id=command.id, reason=command.reason)))
-            elif isinstance(command, commands.NoteEnvironment):
-                self._note(command, now)
         # Other notes and requeues need nothing: in a simulation no node is lost.
         wake = self._core.next_wake(now)
         if wake is not None and (self._wake is None or wake < self._wake):

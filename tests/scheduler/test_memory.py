@@ -173,6 +173,19 @@ def test_an_environment_that_finds_no_memory_leaves_its_cores_and_goes_on_when_m
     assert w.grants["b"].core_ids
 
 
+def test_while_an_environment_uses_the_reserve_actions_of_others_start(world: Any) -> None:
+    # Given an environment that has grown into the reserve, so that less than nothing is free
+    w = granting(world, 440, history=())
+    known(w)
+    stand(w, "e", "f")
+    w.exec("a", "e")
+    fill(w, "e", w.grants["a"].allowance_mb)
+    assert w.core.state.nodes["n0"].memory_free < 0
+    # Then an action of another one, which has an allowance already, starts
+    w.exec("b", "f")
+    assert w.grants["b"].core_ids and w.grants["b"].allowance_mb == HEADROOM_MB
+
+
 def test_tools_are_shown_what_is_granted_and_who_is_paused(world: Any) -> None:
     w = crowded(world)
     memory = queues_and_shares(w.core, {}, w.now)["nodes"]["n0"]["memory"]
