@@ -181,6 +181,8 @@ class Nodes:
         A node may write a beat before an environment is open, and send it after the report of the open. So an open one is lost with the
         second beat in a row that does not name it, unless the beat says how it ended.
         """
+        if event.environments is None:
+            return
         losses = {loss.id: loss for loss in event.lost}
         for environment in [self._state.environments[each] for each in node.environments]:
             environment.unseen_beats = 0 if environment.id in event.environments else environment.unseen_beats + 1

@@ -292,11 +292,10 @@ class Heartbeats:
         self._executor.note(NodeChanged(name=name, state="up", description=self._executor.descriptions[name], at=now))
 
     def _count_beat(self, name: str, now: float, *, excused: bool = False) -> None:
-        """Count a beat of a node with all its actions and environments."""
+        """Count a beat of a node with all its actions. It says nothing of environments."""
         node = self._core.state.nodes.get(name)
         if node is not None:
-            running, environments = frozenset(node.running), frozenset(node.environments)
-            self._handle(events.NodeBeat(name=name, running=running, environments=environments, excused=excused), now)
+            self._handle(events.NodeBeat(name=name, running=frozenset(node.running), environments=None, excused=excused), now)
 
     def _ask(self, name: str) -> None:
         """Ask a node for granted actions that it does not run. A message may have been lost in either direction.

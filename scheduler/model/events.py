@@ -194,7 +194,7 @@ class Allowed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeBeat:
-    """A node lives. `running` are the actions that it has claimed, `environments` the environments that it holds.
+    """A node lives. `running` are the actions that it has claimed, `environments` those that it holds; None if the beat is no list of them.
 
     `lost` are environments that the scheduler believes to stand on the node. The node reports why they ended. `allowed` is about the
     environments that were granted memory as they use it. A beat that is `excused` did not come: the driver could not hear the node, so
@@ -203,7 +203,7 @@ class NodeBeat:
 
     name: str
     running: frozenset[str] = frozenset()
-    environments: frozenset[str] = frozenset()
+    environments: frozenset[str] | None = frozenset()
     lost: tuple[Loss, ...] = ()
     allowed: tuple[Allowed, ...] = ()
     excused: bool = False

@@ -262,7 +262,8 @@ def test_an_environment_that_has_ended_on_its_node_is_lost_and_its_room_comes_ba
     w.beat(environments=("e1", "e2"))
     w.beat(environments=("e2",))
     assert states(w, "e1")[-1] == "open"
-    # And once more without it
+    # And once more without it, with a sign of life in between that is no list of environments
+    w.handle(events.NodeBeat(name="n0", environments=None))
     w.beat(environments=("e2",))
     # Then that is lost, later actions on it fail at once, and the third gets its room
     assert [(note.id, note.state) for note in w.of(commands.NoteEnvironment) if note.id == "e1"][-1] == ("e1", "lost")
