@@ -148,11 +148,8 @@ class Simulation:
         out = self._core.handle(event, now)
         if self._core.decisions != before:
             self._decision_us.append((time.perf_counter() - began) * 1e6)
-        for command in out:
-            # What an environment held is free before it is granted to others, as on a node.
-            if isinstance(command, commands.NoteEnvironment):
-                self._note(command, now)
-        for command in out:
+        # What an environment held is free before it is granted to others, as on a node.
+        for command in sorted(out, key=lambda one: not isinstance(one, commands.NoteEnvironment)):
             if isinstance(command, commands.Start):
                 self._start(command, now)
             elif isinstance(command, commands.Finish):
@@ -168,6 +165,8 @@ class Simulation:
                 self._restore(command, now)
             elif isinstance(command, commands.CloseEnvironment):
                 self._at(now, _bind(self._handle, events.EnvironmentClosed(id=command.id, reason=command.reason)))
+            elif isinstance(command, commands.NoteEnvironment):
+                self._note(command, now)
         # Other notes and requeues need nothing: in a simulation no node is lost.
         wake = self._core.next_wake(now)
         if wake is not None and (self._wake is None or wake < self._wake):
