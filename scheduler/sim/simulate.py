@@ -168,8 +168,7 @@ class Simulation:
             elif isinstance(command, commands.NoteEnvironment):
                 self._note(command, now)
         # Other notes and requeues need nothing: in a simulation no node is lost.
-        wake = self._core.next_wake(now)
-        if wake is not None and (self._wake is None or wake < self._wake):
+        if (wake := self._core.next_wake(now)) is not None and (self._wake is None or wake < self._wake):
             self._wake = wake
             self._at(wake, self._tick)
 
