@@ -11,7 +11,8 @@ This module finds the nodes that are silent, idle or restarted, and sends `NodeS
 | beats as another incarnation otherwise, says that it leaves, or takes up nothing | lost at once |
 | beats again as the same incarnation | up: what beats show undone is asked for again, as always |
 
-A beat names the actions and environments of a node. The scheduler asks a node for missing actions. It repeats the stops, closes and
+A beat names the actions and environments of a node. An open environment that two beats in a row do not name is lost: the first may have
+been written before the environment was open. The scheduler asks a node for missing actions. It repeats the stops, closes and
 changes of cores that a beat shows undone. Silence of a node does not count while the scheduler itself cannot receive beats: both times
 begin anew once it can. They also begin with a scheduler that takes over.
 """

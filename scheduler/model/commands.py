@@ -85,8 +85,7 @@ class Finish:
     With `by_worker` the result is stored already; otherwise the driver stores `status`, `reason` and `cause`. The cause is a word
     of `tangram/ends.py`. The cause and the `kind` of the action say whose fault the end is. The parts are seconds and add up to the
     ACT; `unit_s` are the core- or cell-seconds that its grants held. `memory_mb` and `resident_mb` are what the worker measured, as in
-    `events.Finished`. `environment_lost_on` is the node on which the action's
-    environment was lost, empty where it was not.
+    `events.Finished`. `environment_lost_on` is the node on which the action's environment was lost, empty where it was not.
     """
 
     id: str

@@ -194,8 +194,9 @@ class Allowed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeBeat:
-    """A node lives. `running` are the actions that it has claimed, `environments` those that it holds; None if the beat is no list of them.
+    """A node lives. `running` are the actions that it has claimed, `environments` the environments that it holds.
 
+    `environments` is None where a beat counts as a sign of life only, and so says nothing of them.
     `lost` are environments that the scheduler believes to stand on the node. The node reports why they ended. `allowed` is about the
     environments that were granted memory as they use it. A beat that is `excused` did not come: the driver could not hear the node, so
     its silence counts from now.

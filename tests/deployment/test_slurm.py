@@ -8,18 +8,20 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tangram import Client, Settings
+from tests.engines.waiting import until
 from tests.ports import free_ports
 
 from .support import ROOT, missing
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+
+WAIT_S = 200.0
 
 SLURM_CONF = """
 ClusterName=test
@@ -64,7 +66,7 @@ class Slurm:
 
     def _start(self, words: list[str]) -> subprocess.Popen[bytes]:
         if words[0] != "munged":
-            until(lambda: (self.folder / "munge.socket").exists())
+            until(lambda: (self.folder / "munge.socket").exists(), WAIT_S)
         with (self.folder / f"{words[0]}.log").open("ab") as log:
             return subprocess.Popen(words, env=self.variables, stdout=log, stderr=log)
 
@@ -78,17 +80,10 @@ class Slurm:
 
     def end(self) -> None:
         self.say("scancel", "--full", "--user=root")
-        until(lambda: not self.say("squeue", "--noheader"))
+        until(lambda: not self.say("squeue", "--noheader"), WAIT_S)
         for daemon in reversed(self.daemons):
             daemon.send_signal(signal.SIGTERM)
             daemon.wait(60)
-
-
-def until(condition: Callable[[], object], timeout_s: float = 200.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.2)
 
 
 @pytest.fixture
@@ -104,10 +99,10 @@ def test_a_job_serves_a_trainer_and_drains_before_its_limit(slurm: Slurm, monkey
     # Given a job on two nodes that has said where a trainer finds it, and what else is on the disk where it works
     (slurm.folder / "own disk").mkdir()
     (slurm.folder / "own disk" / "thesis.tex").touch()
-    until(lambda: slurm.say("sinfo", "--noheader", "--states=idle", "--format=%D") == "2")
+    until(lambda: slurm.say("sinfo", "--noheader", "--states=idle", "--format=%D") == "2", WAIT_S)
     job = slurm.say("sbatch", "--parsable", "--output=out.log", "--time=60", str(ROOT / "deploy" / "slurm" / "arl-tangram.sbatch"))
     folder = slurm.folder / f"arl-tangram-{job}"
-    until(lambda: (folder / "trainer.env").exists() or slurm.state(job) not in ("PENDING", "CONFIGURING", "RUNNING"))
+    until(lambda: (folder / "trainer.env").exists() or slurm.state(job) not in ("PENDING", "CONFIGURING", "RUNNING"), WAIT_S)
     assert (folder / "trainer.env").stat().st_mode & 0o77 == 0
     for line in (folder / "trainer.env").read_text().splitlines():
         name, _, value = line.removeprefix("export ").partition("=")
@@ -117,14 +112,14 @@ def test_a_job_serves_a_trainer_and_drains_before_its_limit(slurm: Slurm, monkey
         environment = client.open(trajectory="t1")
         running = environment.submit("sleep 5; echo done")
         slurm.say("scancel", "--batch", "--signal=USR1", job)
-        until(lambda: "draining" in (slurm.folder / "out.log").read_text())
+        until(lambda: "draining" in (slurm.folder / "out.log").read_text(), WAIT_S)
         slurm.say("scancel", "--batch", "--signal=USR1", job)
         # Then the command comes to its end, and the environment lives until it is closed
         assert running.result().stdout == "done\n"
         assert environment.exec("echo more").stdout == "more\n"
         environment.close()
     # And the job ends well, leaves its journal, and nothing else on the machines
-    until(lambda: slurm.state(job) == "COMPLETED")
+    until(lambda: slurm.state(job) == "COMPLETED", WAIT_S)
     assert "drained and ended" in (slurm.folder / "out.log").read_text()
     assert (folder / "tangram.sqlite").exists() and not (folder / "trainer.env").exists()
     assert os.listdir(slurm.folder / "own disk") == ["thesis.tex"]
@@ -133,6 +128,6 @@ def test_a_job_serves_a_trainer_and_drains_before_its_limit(slurm: Slurm, monkey
 def test_a_job_whose_scheduler_does_not_start_ends(slurm: Slurm) -> None:
     slurm.variables["TANGRAM_POLICY"] = "nonsense"
     job = slurm.say("sbatch", "--parsable", "--output=out.log", "--time=60", str(ROOT / "deploy" / "slurm" / "arl-tangram.sbatch"))
-    until(lambda: slurm.state(job) == "FAILED")
+    until(lambda: slurm.state(job) == "FAILED", WAIT_S)
     assert "has ended, see" in (slurm.folder / "out.log").read_text()
     assert not os.listdir(slurm.folder / "own disk")

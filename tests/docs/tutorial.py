@@ -1,4 +1,4 @@
-"""The tutorial as a script: every block of it, in order, in one shell, as a reader would type it."""
+"""The tutorial as a script: its blocks in order, in one shell, as a reader would type them. Those marked as not for a test are left out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def script(port: int) -> str:
     The live page gets another port than in the tutorial, since others may work on this machine.
     """
     lines = ["set -euo pipefail", "trap 'kill $(jobs -p) 2>/dev/null; wait' EXIT"]
-    for snippet in snippets(PAGE):
+    for snippet in (one for one in snippets(PAGE) if not one.excuse):
         lines += [f"echo '== {snippet} at '$SECONDS' s'", *_typed(snippet)]
     typed = [line for text in lines for line in text.splitlines() if not line.startswith(INSTALL)]
     return "\n".join(typed).replace(PORT, str(port)) + "\n"

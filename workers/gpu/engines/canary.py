@@ -3,7 +3,7 @@
 Weights leave their devices and come back many times a day, and what comes back wrong computes plausible numbers. So an engine asks
 itself these questions at the end of each start from its folder and keeps the answers. After each restore it asks them again before it
 takes calls. If an answer differs, the restore fails (`WrongAnswer`) and the weights are thrown away. The start that follows must give the
-first start's answers: beside a CUDA device it takes the same way from pinned memory as the restore that failed.
+answers of the start before. Beside a CUDA device it takes the same way from pinned memory as the restore that failed.
 
 All layers of a model take part in each answer, so a spoilt layer shows. Of the token embedding only the rows that the questions name take
 part, and of a mixture of experts only those to which they are routed. What is wrong only elsewhere there goes unnoticed.
