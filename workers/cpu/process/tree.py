@@ -235,9 +235,9 @@ def place(scan: Callable[[], tuple[Iterable[int], bool]], nearest: Callable[[], 
     """Hold all threads to `cores`, with two scans at least, and for no longer than `PLACE_LIMIT_S` where these take less.
 
     `scan` returns threads and whether that surely is all. Masks are inherited. So all is done once a complete scan finds nothing new
-    to pin: later threads start in place. A process that forks and ends faster than a scan takes is met by none. Its successors become
-    children of the process that adopts orphans. While scans are incomplete, these children, `nearest`, are therefore pinned again and
-    again.
+    to pin: later threads start in place. One whose start was under way may come into sight afterwards; the next sample of the command
+    finds it. A process that forks and ends faster than a scan takes is met by none. Its successors become children of the process that
+    adopts orphans. While scans are incomplete, these children, `nearest`, are therefore pinned again and again.
     """
     wanted, met = frozenset(cores), set[int]()
     end = time.monotonic() + PLACE_LIMIT_S
