@@ -48,6 +48,9 @@ from tangram.wire import MEMORY_ENFORCED
 MARGIN_S = 30.0
 """Seconds by which the lease of a call's environment is longer than anybody may wait for the call, from when the environment stands."""
 
+STACK_MB = 1024
+"""The size of a stack where a call names no memory limit."""
+
 STDIN = ".stdin"
 # The notebook has a folder of its own: Python looks for modules there first, and files of callers may be named as modules, "code" for one.
 NOTEBOOK, CELLS, CELL_RESULTS = ".notebook/run.py", ".cells.json", ".results.jsonl"
@@ -376,15 +379,17 @@ def _exec(record: Record, command: str, timeout_s: float, language: str) -> Acti
 
 
 def _limited(line: str, stdin: str, memory_mb: int | None) -> str:
-    """Return a command line with its own standard input, and, where the kernel does not hold it to its memory, a limit on what it may map.
+    """Return a command line with its own standard input and a stack of the size of its memory, of which no shell says how it has ended.
 
-    That is less than it may use: programs such as Java map much that they do not use. Within its memory the stack may be as large as it
-    gets. Threads have 2 MiB each where it has no limit of its own.
+    Where the kernel does not hold it to its memory, what it may map is limited. That is less than it may use: programs such as Java map
+    much that they do not use. A stack then has no limit of its own, as threads would map as much each. They have 2 MiB.
     """
-    limit = ""
+    stack = 'ulimit -S -s {} 2>/dev/null || ulimit -S -s "$(ulimit -H -s)"'
+    limit = stack.format((memory_mb or STACK_MB) * 1024)
     if memory_mb is not None:
-        limit = f'ulimit -S -s "$(ulimit -H -s)"; test -n "${MEMORY_ENFORCED}" || ulimit -S -v {memory_mb * 1024}; '
-    return f"({limit}{line}\n) < {stdin}"
+        limit = f'if test -n "${MEMORY_ENFORCED}"; then {limit}; else {stack.format("unlimited")}; ulimit -S -v {memory_mb * 1024}; fi'
+    # A shell prints "Segmentation fault" of a process of its own. The outer one does so to /dev/null.
+    return f"( exec 3>&2 2>/dev/null; ( {limit}; {line}\n) 2>&3 3>&- ) < {stdin}"
 
 
 def _base64(text: str) -> str:

@@ -91,10 +91,29 @@ def test_a_compiled_language_has_a_result_of_its_compiler(endpoint: str) -> None
     assert broken.compile_result.return_code != 0 and "not declared" in broken.compile_result.stderr
 
 
-def test_a_stack_may_be_as_large_as_the_memory(caller: httpx.Client) -> None:
+@pytest.mark.parametrize("memory_mb", [None, 0, 1024])
+def test_a_stack_may_be_as_large_as_the_memory_and_is_large_without_a_limit(caller: httpx.Client, memory_mb: int | None) -> None:
     # 16 MB, which is twice of what a stack may have unless the system is told otherwise
-    body = {"language": "cpp", "code": "int main() { volatile int a[4000000]; a[0] = 3; return a[0]; }", "memory_limit_MB": 1024}
-    assert caller.post("/run_code", json={**body, "compile_timeout": 100}).json()["run_result"]["return_code"] == 3
+    body = {"language": "cpp", "code": "int main() { volatile int a[4000000]; a[0] = 3; return a[0]; }", "compile_timeout": 100}
+    limit = {} if memory_mb is None else {"memory_limit_MB": memory_mb}
+    assert caller.post("/run_code", json={**body, **limit}).json()["run_result"]["return_code"] == 3
+
+
+def test_a_stack_of_a_thread_is_no_smaller_for_a_memory_limit(served: Served, caller: httpx.Client) -> None:
+    code = """#include <thread>
+int main() { std::thread([] { volatile char a[6000000]; for (int i = 0; i < 6000000; i += 4096) a[i] = 1; }).join(); return 3; }"""
+    body = {"language": "cpp", "code": code, "compile_timeout": 100, "memory_limit_MB": 1024}
+    (labels,) = served.live.rows("SELECT description FROM nodes WHERE name = 'cpu-0'")
+    if "memory:enforced" not in str(labels):
+        pytest.skip("threads have 2 MiB where the limit is on what a process maps")
+    assert caller.post("/run_code", json=body).json()["run_result"]["return_code"] == 3
+
+
+@pytest.mark.parametrize("limit", [{}, {"memory_limit_MB": 1024}])
+def test_a_crash_is_the_exit_code_and_no_word_of_a_shell(caller: httpx.Client, limit: dict[str, int]) -> None:
+    code = "import os, sys\nprint('last words', file=sys.stderr, flush=True)\nos.kill(os.getpid(), 11)"
+    done = caller.post("/run_code", json={"language": "python", "code": code, **limit}).json()["run_result"]
+    assert (done["return_code"], done["stderr"]) == (139, "last words\n")
 
 
 def test_a_memory_limit_holds(caller: httpx.Client) -> None:
