@@ -24,12 +24,34 @@ FENCES = {
     "in a tag": f"<answer>\n```python\n{RIGHT}```\n</answer>",
     "another case": f"```Python3\n{RIGHT}```",
     "right after a line": f"The code:\n```py\n{RIGHT}```\nThat is all.",
+    "behind a text": f"Answer: ```python\n{RIGHT}```\nbye",
+    "right behind a tag": f"<answer>```python\n{RIGHT}```</answer>",
+    "behind a block that is not closed": f"<think>\n```python\nprint(0)\n</think>\n```python\n{RIGHT}```",
+    "within a longer one": f"````markdown\n```python\n{RIGHT}```\n````",
+    "before an empty one": f"```python\n{RIGHT}```\n```python\n```",
+    "indented as code": f"    ```python\n    {RIGHT.replace(chr(10) + ' ', chr(10) + '     ')}    ```",
 }
 
 
 @pytest.mark.parametrize("text", FENCES.values(), ids=FENCES)
 def test_a_fence_is_found_however_it_is_written(text: str) -> None:
     assert solution_of(text, "solution.py") == RIGHT
+
+
+@pytest.mark.parametrize("language", ["python", ""])
+def test_fences_in_a_text_of_the_code_are_part_of_it(language: str) -> None:
+    code = 'def add(a, b):\n    """Add.\n\n    ```\n    add(1, 2)\n    ```\n    """\n    return a + b\n'
+    assert solution_of(f"```{language}\n{code}```\nSo it is.", "solution.py") == code
+    flat = code.replace("    ```", "```")
+    assert not language or solution_of(f"```{language}\n{flat}```\nSo it is.", "solution.py") == flat
+
+
+def test_an_end_of_a_block_may_end_its_last_line() -> None:
+    assert solution_of("```python\nprint(1)```\nThat is all.", "solution.py") == "print(1)"
+
+
+def test_the_last_block_is_no_better_than_it_is_written() -> None:
+    assert solution_of(f"```python\n{RIGHT}```\nNo, so:\n```python\ndef add(a b):\n```\nbye", "solution.py") == "def add(a b):\n"
 
 
 def test_a_fence_within_a_longer_one_is_its_content() -> None:
@@ -48,6 +70,7 @@ def test_of_blocks_that_name_none_it_is_the_largest_that_parses() -> None:
     assert solution_of(text, "solution.py") == RIGHT
     assert solution_of("```\n1 +\n```\n```\n1 + +\n```", "solution.py") == "1 + +\n"
     assert solution_of(f"{'(' * 100_000}", "solution.py") == "(" * 100_000
+    assert solution_of(f"```\n{RIGHT}```\n```\n{'(' * 300_000}\n```", "solution.py") == "(" * 300_000 + "\n"
 
 
 def test_a_text_without_blocks_is_the_solution_and_a_pattern_goes_first() -> None:
