@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
-from tangram.errors import InvalidAction
+from tangram.errors import ArgumentsTooLong, InvalidAction
 
 UNWRITABLE = re.compile("[\0\ud800-\udfff]")
 """What no shell can be given: NUL, and halves of surrogate pairs, which have no UTF-8 form. Models write both."""
@@ -89,8 +89,10 @@ def process_variables(variables: Mapping[str, str] | None, env: Mapping[str, str
 
 def program_words(interpreter: Sequence[str] | None, command: str) -> list[str] | None:
     """Return the program and its arguments that `command` is the last of; none where it is a text for a session's shell."""
-    if not isinstance(command, str) or UNWRITABLE.search(command) or not (interpreter or command.strip()):
+    if not isinstance(command, str) or not (interpreter or command.strip()):
         raise InvalidAction("command", "must be a command line")
+    if bad := UNWRITABLE.search(command):
+        raise InvalidAction("command", f"has {bad[0]!r} at character {bad.start()}, which no program can be given")
     if interpreter is None:
         return None
     words = [*iterable("interpreter", interpreter), command]
@@ -131,9 +133,9 @@ def file_content(data: object) -> bytes:
 def _check_sizes(name: str, words: Sequence[str]) -> None:
     sizes = [len(word.encode("utf-8", "surrogateescape")) for word in words]
     if max(sizes, default=0) > MOST_WORD_BYTES:
-        raise InvalidAction(name, f"Linux hands programs at most {MOST_WORD_BYTES} bytes in one argument or variable, not {max(sizes)}")
+        raise ArgumentsTooLong(name, f"Linux hands programs at most {MOST_WORD_BYTES} bytes in one argument or variable, not {max(sizes)}")
     if (total := sum(sizes) + _WORD_COSTS * len(sizes)) > MOST_WORDS_BYTES:
-        raise InvalidAction(name, f"programs are handed at most {MOST_WORDS_BYTES} bytes in all arguments or variables, not {total}")
+        raise ArgumentsTooLong(name, f"programs are handed at most {MOST_WORDS_BYTES} bytes in all arguments or variables, not {total}")
 
 
 def request_body(body: bytes | str | None, json_body: Any, headers: dict[str, str]) -> bytes | None:

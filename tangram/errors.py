@@ -35,6 +35,10 @@ class InvalidAction(TangramError, ValueError):
         self.field = field
 
 
+class ArgumentsTooLong(InvalidAction):
+    """Raised when the arguments or variables of a program are longer than Linux hands to one."""
+
+
 class StackUnreachable(TangramError, ConnectionError):
     """Raised when the broker or the result store cannot be reached. What was asked for is not done."""
 

@@ -8,6 +8,7 @@ runs, `~` is `$HOME`.
 from __future__ import annotations
 
 import posixpath
+import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -16,8 +17,8 @@ from typing import Literal
 INVALID, MISSING, EXISTS = 40, 44, 49
 """Exit codes by which a script says that a path cannot be used, does not exist, or exists already."""
 
-NOT_RUN = 126
-"""From this exit code on, a tool is missing or was ended, which says nothing of the call."""
+_NOT_RUN, _MISSING_TOOLS = 126, (126, 127)
+_NO_ROOM = re.compile("[Cc]an(not|'t) fork|Resource temporarily unavailable|Cannot allocate memory")
 
 DEEPEST = 100_000
 """Deeper folders are as deep as their depth can be said to `find`; no path there could be named."""
@@ -126,6 +127,16 @@ class FileInfo:
     def name(self) -> str:
         """The last part of the path."""
         return posixpath.basename(self.path)
+
+
+def stopped_by(exit_code: int | None, cause: str, problem: str) -> str:
+    """Return the cause by which a script did not run to its end; empty where it did, and its exit code says what is wrong with its files.
+
+    A tool may be missing. Anything else that ends a script, or keeps it from starting a process, programs of the environment do or hold.
+    """
+    if exit_code is None or exit_code in _MISSING_TOOLS:
+        return "sandbox_failed"
+    return cause if exit_code >= _NOT_RUN or _NO_ROOM.search(problem) else ""
 
 
 def shown(text: str) -> list[FileInfo]:

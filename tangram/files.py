@@ -408,10 +408,9 @@ def _command(place: Place, script: str, *words: str, data: bytes = b"") -> Steps
         return result
     said = [line for line in result.stderr.strip().splitlines() if not line.startswith("tar: Exiting ")]
     problem = (said or [f"exit status {result.exit_code}"])[-1]
-    if result.exit_code is None or result.exit_code >= file_scripts.NOT_RUN:
-        # What ends the script, or keeps it from starting a process, is what programs of the environment do or hold.
-        raise ActionFailed(problem, "sandbox_failed" if result.exit_code in (None, 126, 127) else result.cause)
-    raise ActionRefused(problem, _PROBLEMS.get(result.exit_code, "FileUnusable"))
+    if cause := file_scripts.stopped_by(result.exit_code, result.cause, problem):
+        raise ActionFailed(problem, cause)
+    raise ActionRefused(problem, _PROBLEMS.get(result.exit_code or 0, "FileUnusable"))
 
 
 def _path(path: str) -> str:

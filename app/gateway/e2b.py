@@ -10,6 +10,7 @@ with the sandbox, in `X-Access-Token`, gives access to that sandbox alone.
 | a wrong request | `invalid_argument` | 400 | `InvalidArgumentException` |
 | a file that the sandbox's user may not change | `permission_denied` | 400 | `SandboxException` |
 | no such file or process | `not_found` | 404 | `FileNotFoundException`, `NotFoundException` |
+| no room for a file; what programs do to the tools of a call | `internal` | 507, 500 | `SandboxException`, `NotEnoughSpaceException` |
 | a queue is full | `resource_exhausted` | 429 | `RateLimitException` |
 | the system failed | `unavailable` | 503 | `SandboxUnreachableException`, `SandboxException` |
 
@@ -141,7 +142,7 @@ def data_errors(request: Request, error: GatewayError) -> JSONResponse:
         end_lost(sandbox)
     if isinstance(known, SandboxGone):
         return JSONResponse({"code": 502, "message": GONE, "sandboxId": sandbox_id_of(request)}, 502)
-    status = error.status if isinstance(error, TooLarge) else known.status
+    status = error.status if isinstance(error, TooLarge) else 507 if error.cause == "disk_limit" else known.status
     code = status if request.url.path == "/files" else known.code
     return JSONResponse({"code": code, "message": str(known)}, status, dict(error.headers))
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 from fastapi import Request, Response
 from pydantic import BaseModel, Field
@@ -19,10 +19,12 @@ from pydantic import BaseModel, Field
 from app.gateway import calls
 from app.gateway.e2b import RpcError, Sandbox, SandboxOf
 from app.gateway.e2b_connect import connect_errors, limit_of, parsed
+from app.gateway.errors import classify
 from app.gateway.shape import shape_router
 from tangram.action import Action
 from tangram.calls import execute
-from tangram.file_scripts import DEEPEST, EXISTS, INVALID, LIST, MAKE, MISSING, MOVE, NOT_RUN, REMOVE, STAT, shown
+from tangram.errors import ActionFailed
+from tangram.file_scripts import DEEPEST, EXISTS, INVALID, LIST, MAKE, MISSING, MOVE, REMOVE, STAT, shown, stopped_by
 from tangram.results import Chunk, ExecResult
 
 LIMIT_S = 60.0
@@ -36,7 +38,7 @@ _REASONS = {
     "Permission denied": "permission_denied",
     "Operation not permitted": "permission_denied",
     "Read-only file system": "permission_denied",
-    "No space left on device": "resource_exhausted",
+    "No space left on device": "internal",  # which is no rate limit, as its clients would take `resource_exhausted` for
 }
 """What tools say of the files that they were given, besides what is wrong with the call in other ways."""
 
@@ -45,10 +47,14 @@ _KINDS = {"file": "FILE", "folder": "DIRECTORY", "link": "SYMLINK"}
 router = shape_router("e2b", connect_errors, prefix="/filesystem.Filesystem", tags=["e2b"])
 
 
+Path = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
+"""A path that may exist: Linux knows no longer one, and none with NUL."""
+
+
 class PathMessage(BaseModel):
     """A message that names a path."""
 
-    path: str = Field(min_length=1)
+    path: Path
 
 
 class ListMessage(PathMessage):
@@ -60,8 +66,8 @@ class ListMessage(PathMessage):
 class MoveMessage(BaseModel):
     """What to move where."""
 
-    source: str = Field(min_length=1)
-    destination: str = Field(min_length=1)
+    source: Path
+    destination: Path
 
 
 @router.post("/Stat")
@@ -123,6 +129,8 @@ async def _run(request: Request, sandbox: Sandbox, script: str, *words: str) -> 
         raise RpcError("deadline_exceeded", f"the call was ended after {limit_s:g} s")
     if result.exit_code != 0:
         problem = (result.stderr.strip().splitlines() or [f"exit status {result.exit_code}"])[-1]
+        if cause := stopped_by(result.exit_code, result.cause, problem):
+            raise classify(ActionFailed(problem, cause))
         raise RpcError(_code(result.exit_code, problem), problem)
     return text
 
@@ -148,8 +156,6 @@ def _code(exit_code: int, problem: str) -> str:
     """Return the code of a script that failed: what it says itself, or what a tool says of the files that it was given."""
     if exit_code in _CODES:
         return _CODES[exit_code]
-    if exit_code >= NOT_RUN:
-        return "internal"
     return next((code for reason, code in _REASONS.items() if reason in problem), "invalid_argument")
 
 

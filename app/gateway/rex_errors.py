@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from app.gateway.errors import BadRequest, GatewayError
+from tangram.errors import ArgumentsTooLong, InvalidAction
 
 
 class RemoteError(GatewayError):
@@ -60,6 +61,15 @@ def of_file(path: str, error: BadRequest) -> GatewayError:
         case "FileUnusable" | "FileTooLarge" | "FolderUnusable":
             return os_error(str(error))
     return error
+
+
+def of_arguments(error: InvalidAction) -> RemoteError:
+    """Return Python's error for a program whose arguments or variables it cannot be given."""
+    return (
+        os_error(f"[Errno 7] Argument list too long: {error}")
+        if isinstance(error, ArgumentsTooLong)
+        else RemoteError("builtins.ValueError", str(error))
+    )
 
 
 def of_failure(error: GatewayError) -> RemoteError:

@@ -33,7 +33,7 @@ from app.gateway.context import Gateway
 from app.gateway.errors import BadRequest, Cancelled, NotFound, Overloaded, classify
 from app.gateway.records import KEPT_S, SHELLS_PREFIX, Record
 from app.gateway.rex_dialogue import Dialogue
-from app.gateway.rex_errors import of_file, swerex_error
+from app.gateway.rex_errors import of_arguments, of_file, swerex_error
 from app.gateway.rex_programs import INTERRUPTED_CODE, LEAST_INTERRUPT_S, PROMPT
 from app.gateway.sessions import Caller, digest
 from app.gateway.stored import stored_result
@@ -158,16 +158,15 @@ class Runtime:
 
     async def execute(self, body: wire.Command) -> wire.CommandDone:
         """Run a program beside all shells."""
+        name = command_class(body.command if isinstance(body.command, str) else body.command[0])
         try:
             variables = process_variables(body.env) or {}
-        except InvalidAction as error:
-            raise classify(error) from error
-        cleared = [] if body.env is None else ["env", "-i", *(f"{name}={value}" for name, value in variables.items())]
-        *interpreter, last = [*cleared, *body.argv]
-        name = command_class(body.command if isinstance(body.command, str) else body.command[0])
-        how: ExecOptions = {"interpreter": interpreter, "cwd": body.cwd, "merged": body.merge_output_streams}
-        try:
+            cleared = [] if body.env is None else ["env", "-i", *(f"{name}={value}" for name, value in variables.items())]
+            *interpreter, last = [*cleared, *body.argv]
+            how: ExecOptions = {"interpreter": interpreter, "cwd": body.cwd, "merged": body.merge_output_streams}
             result = await self.beside(last, name, timeout_s=body.timeout, how=how)
+        except InvalidAction as error:
+            raise of_arguments(error) from error
         except BadRequest as error:
             raise of_file(body.cwd or "" if "Folder" in error.problem else body.argv[0], error) from error
         if result.status == "timed_out":

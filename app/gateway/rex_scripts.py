@@ -50,14 +50,25 @@ def hang_up_text() -> str:
     return "for job in $(jobs -p); do kill -HUP $job; done; exit 0"
 
 
+def may_write_text(folder: str) -> str:
+    """Return what says whether files can be made in a folder, or whether it is not there yet."""
+    return f"test -w {_folder(folder)} || test ! -e {_folder(folder)}"
+
+
 def replace_text(folder: str, kept: str, name: str) -> str:
-    """Return what gives a file of a folder another name, and the permissions of what has that; a link goes on leading where it leads."""
+    """Return what gives a file of a folder another name, and the permissions of what has that; a link goes on leading where it leads.
+
+    A file of another folder, named by its whole path, is written over what has the name.
+    """
     own = shlex.quote(f"./{name}")
+    take = f'[ ! -e "$to" ] || chmod "$(stat -c %a -- "$to")" {kept}\nmv -f -- {kept} "$to"'
+    if kept.startswith("/"):
+        take = f'cat <{kept} >"$to" && rm -f {kept}'
     return f"""( cd -- {_folder(folder)} || exit
 to=$(readlink -f -- {own}) || to={own}
 [ ! -d "$to" ] || exit {IS_FOLDER}
-[ ! -e "$to" ] || chmod "$(stat -c %a -- "$to")" {kept}
-mv -f -- {kept} "$to" )"""
+[ -f "$to" ] || [ ! -e "$to" ] && [ ! -L "$to" ] || {{ printf '%s\\n' "$to is no regular file" >&2; exit 1; }}
+{take} )"""
 
 
 def unpack_text(folder: str, archive: str) -> str:

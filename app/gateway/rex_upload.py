@@ -21,9 +21,11 @@ from typing import IO
 from starlette.datastructures import UploadFile
 
 from app.gateway import rex_scripts as scripts
-from app.gateway.errors import BadRequest, GatewayError, InfraFailed, TooLarge
+from app.gateway.errors import BadRequest, GatewayError, InfraFailed, TooLarge, classify
 from app.gateway.rex_errors import is_folder, os_error
 from app.gateway.rex_runtime import Runtime
+from tangram.errors import ActionFailed, TangramError
+from tangram.file_scripts import stopped_by
 
 PART_BYTES = 2**20
 
@@ -33,13 +35,11 @@ MOST_ENTRIES = 2**16
 MOST_GROWTH = 64
 """How many times larger than its archive a folder may be."""
 
+_ELSEWHERE = "/tmp"
 _IN_MEMORY_BYTES = 8 * PART_BYTES
 _PERMISSIONS = 0o777
 
 _END, _ENTRIES, _LONGEST_END = b"PK\5\6", struct.Struct("<10xHL4x2x"), 2**16 + 22
-
-_NOT_RUN = 126
-"""From this exit code on, `tar` or another tool did not run, or did not end by itself: else it says what is wrong with the files."""
 
 
 async def upload(runtime: Runtime, file: UploadFile, target: str, *, unzip: bool) -> None:
@@ -68,10 +68,14 @@ async def _write(runtime: Runtime, path: str, read: Callable[[int], Awaitable[by
 async def _replace(runtime: Runtime, path: str, file: UploadFile) -> None:
     """Write a file whole, or leave what is at its path as it is: one of several parts takes that path once all of them are there."""
     folder, name = posixpath.split(path)
-    if (file.size or 0) <= PART_BYTES or not name:
+    if (file.size or 0) <= PART_BYTES or not name or path == "~":
         await _write(runtime, path, file.read)
-    else:
-        await _through(runtime, path, folder or ".", file.read, lambda kept: scripts.replace_text(folder or ".", kept, name))
+        return
+    folder = folder or "."
+    if (await runtime.beside(scripts.may_write_text(folder), "upload")).exit_code == 0:
+        await _through(runtime, path, folder, file.read, lambda kept: scripts.replace_text(folder, kept, name))
+    else:  # its files may be there to be written all the same
+        await _through(runtime, path, _ELSEWHERE, file.read, lambda kept: scripts.replace_text(folder, f"{_ELSEWHERE}/{kept}", name))
 
 
 async def _unpack(runtime: Runtime, folder: str, archive: IO[bytes]) -> None:
@@ -88,7 +92,7 @@ async def _through(
     try:
         await _write(runtime, posixpath.join(folder, name), read)
         result = await runtime.beside(script(name), "upload")
-    except GatewayError as error:
+    except TangramError as error:
         if not isinstance(error, InfraFailed):
             with suppress(GatewayError):
                 await runtime.beside(scripts.remove_text(folder, name), "upload")
@@ -98,8 +102,8 @@ async def _through(
     with suppress(GatewayError):
         await runtime.beside(scripts.remove_text(folder, name), "upload")
     problem = f"the upload to {target} could not be written: {result.stderr.strip() or result.reason}"
-    if result.exit_code is None or result.exit_code >= _NOT_RUN:
-        raise InfraFailed(problem, "sandbox_failed")
+    if cause := stopped_by(result.exit_code, result.cause, problem):
+        raise classify(ActionFailed(problem, cause))
     raise is_folder(target) if result.exit_code == scripts.IS_FOLDER else os_error(problem)
 
 

@@ -9,7 +9,7 @@ import socket
 import urllib.parse
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest.mock import AsyncMock
 
 import httpx
@@ -26,6 +26,7 @@ from fastapi import Request
 from app.gateway import calls
 from app.gateway.e2b import RpcError
 from app.gateway.e2b_filesystem import list_folder
+from app.gateway.errors import GatewayError, InfraFailed, ProgramFailed
 
 e2b = pytest.importorskip("e2b", reason="the extra `clients` is not installed")
 
@@ -69,6 +70,9 @@ def test_a_form_may_have_thousands_of_files(served: Served, e2b_headers: dict[st
         ("Move", {"source": "here", "destination": "here/below"}, "invalid_argument"),
         ("Move", {"source": "here", "destination": "/proc/sys/x"}, "permission_denied"),
         ("Remove", {"path": "/proc/self/status"}, "permission_denied"),
+        ("Stat", {"path": "x" * 2**17}, "invalid_argument"),
+        ("ListDir", {"path": "a\0b"}, "invalid_argument"),
+        ("Move", {"source": "a\0b", "destination": "c"}, "invalid_argument"),
     ],
 )
 def test_what_no_file_system_does_is_the_callers_affair(
@@ -77,6 +81,39 @@ def test_what_no_file_system_does_is_the_callers_affair(
     e2b_sandbox.files.make_dir("here")
     answer = httpx.post(f"{served.url}/filesystem.Filesystem/{method}", json=message, headers=e2b_headers, timeout=60)
     assert answer.json()["code"] == code, answer.text
+    if code == "invalid_argument":
+        assert not answer.json()["message"].startswith(("command", "interpreter")), answer.text
+
+
+def test_a_full_file_system_is_no_rate_limit(e2b_sandbox: e2b.Sandbox) -> None:
+    if e2b_sandbox.commands.run("df -m /dev/shm | awk 'NR == 2 {print $2}'").stdout != "64\n":
+        pytest.skip("the sandbox has no /dev/shm of its own")
+    e2b_sandbox.files.write("large", b"x" * MB)
+    e2b_sandbox.commands.run("head -c 70M /dev/zero >/dev/shm/full || true")
+    with pytest.raises(e2b.NotEnoughSpaceException, match="No space left"):
+        e2b_sandbox.files.write("/dev/shm/more", b"x" * MB)
+    with pytest.raises(e2b.SandboxException, match="No space left") as refused:
+        e2b_sandbox.files.rename("large", "/dev/shm/large")
+    assert not isinstance(refused.value, e2b.RateLimitException)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "cause", "said", "kind"),
+    [
+        (137, "exit", "Killed", ProgramFailed),
+        (137, "out_of_memory", "", ProgramFailed),
+        (2, "exit", "sh: 4: Cannot fork", ProgramFailed),  # beside what programs have left running
+        (127, "exit", "stat: not found", InfraFailed),
+    ],
+)
+async def test_what_ends_the_tools_of_a_file_call_is_the_programs_affair(
+    monkeypatch: pytest.MonkeyPatch, exit_code: int, cause: str, said: str, kind: type[Exception]
+) -> None:
+    result = SimpleNamespace(exit_code=exit_code, truncated=False, stdout="", stderr=f"{said}\n", cause=cause)
+    monkeypatch.setattr(calls, "run", AsyncMock(return_value=result))
+    with pytest.raises(kind) as caught:
+        await list_folder(*listing())
+    assert cast(GatewayError, caught.value).cause == ("sandbox_failed" if kind is InfraFailed else cause)
 
 
 def test_a_folder_of_twenty_thousand_files_is_listed_and_a_larger_one_is_refused(e2b_sandbox: e2b.Sandbox) -> None:
@@ -100,16 +137,20 @@ async def test_a_large_folder_is_not_listed_in_part(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(calls, "run", AsyncMock(return_value=whole))
     monkeypatch.setattr(calls, "submit", lambda *_: handle)
     monkeypatch.setattr(calls, "wait", AsyncMock(return_value=SimpleNamespace(exit_code=None)))
-    session = SimpleNamespace(streams=SimpleNamespace(read_async=chunks))
-    sandbox: Any = SimpleNamespace(
-        processes=SimpleNamespace(unlisted_session=lambda: contextlib.nullcontext("s")),
-        record=SimpleNamespace(place=Place("e2b", "t", "env-1")),
-        caller=SimpleNamespace(session=session),
-    )
-    request = Request({"type": "http", "headers": []}, AsyncMock(return_value={"type": "http.request", "body": b'{"path": "many"}'}))
     # Then the call fails as any other that runs out of time
     with pytest.raises(RpcError, match="was ended after"):
-        await list_folder(request, sandbox)
+        await list_folder(*listing(chunks))
+
+
+def listing(chunks: object = None) -> tuple[Request, Any]:
+    """Return a request for what is in a folder, and a sandbox whose commands print `chunks`."""
+    sandbox = SimpleNamespace(
+        processes=SimpleNamespace(unlisted_session=lambda: contextlib.nullcontext("s")),
+        record=SimpleNamespace(place=Place("e2b", "t", "env-1")),
+        caller=SimpleNamespace(session=SimpleNamespace(streams=SimpleNamespace(read_async=chunks))),
+    )
+    body = AsyncMock(return_value={"type": "http.request", "body": b'{"path": "many"}'})
+    return Request({"type": "http", "headers": []}, body), sandbox
 
 
 def test_a_folder_is_listed_as_deep_as_can_be_said(e2b_sandbox: e2b.Sandbox) -> None:

@@ -7,6 +7,7 @@ import io
 import secrets
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -77,11 +78,36 @@ def test_a_large_upload_takes_the_place_of_a_file_at_once_or_leaves_it(rex: Rex,
     rex.execute("rm /dev/shm/full /dev/shm/small", shell=True)
 
 
-def test_a_name_that_no_variable_has_is_refused(rex: Rex) -> None:
-    for name in ("A=B", ""):
-        body = {"command": ["env"], "env": {name: "1"}}
-        answer = httpx.post(f"{rex.url}/execute", json=body, headers={"X-API-Key": rex.token})
-        assert (answer.status_code, "variables" in answer.json()["detail"]) == (400, True)
+def test_a_large_upload_goes_where_a_small_one_goes(rex: Rex, tmp_path: Path) -> None:
+    # Given a file that may be written in a folder that may not, and places that are no files
+    large, small = tmp_path / "large", tmp_path / "small"
+    large.write_bytes(b"x" * (2**20 + 1))
+    small.write_bytes(b"x")
+    rex.execute("mkdir -p places/shut && cd places && mkfifo pipe && ln -s loop loop && echo old > shut/own && chmod 500 shut", shell=True)
+    for place in ("~", "places/pipe", "places/loop", "places/shut/new", "/dev/null"):
+        for source in (small, large):
+            with pytest.raises(OSError):
+                do(rex.runtime.upload(UploadRequest(source_path=str(source), target_path=place)))
+    do(rex.runtime.upload(UploadRequest(source_path=str(large), target_path="places/shut/own")))
+    assert rex.execute("cd places && stat -c %s shut/own && ls -A shut && stat -c %F pipe loop", shell=True).stdout.split("\n") == (
+        [str(2**20 + 1), "own", "fifo", "symbolic link", ""]
+    )
+    # And what has no name in UTF-8, or in any, leaves nothing
+    with pytest.raises(Exception, match="400"):
+        do(rex.runtime.upload(UploadRequest(source_path=str(large), target_path="places/n\0l")))
+    assert rex.execute("ls -A . places /tmp | grep -c -e '[.]tangram'; chmod 700 places/shut; rm -r places", shell=True).stdout == "0\n"
+
+
+def test_words_that_no_program_can_be_given_are_pythons_error(rex: Rex) -> None:
+    no_words: list[dict[str, Any]] = [{"env": {"A=B": "1"}}, {"env": {"": "1"}}, {"env": {"A": "\0"}}, {"command": ["echo", "a\0b"]}]
+    for body in (*no_words, {"command": "echo \0", "shell": True}, {"cwd": "/a\0"}):
+        with pytest.raises(ValueError, match="must be|has '"):
+            rex.execute(**{"command": ["env"], **body})
+    too_long: list[dict[str, Any]] = [{"env": {"A": "x" * 2**17}}, {"command": ["echo", *["x" * 100_000] * 20]}]
+    for body in (*too_long, {"command": ["echo", "x" * 2**17]}):
+        with pytest.raises(OSError, match="Argument list too long"):
+            rex.execute(**{"command": ["env"], **body})
+    assert rex.execute(f"echo {'x' * 2**17} | wc -c", shell=True).stdout == f"{2**17 + 1}\n"
 
 
 def test_a_folder_is_uploaded_with_what_is_in_it(rex: Rex, tmp_path: Path) -> None:

@@ -303,11 +303,12 @@ def test_what_cannot_be_done_is_refused_and_says_why(env: Environment) -> None:
         (137, "out_of_memory", "program"),
         (127, "exit", "infrastructure"),  # the image lacks a tool
         (126, "exit", "infrastructure"),
+        (2, "exit", "program"),  # as dash says it where no process can be started
     ],
 )
 def test_what_ends_the_tools_of_a_file_call_is_the_programs_affair(exit_code: int, cause: str, fault: str) -> None:
-    with pytest.raises(ActionFailed, match="^no room$") as caught:
-        answered(exit_code, cause=cause, stderr="tar: Exiting now\nno room\n").list(".")
+    with pytest.raises(ActionFailed, match="^sh: 4: Cannot fork$") as caught:
+        answered(exit_code, cause=cause, stderr="tar: Exiting now\nsh: 4: Cannot fork\n").list(".")
     assert (caught.value.cause, caught.value.fault) == (cause if fault == "program" else "sandbox_failed", fault)
 
 
