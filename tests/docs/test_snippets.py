@@ -10,7 +10,6 @@ import sys
 import textwrap
 import tomllib
 from collections.abc import Iterator
-from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ from app.local.stack import StackPlan
 from app.replay.traces import read_trace
 from app.services_file import load_services_file
 from app.tiny_models import make_services
-from tangram import Settings
 from tests.docs.snippets import ROOT, Snippet, pages, snippets
 from tests.live.support import Live, running
 
@@ -59,7 +57,7 @@ def variables(live: Live, tmp_path: Path) -> dict[str, str]:
 def test_every_comment_is_understood_and_every_language_is_looked_at() -> None:
     assert len(ALL) > 20
     for snippet in ALL:
-        assert snippet.language in ("python", "sh", "bash", "toml", "yaml", "json", "ini"), snippet
+        assert snippet.language in ("python", "sh", "bash", "toml", "yaml", "json"), snippet
         assert snippet.excuse or snippet.prints or snippet.test in ("", "with a client"), (snippet, snippet.test)
 
 
@@ -107,16 +105,6 @@ def test_services_and_quotas_are_what_the_services_file_takes(snippet: Snippet, 
 @of("yaml")
 def test_yaml_is_yaml(snippet: Snippet) -> None:
     assert yaml.safe_load(snippet.code), snippet
-
-
-@of("ini")
-def test_units_of_systemd_let_a_worker_hand_over(snippet: Snippet) -> None:
-    unit = ConfigParser(strict=True)
-    unit.optionxform = str  # type: ignore[assignment, method-assign]
-    unit.read_string(snippet.code)
-    service = unit["Service"]
-    assert service["ExecStart"].endswith("/tangram worker cpu") and service["KillMode"] == "process"
-    assert service.getfloat("TimeoutStopSec") > Settings.model_fields["hand_over_s"].default
 
 
 @of("json")
