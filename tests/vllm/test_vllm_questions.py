@@ -92,7 +92,7 @@ def test_an_end_token_is_left_out_of_a_text() -> None:
         questions.read_generated({"choices": [{"text": "x"}]}, 0, ends)
 
 
-@pytest.mark.parametrize("logprobs", [(-1.0,), (-1.0, None), (-1.0, math.nan)])
+@pytest.mark.parametrize("logprobs", [(-1.0,), (-1.0, None), (-1.0, math.nan), (-1.0, -math.inf)])
 def test_a_text_whose_tokens_have_no_log_probs_is_none(logprobs: tuple[object, ...]) -> None:
     with pytest.raises(CallFailed, match=r"^prompts\[3\]: the log-probs .* are not numbers$"):
         questions.read_generated(generated([1, 2], *logprobs), 3, frozenset())

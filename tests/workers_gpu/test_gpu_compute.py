@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,13 @@ def test_devices_get_like_shares_of_every_input_once_in_batches_within_the_bound
     assert len(had) == devices
     assert max(map(len, had)) - min(map(len, had)) <= 1
     assert max(map(sum, had)) - min(map(sum, had)) <= max(lengths, default=0)
+
+
+@pytest.mark.parametrize("logits", [[math.inf, 0.0], [math.nan, 0.0], [-math.inf, -math.inf]])
+def test_logits_that_are_no_numbers_give_no_log_prob_of_any_id(logits: list[float]) -> None:
+    said = compute.read_logits(torch.tensor([logits, [0.0, -math.inf]]), torch.tensor([1, 1]), 2)
+    assert math.isnan(said.logprobs[0]) and said.logprobs[1] == -math.inf
+    assert [math.isnan(value) for value in said.top_logprobs] == [True, True, False, False]
 
 
 def odd() -> Any:

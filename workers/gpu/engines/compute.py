@@ -7,6 +7,7 @@ bits, as any other shape of a matrix does.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Sequence
 
 import torch
@@ -59,8 +60,12 @@ def read_logits(logits: torch.Tensor, ids: torch.Tensor, top_k: int | None) -> T
 
 
 def _read_slice(known: torch.Tensor, given: torch.Tensor, top_k: int | None) -> tuple[torch.Tensor, ...]:
-    """Return log-probs, and with `top_k` ranks, most likely ids and their log-probs, for some positions."""
+    """Return log-probs, and with `top_k` ranks, most likely ids and their log-probs, for some positions.
+
+    All log-probs of a position are NaN where one of its logits is, or the largest is infinite.
+    """
     chosen, total = known.gather(1, given.unsqueeze(1)), known.logsumexp(dim=1, keepdim=True)
+    total.masked_fill_(~total.isfinite(), math.nan)
     if top_k is None:
         return (chosen - total,)
     ranks = (known > chosen).sum(dim=1, dtype=torch.int32) + 1

@@ -125,7 +125,7 @@ def generate_request(model: str, prompt: list[int], sampling: Sampling, index: i
 def read_generated(answer: Any, index: int, ends: frozenset[int]) -> list[int]:
     """Return the ids that continue a prompt, an end token left out. Raises `CallFailed`."""
     ids, logprobs = _generated(answer, index)
-    if len(logprobs) != len(ids) or any(value is None or math.isnan(value) for value in logprobs):
+    if len(logprobs) != len(ids) or any(value is None or not math.isfinite(value) for value in logprobs):
         raise CallFailed(f"prompts[{index}]: the log-probs of the tokens that the model chose are not numbers")
     return ids[:-1] if ids and ids[-1] in ends else ids
 
