@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from tangram import Client, Settings
+from app.replay.traces import write_trace
+from bench.live_trace import Workload
+from scheduler.sim.trace import Step, Trace, TraceAction, Trajectory
+from tangram import ActionLost, Client, Settings
 from tests.engines.waiting import until
 from tests.ports import free_ports
 
@@ -78,6 +85,19 @@ class Slurm:
         said = self.say("scontrol", "show", "job", job)
         return said.partition("JobState=")[2].split()[0] if said else ""
 
+    def submit(self, *words: str) -> str:
+        """Submit the job, and return its number."""
+        until(lambda: self.say("sinfo", "--noheader", "--states=idle", "--format=%D") == "2", WAIT_S)
+        return self.say("sbatch", "--parsable", "--output=out.log", *words, str(ROOT / "deploy" / "slurm" / "arl-tangram.sbatch"))
+
+    def serve(self, job: str) -> dict[str, str]:
+        """Wait until the job has said where a trainer finds it, and return the variables."""
+        file = self.folder / f"arl-tangram-{job}" / "trainer.env"
+        until(lambda: file.exists() or self.state(job) not in ("PENDING", "CONFIGURING", "RUNNING"), WAIT_S)
+        assert file.stat().st_mode & 0o77 == 0
+        lines = (line.removeprefix("export ").partition("=") for line in file.read_text().splitlines())
+        return {name: value for name, _, value in lines}
+
     def end(self) -> None:
         self.say("scancel", "--full", "--user=root")
         until(lambda: not self.say("squeue", "--noheader"), WAIT_S)
@@ -99,13 +119,9 @@ def test_a_job_serves_a_trainer_and_drains_before_its_limit(slurm: Slurm, monkey
     # Given a job on two nodes that has said where a trainer finds it, and what else is on the disk where it works
     (slurm.folder / "own disk").mkdir()
     (slurm.folder / "own disk" / "thesis.tex").touch()
-    until(lambda: slurm.say("sinfo", "--noheader", "--states=idle", "--format=%D") == "2", WAIT_S)
-    job = slurm.say("sbatch", "--parsable", "--output=out.log", "--time=60", str(ROOT / "deploy" / "slurm" / "arl-tangram.sbatch"))
+    job = slurm.submit("--time=60")
     folder = slurm.folder / f"arl-tangram-{job}"
-    until(lambda: (folder / "trainer.env").exists() or slurm.state(job) not in ("PENDING", "CONFIGURING", "RUNNING"), WAIT_S)
-    assert (folder / "trainer.env").stat().st_mode & 0o77 == 0
-    for line in (folder / "trainer.env").read_text().splitlines():
-        name, _, value = line.removeprefix("export ").partition("=")
+    for name, value in slurm.serve(job).items():
         monkeypatch.setenv(name, value)
     # When it is told that its limit is near, and once more, with an environment open in which a command runs
     with Client("slurm", settings=Settings()) as client:
@@ -127,7 +143,59 @@ def test_a_job_serves_a_trainer_and_drains_before_its_limit(slurm: Slurm, monkey
 
 def test_a_job_whose_scheduler_does_not_start_ends(slurm: Slurm) -> None:
     slurm.variables["TANGRAM_POLICY"] = "nonsense"
-    job = slurm.say("sbatch", "--parsable", "--output=out.log", "--time=60", str(ROOT / "deploy" / "slurm" / "arl-tangram.sbatch"))
+    job = slurm.submit("--time=60")
     until(lambda: slurm.state(job) == "FAILED", WAIT_S)
     assert "has ended, see" in (slurm.folder / "out.log").read_text()
     assert not os.listdir(slurm.folder / "own disk")
+
+
+def slept() -> Trace:
+    """Return 64 of the bundled rollouts, or of the file `TRACE` twenty times as fast. Their actions sleep as long as was recorded."""
+    file, scale = (Path(os.environ["TRACE"]), 0.05) if "TRACE" in os.environ else (None, 1.0)
+    recorded = Workload(trajectories=64, spread_s=5.0, speed=1.0, file=file, scale=scale).trace()
+
+    def sleeping(step: Step) -> Step:
+        actions = (TraceAction(kind="cpu.exec", work_s=each.work_s, command=f"sleep {each.work_s:.3f}") for each in step.actions)
+        return Step(actions=tuple(actions), think_s=step.think_s * scale)
+
+    return Trace(
+        trajectories=tuple(
+            Trajectory(trajectory=each.trajectory, job="slurm", arrival_s=each.arrival_s, steps=tuple(map(sleeping, each.steps)))
+            for each in recorded.trajectories
+        )
+    )
+
+
+def test_64_rollouts_are_done_in_a_job_that_ends_before_its_limit(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a job of four minutes, which Slurm tells of its end after one or two, with an environment that nobody closes
+    submitted_at = time.monotonic()
+    job = slurm.submit("--time=4", "--signal=B:USR1@120")
+    variables = slurm.serve(job)
+    up_s = time.monotonic() - submitted_at
+    variables["TANGRAM_DATABASE_URL"] = f"sqlite:///{slurm.folder}/own disk/arl-tangram-{job}/tangram.sqlite"
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    rollouts = slept()
+    with (tmp_path / "rollouts.jsonl").open("w") as file:
+        write_trace(rollouts, file)
+    with Client("slurm", settings=Settings()) as client:
+        left = client.open(trajectory="left open")
+        running = left.submit("sleep 1000")
+        # When 64 rollouts are replayed meanwhile
+        command = [slurm.variables["STACK_COMMAND"], "replay", "--live", "--json", str(tmp_path / "rollouts.jsonl")]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr
+        # Then each of their actions is done, and the trainer of what was left open is told that it is lost
+        summary = json.loads(done.stdout)
+        assert (summary["trajectories"], summary["failed"]) == (64, 0)
+        assert summary["actions"] == sum(1 for _ in rollouts.actions())
+        with pytest.raises(ActionLost):
+            running.result(200)
+    # And the job has ended by itself, with a journal in which nothing else is lost
+    until(lambda: slurm.state(job) not in ("RUNNING", "COMPLETING"), WAIT_S)
+    assert slurm.state(job) == "COMPLETED", (slurm.folder / "out.log").read_text()
+    with closing(sqlite3.connect(slurm.folder / f"arl-tangram-{job}" / "tangram.sqlite")) as journal:
+        ends = dict(journal.execute("SELECT status, count(*) FROM actions WHERE kind = 'cpu.exec' GROUP BY status").fetchall())
+    assert ends == {"succeeded": summary["actions"], "lost": 1}
+    (ran,) = [word for word in slurm.say("scontrol", "show", "job", job).split() if word.startswith("RunTime=")]
+    print(f"up after {up_s:.1f} s; {summary['actions']} actions in {summary['step_duration']:.1f} s; the job: {ran}")
