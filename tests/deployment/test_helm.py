@@ -68,6 +68,8 @@ def test_each_document_is_valid(values: Path | None, tmp_path: Path) -> None:
         (["cpuDefaults.rights=all"], "'restricted', 'namespaces', 'privileged'"),
         (["cpu.Big.cores=1"], "at '/cpu': additional properties 'Big' not allowed"),
         (["cpuDefaults.cores=0"], "/cpuDefaults/cores"),
+        (["hub.priorityClassName=High One"], "/hub/priorityClassName"),
+        (["cpuDefaults.tmpGi=0"], "/cpuDefaults/tmpGi"),
         (["cpuDefaults.memory=8Gi"], "additional properties 'memory' not allowed"),
         (["scheduler.replicas=two"], "/scheduler/replicas"),
         (["settings.lease=5"], "at '/settings': additional properties 'lease' not allowed"),
@@ -145,6 +147,26 @@ def test_others_are_let_in_to_the_gateway_alone() -> None:
     for name, is_open in {"gateway": True, "web": False, "redis": False}.items():
         (rule,) = of_kind("NetworkPolicy", name, *words)["spec"]["ingress"]
         assert (block in rule["from"]) is is_open
+
+
+def test_pods_go_where_values_say() -> None:
+    gpu, hub = str(ROOT / "deploy" / "helm" / "examples" / "gpu.yaml"), {"nodeSelector": {"pool": "hub"}, "priorityClassName": "training"}
+    for kind, name in (("Deployment", "scheduler"), ("Deployment", "gateway"), ("StatefulSet", "redis"), ("StatefulSet", "postgres")):
+        assert of_kind(kind, name, "--values", gpu)["spec"]["template"]["spec"].items() >= hub.items()
+    pod = of_kind("StatefulSet", "gpu-a100", "--values", gpu)["spec"]["template"]["spec"]
+    assert pod.items() >= {"nodeSelector": {"accelerator": "a100"}, "runtimeClassName": "nvidia", "priorityClassName": "training"}.items()
+    assert [each["key"] for each in pod["tolerations"]] == ["nvidia.com/gpu"]
+    environments = of_kind("DaemonSet", "cpu-default", "--values", gpu)["spec"]["template"]["spec"]
+    assert environments["nodeSelector"] == {"engine": "docker"} and "priorityClassName" not in environments
+
+
+def test_programs_of_environments_reach_what_is_named_and_no_more() -> None:
+    words = ("--set", "networkPolicy.limitNodes=true", "--set-json", 'networkPolicy.nodesTo=[{"ports":[{"port":3128}]}]')
+    policy = of_kind("NetworkPolicy", "nodes", *words)["spec"]
+    pod = of_kind("StatefulSet", "cpu-default", *words)["spec"]["template"]["metadata"]["labels"]
+    assert policy["policyTypes"] == ["Egress"] and policy["podSelector"]["matchLabels"].items() <= pod.items()
+    assert [[each["port"] for each in rule["ports"]] for rule in policy["egress"]] == [[53, 53], [5432], [6379], [3128]]
+    assert all(rule["to"][0]["podSelector"]["matchLabels"]["app.kubernetes.io/instance"] == "t" for rule in policy["egress"][1:3])
 
 
 def test_the_restricted_example_keeps_to_the_pod_security_standard_of_that_name() -> None:

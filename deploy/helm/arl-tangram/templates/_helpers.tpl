@@ -60,6 +60,15 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 
+{{- /* Where pods go, of values that name it. */}}
+{{- define "tangram.place" -}}
+{{- range $key := list "nodeSelector" "tolerations" "priorityClassName" "runtimeClassName" }}
+{{- with get $ $key }}
+{{ $key }}: {{ toJson . }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "tangram.user" -}}
 {runAsNonRoot: true, runAsUser: 10001, runAsGroup: 10001, fsGroup: 10001, seccompProfile: {type: RuntimeDefault}}
 {{- end }}
@@ -112,6 +121,7 @@ spec:
         checksum/services: {{ $root.Values.services | sha256sum }}
     spec:
       {{- include "tangram.pod" $root | nindent 6 }}
+      {{- include "tangram.place" $root.Values.hub | nindent 6 }}
       securityContext: {{ include "tangram.user" $root }}
       terminationGracePeriodSeconds: {{ .graceS | default 60 }}
       {{- if gt (int .replicas) 1 }}
