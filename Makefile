@@ -84,9 +84,10 @@ test: $(STAMP)
 
 # The parts of test-real run one after the other: containers and vLLM bear nothing beside them. Within a part, one process runs
 # the tests that share a stack. A test that fails has a second try after all parts.
-REAL_PARTS := stacks containers vllm
-REAL_stacks = -m 'real or long' tests $(patsubst %,--ignore=tests/%,containers deployment sandboxes engines vllm) -p no:xdist -p tests.forks --forks $(AT_ONCE)
+REAL_PARTS := stacks containers kernel vllm
+REAL_stacks = -m 'real or long' tests $(patsubst %,--ignore=tests/%,containers deployment sandboxes kernel engines vllm) -p no:xdist -p tests.forks --forks $(AT_ONCE)
 REAL_containers = -m real tests/containers tests/deployment tests/sandboxes -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+REAL_kernel = -m real tests/kernel -p no:xdist
 REAL_vllm = -m real tests/engines tests/vllm
 # Where CI is not set, .venv-vllm and .venv-helm are built only if somebody asks for them; without them their tests are skipped.
 test-real: $(STAMP) $(if $(filter vllm,$(or $(ONLY),$(if $(CI),$(REAL_PARTS)))),$(VLLM_STAMP)) $(if $(CI),$(HELM_STAMP))

@@ -169,7 +169,7 @@ class ControlsV2(Controls):
 
     def __init__(self, folder: str) -> None:
         super().__init__(folder)
-        self._peak = -1
+        self._peak, self._peak_before = -1, 0
 
     def use(self) -> Use:
         used, found = int(read(f"{self.folder}/memory.current")), _numbers(f"{self.folder}/memory.stat")
@@ -190,23 +190,26 @@ class ControlsV2(Controls):
         write(f"{self.folder}/cgroup.freeze", "0")
 
     def restart_peak(self) -> None:
-        """Have the kernel count anew for one descriptor, which Linux 6.12 can; see the base class."""
+        """Have the kernel count anew for one descriptor; see the base class.
+
+        Before Linux 6.12 it counts from the beginning of the group. What it says then is of this time only where it has grown.
+        """
         if self._peak < 0:
-            with contextlib.suppress(OSError):
-                self._peak = os.open(f"{self.folder}/memory.peak", os.O_RDWR | os.O_CLOEXEC)
+            self._peak = os.open(f"{self.folder}/memory.peak", os.O_RDWR | os.O_CLOEXEC)
         try:
             os.pwrite(self._peak, b"reset\n", 0)
+            self._peak_before = 0
         except OSError:
-            self._close_peak()
+            self._peak_before = self._read_peak()
 
     def peak(self) -> int | None:
-        return int(os.pread(self._peak, 64, 0)) if self._peak >= 0 else None
+        return most if self._peak >= 0 and (most := self._read_peak()) > self._peak_before else None
 
-    def _close_peak(self) -> None:
-        if self._peak >= 0:
-            os.close(self._peak)
-        self._peak = -1
+    def _read_peak(self) -> int:
+        return int(os.pread(self._peak, 64, 0))
 
     def close(self) -> None:
         super().close()
-        self._close_peak()
+        if self._peak >= 0:
+            os.close(self._peak)
+        self._peak = -1

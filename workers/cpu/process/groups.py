@@ -198,6 +198,9 @@ class Groups:
             for folder in glob.glob(f"{glob.escape(prefix)}-*"):
                 control_files.is_removed(folder)
         if self.memory is not None:
+            for environment in glob.glob(f"{glob.escape(self.memory)}/*/") if self.is_v2 else ():
+                with contextlib.suppress(OSError):
+                    control_files.write(f"{environment}cgroup.freeze", "0")
             for pattern in ("/*/session-*", "/*/", ""):
                 for folder in glob.glob(f"{glob.escape(self.memory)}{pattern}"):
                     control_files.is_removed(folder)
