@@ -11,32 +11,35 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # TRL warns that `rollout_func` may change
 
 import torch
 from datasets import Dataset
-from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast, PrinterCallback, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
+from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from examples.train.model import LETTERS, PROMPT, make_model
 from examples.train.sandboxes import LocalSandbox, Sandbox, StackSandbox
 from examples.train.task import OPERATORS
+from examples.train.teachers import LocalTeacher, StackTeacher, Teacher
 from tangram import Client
 
-LETTERS = [*"0123456789x+-*%?f", "<pad>", "</s>"]
-PROMPT = [LETTERS.index("f")]
 GENERATIONS = 8
 AT_ONCE = GENERATIONS * len(OPERATORS)
+FORM_WEIGHT = 0.05
+WRITTEN = (0, 2)
+"""Where the letters that the model writes are among those after the prompt; between them is what the function returned."""
 
 
 class Rollouts:
     """All rollouts of a step, side by side: the model calls the hidden function, sees what it returns, and names the operator."""
 
-    def __init__(self, make_sandbox: Callable[[str, str], Sandbox]) -> None:
+    def __init__(self, make_sandbox: Callable[[str, str], Sandbox], teacher: Teacher | None) -> None:
         """Begin with step 0; `make_sandbox` takes a name and the operator to hide."""
-        self._make_sandbox, self._pool = make_sandbox, ThreadPoolExecutor(AT_ONCE)
+        self._make_sandbox, self._teacher, self._pool = make_sandbox, teacher, ThreadPoolExecutor(AT_ONCE + 1)
         self._step = 0
         self.sandbox_s = 0.0
 
@@ -49,6 +52,7 @@ class Rollouts:
             returned = self._run_all(sandboxes, "call", ids)
             seen = [LETTERS.index((text or "?")[0]) for text in returned]
             ids = write(trainer.model, torch.cat([ids, torch.tensor(seen)[:, None]], dim=1))
+            taught = self._pool.submit(self._teacher, ids.tolist()) if self._teacher is not None else None  # while programs judge
             verdicts = self._run_all(sandboxes, "judge", ids)
         finally:
             list(self._pool.map(lambda sandbox: sandbox.close(), sandboxes))
@@ -58,6 +62,7 @@ class Rollouts:
             "env_mask": [[1, 0, 1]] * len(operators),  # the model did not write what the function returned
             "logprobs": None,
             "verdict": verdicts,
+            "taught": taught.result() if taught is not None else [None] * len(operators),
         }
 
     def _run_all(self, sandboxes: list[Sandbox], action: str, ids: torch.Tensor) -> list[str | None]:
@@ -74,9 +79,14 @@ def write(model: Any, ids: torch.Tensor) -> torch.Tensor:
     return torch.cat([ids, torch.multinomial(model(ids).logits[:, -1].softmax(dim=-1), 1)], dim=1)
 
 
-def reward(verdict: list[str | None], **_: Any) -> list[float | None]:
+def verdicts(verdict: list[str | None], **_: Any) -> list[float | None]:
     """Return the shares of inputs that were right: 0 where the program failed, and None, which TRL leaves out, where the stack did."""
     return [None if text is None else float(text or 0) for text in verdict]
+
+
+def form(taught: list[list[float] | None], **_: Any) -> list[float | None]:
+    """Return the teacher's mean log-prob of the letters that the model wrote: None where nobody teaches, or the stack failed."""
+    return [None if logprobs is None else fmean(logprobs[place] for place in WRITTEN) for logprobs in taught]
 
 
 class Log(TrainerCallback):
@@ -95,38 +105,32 @@ class Log(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         """Write the line."""
         if logs and "reward" in logs:
-            step, mean, seconds, sandbox_s = state.global_step, logs["reward"], time.perf_counter() - self._begun, self._rollouts.sandbox_s
+            line = {
+                "step": state.global_step,
+                "reward": logs["rewards/verdicts/mean"],
+                "seconds": time.perf_counter() - self._begun,
+                "sandbox_seconds": self._rollouts.sandbox_s,
+            }
             with self._path.open("a") as file:
-                print(json.dumps({"step": step, "reward": mean, "seconds": seconds, "sandbox_seconds": sandbox_s}), file=file)
-            print(f"step {step}: reward {mean:.2f}, {seconds:.2f} s, of which sandboxes {sandbox_s:.2f} s", flush=True)
+                print(json.dumps(line), file=file)
+            print("step {step}: reward {reward:.2f}, {seconds:.2f} s, in sandboxes {sandbox_seconds:.2f} s".format(**line), flush=True)
 
 
-def make_model() -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
-    """Return a model that knows nothing, of about 190,000 parameters, and its tokenizer of single letters."""
-    tokenizer = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(LETTERS)}, merges=[]))
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>")
-    sizes = {"hidden_size": 96, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4}
-    config = Qwen2Config(
-        vocab_size=len(LETTERS), initializer_range=0.1, pad_token_id=wrapped.pad_token_id, eos_token_id=wrapped.eos_token_id, **sizes
-    )
-    return Qwen2ForCausalLM(config), wrapped
-
-
-def train(make_sandbox: Callable[[str, str], Sandbox], steps: int, seed: int, out: Path) -> None:
+def train(make_sandbox: Callable[[str, str], Sandbox], teacher: Teacher | None, steps: int, seed: int, out: Path) -> None:
     """Train for some steps and log each into `out`."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     model, tokenizer = make_model()
-    rollouts = Rollouts(make_sandbox)
+    rollouts = Rollouts(make_sandbox, teacher)
     config = GRPOConfig(
         output_dir=out.parent, max_steps=steps, per_device_train_batch_size=AT_ONCE, num_generations=GENERATIONS, shuffle_dataset=False,
-        learning_rate=1e-3, lr_scheduler_type="constant", scale_rewards="none", entropy_coef=0.05,
+        learning_rate=1e-3, lr_scheduler_type="constant", scale_rewards="none", entropy_coef=0.05, reward_weights=[1.0, FORM_WEIGHT],
         seed=seed, use_cpu=True, bf16=False, gradient_checkpointing=False,
         logging_steps=1, save_strategy="no", report_to=[], disable_tqdm=True,
     )  # fmt: skip
     trainer = GRPOTrainer(
         model=model, processing_class=tokenizer, args=config, train_dataset=Dataset.from_dict({"prompt": list(OPERATORS) * steps}),
-        rollout_func=rollouts, reward_funcs=reward, callbacks=[Log(out, rollouts)],
+        rollout_func=rollouts, reward_funcs=[verdicts, form], callbacks=[Log(out, rollouts)],
     )  # fmt: skip
     trainer.remove_callback(PrinterCallback)
     trainer.train()
@@ -138,11 +142,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("train.jsonl"), help="the log, a line for each step")
+    parser.add_argument("--teacher", type=Path, help="the folder of a teacher that the stack serves under the folder's name")
     parser.add_argument("--local", action="store_true", help="run programs as subprocesses of this machine, without a stack")
     options = parser.parse_args()
     with nullcontext() if options.local else Client(job="train") as client:
         make_sandbox = partial(StackSandbox, client) if client else lambda _, operator: LocalSandbox(operator)
-        train(make_sandbox, options.steps, options.seed, options.out)
+        teacher = options.teacher and (StackTeacher(client, options.teacher.name) if client else LocalTeacher(options.teacher))
+        train(make_sandbox, teacher, options.steps, options.seed, options.out)
 
 
 if __name__ == "__main__":

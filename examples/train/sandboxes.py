@@ -15,8 +15,8 @@ from tangram.client import Environment
 PROGRAM = Path(__file__).with_name("task.py").read_text(encoding="utf-8")
 TIMEOUT_S = 60
 ATTEMPTS = 3
-ISOLATED = ("-IS", "task.py")
-"""Arguments of Python: without `site`, which has nothing for this program, it starts in half of the time."""
+PYTHON = ("python3", "-IS", "task.py")
+"""The Python of the search path in either sandbox; without `site`, which has nothing for this program, it starts in half of the time."""
 
 
 class Sandbox(Protocol):
@@ -38,13 +38,14 @@ class StackSandbox:
         self._environment: Environment | None = None
 
     def run(self, action: str, text: str) -> str | None:
-        """Run the program as one action, after the end of all that the one before left running."""
+        """Run the program as one action; it judges after the end of all that the call left running."""
         for _ in range(ATTEMPTS):
             try:
                 if self._environment is None:
                     self._environment = self._client.open(trajectory=self._trajectory, memory_mb=64)
                     self._environment.write_file("task.py", self._program.encode())
-                done = self._environment.exec(shlex.join(["python3", *ISOLATED, action, text]), timeout_s=TIMEOUT_S, fence=True)
+                command = shlex.join([*PYTHON, action, text])
+                done = self._environment.exec(command, timeout_s=TIMEOUT_S, fence=action == "judge")
                 return done.stdout if done.exit_code == 0 else ""
             except (ActionLost, StackUnreachable) as error:
                 print(f"{self._trajectory}: the stack failed: {error}", file=sys.stderr)
@@ -67,7 +68,7 @@ class LocalSandbox:
 
     def run(self, action: str, text: str) -> str:
         """Run the program."""
-        command = [sys.executable, *ISOLATED, action, text]
+        command = [*PYTHON, action, text]
         try:
             done = subprocess.run(command, cwd=self._folder.name, capture_output=True, text=True, timeout=TIMEOUT_S)
         except subprocess.TimeoutExpired:

@@ -124,7 +124,7 @@ VERL: Table = (
 )
 TRL: Table = (
     (
-        "GRPOTrainer(rollout_func), with tools and rewards in sandboxes: examples/train",
+        "GRPOTrainer(rollout_func), with tools and rewards in sandboxes and a teacher: examples/train",
         "works; a reward of None where the stack failed, which TRL leaves out",
         "test_two_steps_have_the_same_rewards_in_sandboxes_as_in_subprocesses_and_leave_no_environment",
         "test_the_verdict_of_a_sandbox_is_the_reward",

@@ -9,11 +9,14 @@ import pytest
 
 pytest.importorskip("trl", reason="trl is not installed")
 
-from examples.train.__main__ import GENERATIONS, reward, train
+from app.local.stack import StackPlan
+from examples.train.__main__ import GENERATIONS, form, train, verdicts
+from examples.train.model import LETTERS, make_teacher
 from examples.train.sandboxes import LocalSandbox, StackSandbox
 from examples.train.task import OPERATORS
-from tangram import EnvironmentLost
-from tests.live.support import Live
+from examples.train.teachers import LocalTeacher, StackTeacher
+from tangram import ActionLost, EnvironmentLost
+from tests.live.support import Live, running
 
 pytestmark = pytest.mark.real
 JOB = "train"
@@ -21,8 +24,8 @@ JOB = "train"
 
 def test_two_steps_have_the_same_rewards_in_sandboxes_as_in_subprocesses_and_leave_no_environment(live: Live, tmp_path: Path) -> None:
     with live.client(JOB) as client:
-        train(lambda name, operator: StackSandbox(client, name, operator), 2, 1, tmp_path / "stack.jsonl")
-    train(lambda _, operator: LocalSandbox(operator), 2, 1, tmp_path / "local.jsonl")
+        train(lambda name, operator: StackSandbox(client, name, operator), None, 2, 1, tmp_path / "stack.jsonl")
+    train(lambda _, operator: LocalSandbox(operator), None, 2, 1, tmp_path / "local.jsonl")
     stack, local = ([json.loads(line) for line in (tmp_path / name).read_text().splitlines()] for name in ("stack.jsonl", "local.jsonl"))
     assert [step["step"] for step in stack] == [1, 2]
     assert [step["reward"] for step in stack] == [step["reward"] for step in local]
@@ -39,8 +42,7 @@ def test_the_verdict_of_a_sandbox_is_the_reward(live: Live, where: str) -> None:
         sandbox = StackSandbox(client, "verdict", "*") if where == "stack" else LocalSandbox("*")
         try:
             assert (sandbox.run("call", "7"), sandbox.run("call", "x")) == ("1\n", "")
-            verdicts = [sandbox.run("judge", text) for text in ("*", "+", "x", "</s>")]
-            assert reward(verdicts) == [1.0, 0.0, 0.0, 0.0]
+            assert verdicts([sandbox.run("judge", text) for text in ("*", "+", "x", "</s>")]) == [1.0, 0.0, 0.0, 0.0]
         finally:
             sandbox.close()
 
@@ -51,4 +53,26 @@ def test_a_rollout_that_the_stack_fails_has_no_reward(live: Live, monkeypatch: p
 
     with live.client(JOB) as client:
         monkeypatch.setattr(client, "open", lost)
-        assert reward([StackSandbox(client, "unlucky", "+").run("judge", "+"), "0.5\n"]) == [None, 0.5]
+        assert verdicts([StackSandbox(client, "unlucky", "+").run("judge", "+"), "0.5\n"]) == [None, 0.5]
+
+
+def test_a_teacher_prefers_what_is_well_formed_and_says_the_same_in_a_stack_as_here(real_component: None, tmp_path: Path) -> None:
+    make_teacher(tmp_path / "grammar")
+    rows = [[LETTERS.index(letter) for letter in text] for text in ("f71+", "f7?+", "fx?x", "f00%")]
+    plan = StackPlan(nodes=1, cells=1, api_nodes=0, services_file=tmp_path / "grammar" / "services.toml")
+    with running(tmp_path / "state", plan) as live, live.client(JOB) as client:
+        taught = StackTeacher(client, "grammar")(rows)
+    here = LocalTeacher(tmp_path / "grammar")(rows)
+    for stack_row, here_row in zip(taught, here, strict=True):
+        assert stack_row == pytest.approx(here_row, abs=1e-3)
+    well, no_call, nothing, also_well = form(taught)
+    assert min(well, also_well) > max(no_call, nothing)
+
+
+def test_a_step_whose_teacher_the_stack_fails_has_no_reward_of_form(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: object) -> None:
+        raise ActionLost("its node died", "gpu-0")
+
+    with live.client(JOB) as client:
+        monkeypatch.setattr(client, "logprobs", lost)
+        assert form(StackTeacher(client, "grammar")([[1, 2], [3, 4]])) == [None, None]
