@@ -10,6 +10,7 @@ until nothing has used it for `TANGRAM_LEASE_S`. So nothing is kept on this mach
 |---|---|
 | that of the command | `exec` ran it |
 | 124 | `exec` ended it, as it took longer than `TANGRAM_TIMEOUT_S` |
+| 137 | programs brought it to nothing, by filling the memory or the disk of the environment, or the kernel killed it |
 | 125 | the stack failed, or the arguments are wrong, or some output is missing: nothing was found out about the command |
 
 Folders without a leading `/` start at the environment's own folder; a process sandbox can write to no other. Commands of one container
@@ -36,7 +37,7 @@ from tangram.calls import Place, execute
 from tangram.errors import ActionRejected, TangramError
 from tangram.handles import AsyncHandle
 from tangram.integrations import actions
-from tangram.integrations.sandbox import Sandbox
+from tangram.integrations.sandbox import KILLED, Sandbox
 from tangram.results import ExecResult
 
 TIMED_OUT, FAILED = 124, 125
@@ -68,8 +69,9 @@ async def _main(arguments: argparse.Namespace) -> int:
     except asyncio.CancelledError:
         return 128 + signal.SIGTERM
     except (TangramError, OSError) as error:
-        print(f"tangram-docker: {arguments.command} failed: {error}", file=sys.stderr)
-        return FAILED
+        is_theirs = isinstance(error, TangramError) and error.fault == "program"
+        print(f"tangram-docker: {error}" if is_theirs else f"tangram-docker: {arguments.command} failed: {error}", file=sys.stderr)
+        return KILLED if is_theirs else FAILED
 
 
 async def _run(client: AsyncClient, arguments: argparse.Namespace) -> int:

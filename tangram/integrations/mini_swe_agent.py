@@ -21,10 +21,10 @@ from pydantic import BaseModel
 from tangram.action import command_class
 from tangram.calls import Place
 from tangram.client import Client, Environment
-from tangram.errors import ActionRejected, InvalidAction
+from tangram.errors import ActionError, ActionRejected, InvalidAction
 from tangram.files import drive
 from tangram.integrations import actions
-from tangram.integrations.sandbox import whole_submission
+from tangram.integrations.sandbox import ended_by_program, whole_submission
 from tangram.results import FINISHED, ExecResult
 from tangram.settings import Settings
 
@@ -82,7 +82,7 @@ class TangramEnvironment:
         Submitted
             When the command says that the task is done.
         ActionError, StackUnreachable
-            When the stack failed; `EnvironmentLost` where the environment is gone.
+            When the stack failed; `EnvironmentLost` where it has lost the environment.
         SubmissionCut
             When the command submits more than 64 MiB, or the result store has not kept all of it.
 
@@ -105,6 +105,8 @@ class TangramEnvironment:
             done = whole_submission(handle)
         except InvalidAction as error:
             return _failed(error, "")
+        except ActionError as error:
+            done = ended_by_program(error)
         output = _observation(done, command, timeout)
         _check_finished(output)
         return output

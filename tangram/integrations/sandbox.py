@@ -22,10 +22,13 @@ from tangram.errors import ActionError, ActionFailed, ActionLost, ActionRejected
 from tangram.files import drive_async
 from tangram.handles import AsyncHandle, Handle
 from tangram.integrations import actions
-from tangram.results import LEFT_OUT, Chunk, ExecResult, SubmissionCut
+from tangram.results import LEFT_OUT, Act, Chunk, ExecResult, SubmissionCut
 
 MOST_PRINTED_BYTES = 64 << 20
 """The most output of a command that is kept whole, as much as a file may have."""
+KILLED = 137
+"""The exit code of what programs have brought to nothing, as shells have it for what was killed."""
+
 _PROBE_S = 10.0
 
 State = Literal["running", "closed", "lost", "unknown"]
@@ -36,7 +39,8 @@ _log = logging.getLogger(__name__)
 class Sandbox:
     """An environment of a client that stands; commands of it run side by side, each in a shell of its own.
 
-    All methods raise what `tangram.errors` says of actions. A command that fails or runs out of time is a result.
+    All methods raise what `tangram.errors` says of actions. A command that fails or runs out of time is a result, and so is one that
+    programs have brought to nothing, as by filling the memory or the disk of the environment: see `ended_by_program`.
     """
 
     def __init__(self, client: AsyncClient, place: Place) -> None:
@@ -98,9 +102,7 @@ class Sandbox:
         try:
             session = f"beside-{number}" if number else "main"
             how: ExecOptions = {"interpreter": ("bash", "-c"), **options, "session": session, "stream": whole}
-            action = calls.execute(self.place, command, **how)
-            result: ExecResult = await (self.run_whole(action) if whole else self.run(action))
-            return result
+            return await self._executed(calls.execute(self.place, command, **how), whole=whole)
         finally:
             self._busy.discard(number)
 
@@ -109,7 +111,13 @@ class Sandbox:
     ) -> ExecResult:
         """Run a command in a session: folder, variables and functions stay for its next one, which waits for the end of this one."""
         action = calls.execute(self.place, command, units=units, timeout_s=timeout_s, session=session, stream=whole)
-        result: ExecResult = await (self.run_whole(action) if whole else self.run(action))
+        return await self._executed(action, whole=whole)
+
+    async def _executed(self, action: Action, *, whole: bool) -> ExecResult:
+        try:
+            result: ExecResult = await (self.run_whole(action) if whole else self.run(action))
+        except ActionError as error:
+            return ended_by_program(error)
         return result
 
     async def read_file(self, path: str) -> bytes:
@@ -179,6 +187,15 @@ class Sandbox:
         """Close it after so many seconds, unless it is closed before."""
         loop = asyncio.get_running_loop()
         self._end = loop.call_later(seconds, lambda: keep(loop.create_task(self.close())))
+
+
+def ended_by_program(error: ActionError) -> ExecResult:
+    """Return a result with the exit code `KILLED` where programs are at fault, even if the environment is lost by them; else raise it."""
+    if error.fault != "program":
+        raise error
+    act = Act(queue_s=0.0, overhead_s=0.0, execution_s=0.0)
+    ended = ExecResult(status=error.status, exit_code=KILLED, stdout="", stderr="", truncated=False, dop=0, act=act)
+    return replace(ended, reason=error.reason, cause=error.cause)
 
 
 def whole_submission(handle: Handle[ExecResult]) -> ExecResult:

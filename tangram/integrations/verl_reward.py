@@ -90,7 +90,7 @@ async def compute_score(
         await return_client(client)
     # Its end is there where output is truncated.
     succeeded = done.exit_code == 0 and (not word or done.stdout.split()[-1:] == [word])
-    return {"score": float(succeeded), "exit_code": -1 if done.exit_code is None else done.exit_code}
+    return {"score": float(succeeded), "exit_code": -1 if done.exit_code is None or done.status != "succeeded" else done.exit_code}
 
 
 async def _check_kept(sandbox: Sandbox, command: str, timeout_s: float, word: str) -> ExecResult:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import sys
 from collections.abc import AsyncIterator, Callable, Generator
@@ -15,7 +16,8 @@ import pytest
 
 from tangram.action import Action
 from tangram.calls import Place
-from tangram.integrations import sandbox
+from tangram.errors import ActionError, ActionFailed, EnvironmentLost
+from tangram.integrations import docker_cli, sandbox, verl_reward
 from tangram.integrations.sandbox import Sandbox
 from tangram.results import FINISHED, LEFT_OUT, Act, Chunk, ExecResult, SubmissionCut
 
@@ -120,8 +122,8 @@ async def verl_functions(module: Any, done: ExecResult) -> Any:
         return await module.run_python("any")
 
 
-async def mini_swe_agent(module: Any, done: ExecResult, *chunks: Chunk) -> Any:
-    handle = SimpleNamespace(output=lambda: iter(chunks), result=lambda: done, cancel=lambda: None)
+async def mini_swe_agent(module: Any, done: ExecResult | ActionError, *chunks: Chunk) -> Any:
+    handle = SimpleNamespace(output=lambda: iter(chunks), result=lambda: ended(done), cancel=lambda: None)
     environment = SimpleNamespace(submit=lambda *_, **how: handle if how["stream"] else None)
     me = SimpleNamespace(config=module.TangramEnvironmentConfig(), _environment=environment)
     return module.TangramEnvironment.execute(me, {"command": "any"})
@@ -165,14 +167,71 @@ async def test_a_submission_is_made_of_what_was_printed_or_is_an_error(load: Cal
         assert "seen[...]" in str(await mini_swe_agent(module, result("seen[...]", truncated=True), missing))
 
 
+ENDED = {
+    "its disk": ActionFailed("its disk is full", "disk_limit"),
+    "its memory": EnvironmentLost("its memory was full", "n", "out_of_memory"),
+    "its shells": ActionFailed("no shell comes to the command", "exit"),
+}
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("error", ENDED.values(), ids=ENDED)
+async def test_a_command_that_programs_have_brought_to_nothing_is_a_result(
+    load: Callable[[str], ModuleType], error: ActionError, whole: bool
+) -> None:
+    opened = Sandbox(Printing(error), Place("j", "t", "e"))  # type: ignore[arg-type]
+    for done in (await opened.exec("any", whole=whole), await opened.exec_in_session("any", whole=whole)):
+        assert (done.exit_code, done.reason, done.fault) == (137, str(error), "program")
+    seen = await mini_swe_agent(load("mini_swe_agent"), error)
+    assert seen["returncode"] == 137 and str(error) in seen["output"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [(ENDED["its disk"], 137, "its disk is full"), (ActionFailed("it broke", "sandbox_failed"), 125, "exec failed: it broke")],
+)
+def test_a_command_line_tells_what_programs_and_what_the_stack_brought_to_nothing(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], error: ActionError, code: int, line: str
+) -> None:
+    monkeypatch.setattr(docker_cli, "AsyncClient", lambda job: contextlib.nullcontext(Printing(error)))
+    monkeypatch.setattr(sys, "argv", ["tangram-docker", "exec", "env-1", "true"])
+    with pytest.raises(SystemExit) as ended:
+        docker_cli.main()
+    assert (ended.value.code, capfd.readouterr().err) == (code, f"tangram-docker: {line}\n")
+
+
+@pytest.mark.parametrize("error", [ActionFailed("it broke", "sandbox_failed"), EnvironmentLost("a node died", "n")])
+async def test_a_command_that_the_stack_has_brought_to_nothing_is_none(load: Callable[[str], ModuleType], error: ActionError) -> None:
+    opened, module = Sandbox(Printing(error), Place("j", "t", "e")), load("mini_swe_agent")  # type: ignore[arg-type]
+    for ask in (opened.exec("any", whole=True), opened.exec("any"), opened.exec_in_session("any"), mini_swe_agent(module, error)):
+        with pytest.raises(type(error), match=str(error)):
+            await ask
+
+
+@pytest.mark.parametrize("error", ENDED.values(), ids=ENDED)
+async def test_a_check_that_a_solution_has_brought_to_nothing_has_failed(monkeypatch: pytest.MonkeyPatch, error: ActionError) -> None:
+    class Filling(Answering):
+        async def exec(self, *_: Any, **how: Any) -> ExecResult:
+            return sandbox.ended_by_program(error)
+
+    async def opened(*_: Any, **__: Any) -> Answering:
+        return Filling(result("", truncated=False))
+
+    monkeypatch.setattr(Sandbox, "open", opened)
+    monkeypatch.setattr(verl_reward, "borrow_client", lambda job: None)
+    monkeypatch.setattr(verl_reward, "return_client", lambda client: asyncio.sleep(0))
+    assert await verl_reward.compute_score("sums", "any", "any") == {"score": 0.0, "exit_code": -1}
+
+
 class Printing:
     """A client whose command ends in one way, and whose output can be read."""
 
-    def __init__(self, done: ExecResult, *chunks: Chunk) -> None:
+    job = "any"
+
+    def __init__(self, done: ExecResult | ActionError, *chunks: Chunk) -> None:
         self._done, self._chunks = done, chunks
 
     async def submit(self, action: Action) -> Printing:
-        assert action.arguments["stream"]
         return self
 
     async def output(self) -> AsyncIterator[Chunk]:
@@ -180,7 +239,17 @@ class Printing:
             yield chunk
 
     def __await__(self) -> Generator[Any, None, ExecResult]:
-        return asyncio.sleep(0, self._done).__await__()
+        return self._end().__await__()
+
+    async def _end(self) -> ExecResult:
+        return ended(self._done)
+
+
+def ended(done: ExecResult | ActionError) -> ExecResult:
+    """Return the result of a command, or raise how it has ended without one."""
+    if isinstance(done, ActionError):
+        raise done
+    return done
 
 
 async def ask_whole(done: ExecResult, *chunks: Chunk) -> ExecResult:
