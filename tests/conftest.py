@@ -26,6 +26,9 @@ settings.register_profile("any_machine", _any_machine, derandomize=True)
 settings.register_profile("explore", _any_machine, max_examples=400)
 settings.load_profile("any_machine")
 
+# Programs of the system come first, as a service manager has it: a `python3` of a version manager is a script that takes longer to start
+# than most tests.
+os.environ["PATH"] = os.pathsep.join(["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin", os.environ["PATH"]])
 
 LONGEST = ("test_distributions.py", "test_tutorial.py", "test_web_unwell.py")
 PLACES = {**dict.fromkeys(LONGEST, 0), "test_virtual_seeds.py": 2}
