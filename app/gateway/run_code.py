@@ -388,8 +388,8 @@ def _limited(line: str, stdin: str, memory_mb: int | None) -> str:
     limit = stack.format((memory_mb or STACK_MB) * 1024)
     if memory_mb is not None:
         limit = f'if test -n "${MEMORY_ENFORCED}"; then {limit}; else {stack.format("unlimited")}; ulimit -S -v {memory_mb * 1024}; fi'
-    # A shell prints "Segmentation fault" of a process of its own. The outer one does so to /dev/null.
-    return f"( exec 3>&2 2>/dev/null; ( {limit}; {line}\n) 2>&3 3>&- ) < {stdin}"
+    # A shell prints "Segmentation fault" of a process of its own. This one does so to /dev/null.
+    return f"{{ ( {limit}; {line}\n) < {stdin} 2>&3 3>&-; }} 3>&2 2>/dev/null"
 
 
 def _base64(text: str) -> str:

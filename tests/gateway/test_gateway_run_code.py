@@ -111,9 +111,10 @@ int main() { std::thread([] { volatile char a[6000000]; for (int i = 0; i < 6000
 
 @pytest.mark.parametrize("limit", [{}, {"memory_limit_MB": 1024}])
 def test_a_crash_is_the_exit_code_and_no_word_of_a_shell(caller: httpx.Client, limit: dict[str, int]) -> None:
-    code = "import os, sys\nprint('last words', file=sys.stderr, flush=True)\nos.kill(os.getpid(), 11)"
-    done = caller.post("/run_code", json={"language": "python", "code": code, **limit}).json()["run_result"]
-    assert (done["return_code"], done["stderr"]) == (139, "last words\n")
+    for what, number in (("getpid", 11), ("getppid", 9)):
+        code = f"import os, sys\nprint('last words', file=sys.stderr, flush=True)\nos.kill(os.{what}(), {number})"
+        done = caller.post("/run_code", json={"language": "python", "code": code, **limit}).json()["run_result"]
+        assert (done["return_code"], done["stderr"]) == (128 + number, "last words\n")
 
 
 def test_a_memory_limit_holds(caller: httpx.Client) -> None:
