@@ -116,6 +116,10 @@ class Settings(BaseSettings):
     output_tail_fraction: float = Field(
         default=0.5, ge=0, le=1, description="Which part of that is kept of the end of longer output; the rest is kept of its beginning."
     )
+    keep_output: Literal["all", "failed", "none"] = Field(
+        default="failed",
+        description="Commands whose text and last lines CPU workers have kept in the journal: all, failed (all but exit code 0) or none.",
+    )
     depth: int = Field(default=16, ge=0, description="Waiting actions that the eviction estimate of the policy `paper` looks at.")
     outage_s: float = Field(
         default=60.0,

@@ -245,6 +245,8 @@ class Fold:
         action.change.update({**same, "reason": clean(end.reason), "fault": fault, "ended_at": entry.at, "units": end.dop})
         if end.memory_mb is not None:
             action.change.update({"memory_mb": end.memory_mb, "resident_mb": end.resident_mb})
+        if entry.excerpt is not None:
+            action.change["excerpt"] = {name: clean(value) if isinstance(value, str) else value for name, value in entry.excerpt.items()}
 
     def _environment(self, entry: EnvironmentChanged) -> None:
         earlier = self.environments.get(entry.id)

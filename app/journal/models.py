@@ -69,7 +69,7 @@ class Action(Base):
     whose fault that is (`tangram/ends.py`). `unit_s` are the core- or cell-seconds that all its grants held.
 
     Where the worker grants memory by action, `memory_mb` is the most that its environment held while it ran, `resident_mb` what that held
-    after it.
+    after it. `excerpt` is what is kept of a command: its text, exit code and last lines.
 
     `node`, `granted_at`, `units`, `resource`, `core_ids`, `cell_ids`, `background` and `resized_at` are those of the latest grant. Once the
     action waits again, that grant is in `earlier_grants`, and `core_ids` is absent here.
@@ -114,6 +114,7 @@ class Action(Base):
     cpu_s: Mapped[float | None]
     memory_mb: Mapped[int | None] = mapped_column(Integer)
     resident_mb: Mapped[int | None] = mapped_column(Integer)
+    excerpt: Mapped[dict[str, Any] | None]
 
     # The indexes over ended_at are partial: an action enters them once, at its end, and costs nothing before.
     __table_args__ = (

@@ -66,10 +66,11 @@ class ActionRequeued:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionEnded:
-    """An action reached one of its six ends, at `at`."""
+    """An action reached one of its six ends, at `at`; `excerpt` is what is kept of a command."""
 
     end: Finish
     at: float
+    excerpt: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,7 @@ Seconds = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(strict=True, ge=0, lt=1 << 60)]
 Word = Annotated[str, Field(strict=True, min_length=1)]
 Text = Annotated[str, Field(strict=True)]
+Excerpted = Annotated[str, Field(strict=True, max_length=2000)]
 
 
 LONGEST_GIVEN = GIVEN_BYTES * 4 // 3 + 64
@@ -85,8 +86,17 @@ class Answer(_Report):
     requests: Count = 1
 
 
+class Excerpt(_Report):
+    """What the journal keeps of a command that has ended; see `workers/cpu/excerpt.py`."""
+
+    command: Excerpted
+    exit_code: Annotated[int, Field(strict=True, ge=-(1 << 31), lt=1 << 31)] | None
+    stdout: Excerpted
+    stderr: Excerpted
+
+
 class Finished(_OfTry):
-    """An action has ended. Times are seconds, as in `events.Finished`."""
+    """An action has ended. Times are seconds, as in `events.Finished`; the core needs no `excerpt`."""
 
     type: Literal["finished"]
     status: End
@@ -101,11 +111,12 @@ class Finished(_OfTry):
     waits_again: Annotated[bool, Field(strict=True)] = False
     memory_mb: Count | None = None
     resident_mb: Count | None = None
+    excerpt: Excerpt | None = None
 
     def event(self) -> events.Finished:
         """Return this as the core's event."""
         answer = None if self.answer is None else events.Answer(**self.answer.model_dump())
-        said = self.model_dump(exclude={"type", "answer"})
+        said = self.model_dump(exclude={"type", "answer", "excerpt"})
         return events.Finished(**said, answer=answer)
 
 

@@ -336,6 +336,7 @@ class Service:
     def _take_report(self, said: reports.Report, now: float) -> None:
         match said:
             case reports.Finished():
+                self._executor.keep_excerpt(said.id, said.excerpt)
                 self._handle(said.event(), now)
             case reports.Started():
                 self._handle(events.Started(id=said.id, attempt=said.attempt, at=said.at), now)

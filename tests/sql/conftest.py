@@ -167,11 +167,11 @@ class Make:
         """After the loss of its node."""
         return ActionRequeued(id=id, reason="node n1 was lost", at=at)
 
-    def ended(self, id: str = "a1", at: float = 103.0, **changes: Any) -> ActionEnded:
+    def ended(self, id: str = "a1", at: float = 103.0, excerpt: dict[str, Any] | None = None, **changes: Any) -> ActionEnded:
         """Succeeded after 1 s in the queue, 0.25 s of overhead and 2 s of execution."""
         values: dict[str, Any] = {"status": "succeeded", "reason": "", "by_worker": True, "started_at": at - 2.0, "cpu_s": 1.5, "dop": 2}
         parts = {"queue_s": 1.0, "overhead_s": 0.25, "execution_s": 2.0}
-        return ActionEnded(end=Finish(id=id, **{**values, **parts, **changes}), at=at)
+        return ActionEnded(end=Finish(id=id, **{**values, **parts, **changes}), at=at, excerpt=excerpt)
 
     def environment(self, state: str, at: float, *, id: str = "e1", **changes: Any) -> EnvironmentChanged:
         """Of trajectory t1 on node n1."""

@@ -27,6 +27,7 @@ from tests.ports import free_port
 TOKEN = "a-token-for-tests-0123"
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=document.title='owned'>"
 LONG = "long-" + "x" * 240
+SECRET = "0f1e2d3c4b5a"
 RIGHT_TO_LEFT = "مسار-abc-١٢٣"
 
 SERVICES = """
@@ -153,6 +154,10 @@ def _take_cores(made: Trouble) -> None:
     holder, waiter = _client(made, "holder"), _client(made, "waiter")
     made.environments["holder"] = holder.open(trajectory="h1")
     made.environments["waiter"] = waiter.open(trajectory="w1")
+    made.handles["failing"] = made.environments["waiter"].submit("echo $TOKEN; echo '<b>last words' >&2; exit 3", env={"TOKEN": SECRET})
+    made.handles["well"] = made.environments["waiter"].submit("echo well")
+    for name in ("failing", "well"):
+        made.wait_for(name, "succeeded")
     made.handles["holder"] = made.environments["holder"].submit("sleep 3000", units=[2], preemptible=False)
     made.wait_for("holder", "running")
     made.handles["behind"] = made.environments["holder"].submit("echo after", units=[1])

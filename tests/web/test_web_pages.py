@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from app.web.looks import INTERVAL_S
-from tests.web.conftest import HOSTILE, LONG, RIGHT_TO_LEFT, TOKEN, Trouble
+from tests.web.conftest import HOSTILE, LONG, RIGHT_TO_LEFT, SECRET, TOKEN, Trouble
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(280)]
 
@@ -62,6 +62,14 @@ def test_an_action_says_why_it_waits_for_whom_and_whose_fault_its_end_was(
     page = text_of(trouble, f"/actions/{trouble.handles[name].id}")
     assert says in page
     assert all(f'href="/actions/{trouble.handles[holder].id}"' in page for holder in holders)
+
+
+def test_the_page_of_a_failed_command_has_its_text_exit_code_and_last_lines_without_secrets(trouble: Trouble) -> None:
+    page = text_of(trouble, f"/actions/{trouble.handles['failing'].id}")
+    assert "exit 3</bdi>" in page and "Exit code 3." in page and "[variable]</bdi>" in page and "<bdi><b>last words</bdi>" in page
+    assert SECRET not in page
+    assert "<b>last words" not in trouble.page(f"/actions/{trouble.handles['failing'].id}").text
+    assert "What it ran" not in text_of(trouble, f"/actions/{trouble.handles['well'].id}")
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from workers.control import this_node
 from workers.cpu.abstract import Environment, EnvironmentSpec, ExecOutcome, ExecRequest, WindowSize
 from workers.cpu.dop import MOST_VARIABLE
 from workers.cpu.errors import EnvironmentGone
+from workers.cpu.excerpt import excerpt_of
 from workers.cpu.memory.allowance import ActionMemory
 from workers.cpu.opening import Opening
 from workers.cpu.ports.exchange import HttpRequest
@@ -156,6 +157,7 @@ def execute(
     call = node.call(self.request.id)
     limits = call.header
     with streamed(call, stream) as output, in_environment(self):
+        own_variables = cpu().blobs.get_json(variables) or {}
         request = ExecRequest(
             action_id=call.id,
             command=cpu().blobs.get_text(command),
@@ -173,7 +175,7 @@ def execute(
             variables={
                 MOST_VARIABLE: str(call.grant.get("most_units", call.grant["units"])),
                 **({MEMORY_ENFORCED: "1"} if cpu().sandbox.enforces_memory else {}),
-                **(cpu().blobs.get_json(variables) or {}),
+                **own_variables,
             },
             on_output=output.write if output is not None else None,
             is_held=output.is_full if output is not None else None,
@@ -188,6 +190,7 @@ def execute(
         call.execution_s, call.background_s, call.slept_s = outcome.execution_s, outcome.background_s, outcome.slept_s
         call.cpu_s = outcome.cpu_s
         call.status, call.reason, call.cause = outcome.status, outcome.reason, outcome.cause
+        call.excerpt = excerpt_of(outcome, request.command, own_variables.values(), cpu().settings.keep_output)
         if outcome.status == "lost":
             raise EnvironmentGone(f"environment {environment} is lost: {outcome.reason}", outcome.cause)
         if outcome.status == "cancelled":
