@@ -75,6 +75,8 @@ class Call:
     """Held while a change of the grant is carried out, so that the last one is the one that stands."""
     on_stop: Any = field(default=None, repr=False)
     on_resize: Any = field(default=None, repr=False)
+    on_told: Any = field(default=None, repr=False)
+    """Called once its end has been told, or will be without the environment."""
 
     def sent_report(self) -> list[dict[str, Any]]:
         """Return what the scheduler is to be told of its request, before its end; nothing if it made none."""

@@ -17,8 +17,11 @@ from celery.worker.consumer import Consumer
 from celery.worker.state import maybe_shutdown
 from kombu import Queue
 
+from app.action_task import NodeRuntime
+from app.runtime import runtime
 from tangram import clock
 from tangram.wire import direct_queue, node_queue
+from workers.node import Node
 
 log = get_logger(__name__)
 
@@ -39,10 +42,17 @@ class NodeConsumer(Consumer):  # type: ignore[misc]
         """Acknowledge nothing; Celery's own would wake the loop that takes messages once more for each."""
 
     def create_task_handler(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what takes messages. What Celery cannot run it rejects; on Redis, kombu would send that though the queue has `no_ack`."""
+        """Return what takes messages, once it has taken those of actions that are gone on with.
+
+        What Celery cannot run it rejects. On Redis, kombu would send that though the queue has `no_ack`.
+        """
         if self.task_consumer.channel.no_ack_consumers is None:
             self.task_consumer.channel.basic_reject = lambda *args, **kwargs: None
-        return super().create_task_handler(*args, **kwargs)
+        take = super().create_task_handler(*args, **kwargs)
+        node = runtime().part(NodeRuntime)  # type: ignore[type-abstract]
+        while isinstance(node, Node) and node.resumed:
+            take(node.resumed.pop())
+        return take
 
     def on_connection_error_after_connected(self, exc: BaseException) -> None:
         """Give a broken connection up. After an error reply the next one is made a little later: it may well get the same reply."""

@@ -26,17 +26,18 @@ import math
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
 from celery import Celery
+from kombu.message import Message
 from redis import Redis, RedisError
 
 from app.action_task import Call
 from tangram import clock
-from tangram.wire import CLAIM_TTL_S, WireGrant, WireNode, WireRegrant, claim_key
+from tangram.wire import CLAIM_TTL_S, GRANT_HEADER, WireGrant, WireNode, WireRegrant, claim_key
 from workers.cpu.abstract import Holding, Usage
+from workers.metered import Metered
 from workers.regrants import STALE, Early, Stamp, granted, holding_of, is_stale, resize
 from workers.reporter import Reporter
 
@@ -45,32 +46,12 @@ log = logging.getLogger(__name__)
 REMEMBERED = 4096
 """Tries of actions of which early control requests, and ends, are remembered."""
 
-LEAST_GROWTH_S, LEAST_GROWTH = 0.05, 0.2
-"""How far a command must have got in the background since the last report for another: in core-seconds, and as a part of that report's."""
-
 _CLAIM_PAUSE_S = 0.2
 
 Try = tuple[str, int]
 """An action's id and the number of the try."""
 
 V = TypeVar("V")
-
-
-@dataclass(slots=True)
-class Metered:
-    """A command that runs; `reported_s` are the core-seconds in the background that were reported last."""
-
-    call: Call
-    meter: Callable[[], Usage | None]
-    reported_s: float = 0.0
-
-    def take_report(self) -> float | None:
-        """Return its core-seconds in the background where they are to be reported, and take them for reported."""
-        used = self.meter()
-        if used is None or used.background_cpu_s - self.reported_s < max(LEAST_GROWTH_S, LEAST_GROWTH * self.reported_s):
-            return None
-        self.reported_s = used.background_cpu_s
-        return self.reported_s
 
 
 class Node:
@@ -107,6 +88,9 @@ class Node:
         self._arrived: dict[str, None] = {}
         self._calls: dict[str, Call] = {}
         self._claimed: OrderedDict[Try, None] = OrderedDict()
+        self.resumed: list[Message] = []
+        """Messages of what the worker before this one has left running, to be carried out before it joins."""
+        self._left: set[Try] = set()
         self._finished: OrderedDict[Try, dict[str, Any]] = OrderedDict()
         self._stops: OrderedDict[Try, tuple[str, str]] = OrderedDict()
         self._early: OrderedDict[Try, Early] = OrderedDict()
@@ -174,6 +158,11 @@ class Node:
         """Send the reports that are left, and no more."""
         self._reporter.stop(timeout_s)
 
+    def go_on_with(self, messages: Sequence[Message]) -> None:
+        """Take over what the worker before this one has left running, before this one joins; see `resumed.py`."""
+        self.resumed = list(messages)
+        self._left = {(str(message.headers["id"]), int(message.headers[GRANT_HEADER]["attempt"])) for message in messages}
+
     def note_arrival(self, action_id: str) -> None:
         """Note that the message of a try has come; its call may still have to wait for a thread."""
         with self._lock:
@@ -188,13 +177,28 @@ class Node:
         one = (action_id, grant["attempt"])
         try:
             lasts_s = CLAIM_TTL_S + math.ceil(header.get("timeout_s") or self._timeout_s)
-            if not self._may_claim(one, grant) or not self._claim_in_store(one, lasts_s):
+            if not self._takes_over(one, grant) and not (self._may_claim(one, grant) and self._claim_in_store(one, lasts_s)):
                 return None
             return self._begin(one, grant, header)
         finally:
             with self._lock:
                 self._arrived.pop(action_id, None)
             self._stirred.set()
+
+    def _takes_over(self, one: Try, grant: WireGrant) -> bool:
+        """Return whether the worker before this one has claimed a try and left it running, once.
+
+        It goes on once this one has joined. Otherwise what follows its end would be granted to the worker before.
+        """
+        with self._lock:
+            if one not in self._left:
+                return False
+            self._left.discard(one)
+        self._reporter.has_joined.wait()
+        with self._lock:
+            self._epoch = max(self._epoch, grant["epoch"])
+            _keep(self._claimed, one, None)
+            return True
 
     def _may_claim(self, one: Try, grant: WireGrant) -> bool:
         epoch = grant["epoch"]
@@ -371,8 +375,11 @@ class Node:
             self._stops.pop((action_id, attempt), None)
             self._early.pop((action_id, attempt), None)
             _keep(self._finished, (action_id, attempt), report)
+            on_told = None if call.unstored else call.on_told
             if not call.end_is_told:
                 self._reporter.put(report)
+        if on_told is not None:
+            on_told()
         self._stirred.set()
 
     def begun(self) -> list[dict[str, Any]]:

@@ -55,6 +55,8 @@ class Reporter:
         self._producer: Producer | None = None
         self._check: Callable[[], None] = lambda: None
         self._giving_up = clock.event()
+        self.has_joined = clock.event()
+        """Set once the first report has gone out, or is given up."""
         self._thread = clock.thread(self._run, "tangram-reporter")
 
     def start(self) -> None:
@@ -71,6 +73,7 @@ class Reporter:
         if self._thread.is_alive():
             self._thread.join(timeout_s)
         self._giving_up.set()
+        self.has_joined.set()
 
     def _run(self) -> None:
         next_beat, next_usage = clock.monotonic() + self._beat_s, clock.monotonic() + self._usage_s
@@ -112,6 +115,7 @@ class Reporter:
                 producer = self._producer or self._connect()
                 self._check()
                 producer.publish({"events": reports}, exchange="", routing_key=EVENTS.name, serializer="json")
+                self.has_joined.set()
                 return
             except Exception as error:
                 # Every transport has errors of its own, and this thread must outlive them all.

@@ -197,6 +197,15 @@ class KombuTransport:
         found = [stored_end(action_id, kind, raw) for (action_id, kind), raw in zip(kinds.items(), raws, strict=True)]
         return [end for end in found if end is not None]
 
+    def claimed(self, tries: Mapping[str, int]) -> set[str] | None:
+        """Return those of these tries that a worker has claimed; see the protocol."""
+        try:
+            claims = self._app.backend.client.mget([claim_key(*one) for one in tries.items()]) if tries else []
+        except (RedisError, OSError) as error:
+            self._pause_store(error)
+            return None
+        return {action_id for action_id, claim in zip(tries, claims, strict=True) if claim is not None}
+
     def silences(self, clients: Sequence[str]) -> Mapping[str, float | None] | None:
         """Return for how long clients have been silent; see the protocol."""
         if clock.monotonic() < self._store_pause_until:

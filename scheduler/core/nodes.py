@@ -239,21 +239,24 @@ class Nodes:
             environment.actions.pop(stored.id, None)
 
     def worker_replaced(self, event: events.WorkerReplaced, now: float) -> None:
-        """Go on with the environments that the next worker of a node has adopted. What else the node held is gone."""
+        """Go on with the environments that the next worker of a node has adopted, and what runs there. What else the node held is gone."""
         state, node = self._state, self._state.nodes.get(event.name)
         if node is None:
             return
         reason = f"node {event.name} was lost: {RESTARTED}"
         for running in [state.running[action_id] for action_id in node.running]:
             environment = state.environments.get(running.waiting.action.environment or "")
-            if environment is not None and environment.id in event.environments and environment.state == "open":
+            adopted = environment is not None and environment.id in event.environments and environment.state in ("open", "closing")
+            if adopted and running.waiting.id in event.running:
+                running.unseen_beats = 0
+            elif adopted and environment is not None:
                 self._ends.release(running, now)
                 self._ends.note_end(running, "lost", f"the worker of node {event.name} was restarted", NODE_LOST, now, finished=None)
                 self._environments.action_ended(running.waiting, environment, now)
             else:
                 self.lose(running, reason, now)
         for environment in [state.environments[environment_id] for environment_id in node.environments]:
-            if environment.state == "closing" or environment.id not in event.environments:
+            if environment.id not in event.environments:
                 environment.lost = True
                 self._environments.forget(environment, reason, now)
         node.last_beat, node.idle_beats = now, 0

@@ -32,6 +32,7 @@ from scheduler.live.command_executor import CommandExecutor
 from scheduler.live.descriptions import node_spec, service_spec, services_of
 from scheduler.live.entries import NodeChanged
 from scheduler.live.instances import Instances, sensible
+from scheduler.live.successors import actions_that_go_on
 from scheduler.live.transport import Transport
 from scheduler.model import ServiceSpec, events
 from scheduler.model.commands import Stop
@@ -96,7 +97,7 @@ class Heartbeats:
         self._resent: dict[str, tuple[int, float]] = {}
         """How often an action was sent again to a node that does not know it, and when last."""
         self._looked_at = now
-        self._lost_connections = 0
+        self._lost_connections, self._whole_since = 0, now
         self._excused_until = 0.0
 
     def resume(self, name: str, description: Mapping[str, Any], now: float) -> None:
@@ -139,7 +140,7 @@ class Heartbeats:
     def excuse(self, now: float) -> None:
         """Count a beat for every node while this scheduler could not hear beats."""
         if self._transport.lost_connections != self._lost_connections:
-            self._lost_connections = self._transport.lost_connections
+            self._lost_connections, self._whole_since = self._transport.lost_connections, now
             self._excused_until = float("inf")
         stalled = now - self._looked_at > HOUSEKEEPING_S + (self._core.state.limits.beat_s or 0.0)
         if not self._transport.caught_up or stalled or now < self._excused_until:
@@ -253,20 +254,23 @@ class Heartbeats:
 
     def _adopted(self, description: Mapping[str, Any]) -> frozenset[str]:
         """Return the environments of a known node that its next worker has adopted; none where that worker offers something else."""
-        node, environments = self._core.state.nodes[description["name"]], self._core.state.environments
+        node = self._core.state.nodes[description["name"]]
         if node_spec(description) != node.spec:
             return frozenset()
-        return frozenset(one for one in description["environments"] if one in node.environments and environments[one].state != "closing")
+        return frozenset(one for one in description["environments"] if one in node.environments)
 
     def _replace_worker(self, name: str, description: Mapping[str, Any], adopted: frozenset[str], now: float) -> bool:
         """Go on with a node whose worker is another one. Return False while the store does not say what has ended."""
-        ended = self._give_up(self._core.state.nodes[name].running)
-        if ended is None:
+        whole_since = self._whole_since if self._transport.lost_connections == self._lost_connections else now
+        running = actions_that_go_on(self._core.state, self._transport, description, adopted, whole_since)
+        ended = None if running is None else self._give_up(set(self._core.state.nodes[name].running) - running)
+        if running is None or ended is None:
             return False
-        log.warning("another worker goes on with node %s, and with %d of its environments", name, len(adopted))
+        counts = (len(adopted), len(running))
+        log.warning("another worker goes on with node %s, with %d of its environments and %d actions", name, *counts)
         self._incarnations[name] = str(description.get("incarnation", ""))
         self._executor.descriptions[name] = {k: v for k, v in description.items() if k not in _OF_NOW}
-        self._handle(events.WorkerReplaced(name=name, environments=adopted, ended=ended), now)
+        self._handle(events.WorkerReplaced(name=name, environments=adopted, ended=ended, running=running), now)
         self._executor.note(NodeChanged(name=name, state="up", description=self._executor.descriptions[name], at=now))
         return True
 

@@ -52,6 +52,9 @@ class Transport(Protocol):
         The tries in `give_up`, attempts by id, are disowned at the same moment: a worker that has stored no result of one yet never does.
         """
 
+    def claimed(self, tries: Mapping[str, int]) -> set[str] | None:
+        """Return those of these tries, attempts by id, that a worker has claimed. If the store does not answer, return None."""
+
     def disown(self, action_id: str, attempt: int) -> None:
         """Note that the result of this try no longer counts, for the worker that has claimed it."""
 

@@ -278,12 +278,14 @@ class NodeLost:
 class WorkerReplaced:
     """Another worker process goes on with a node that is known. It has adopted `environments`, and nothing else of what the node held.
 
-    Its driver has given up all tries of the node. The actions in `ended` had stored their results before.
+    The actions that are `running` go on there, each in one of these environments. Its driver has given up all other tries of the node. The
+    actions in `ended` had stored their results before.
     """
 
     name: str
     environments: frozenset[str]
     ended: tuple[StoredEnd, ...] = ()
+    running: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

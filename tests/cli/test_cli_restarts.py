@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from app.local.processes import wait_until
-from tangram import Action, ActionLost, Client, EnvironmentLost, Handle, Settings
+from tangram import Action, ActionCancelled, ActionLost, Client, ExecResult, Handle, Settings
 from tests.cli.support import leftovers, started
 from tests.freezing import freeze
 from tests.live.support import SERVICES, SLOW_BEATS
@@ -146,25 +146,69 @@ def writing(environment_id: str, data: bytes) -> Action:
     return action.with_arguments(environment=environment_id, path="written", data=data)
 
 
-def test_a_killed_worker_loses_what_it_ran_and_goes_on_with_what_was_idle(up: Up) -> None:
-    with up.client() as client, client.open(trajectory="idle", queue_timeout_s=RESULT_S) as idle:
-        idle.exec("kept=1; cd /tmp; sleep 1000 & echo $! > pid")
-        env = client.open(trajectory="t", queue_timeout_s=RESULT_S)
-        runs = env.submit("touch begun; sleep 300")
-        env.exec("until test -f begun; do sleep 0.05; done", session="other")
-        # When the worker is killed, then what it ran is lost and its environment is gone
-        before = up.kill("cpu-0")
-        with pytest.raises(ActionLost, match="node cpu-0 was lost"):
-            runs.result(RESULT_S)
-        with pytest.raises(EnvironmentLost, match="node cpu-0 was lost"):
-            env.exec("echo later")
-        up.until_restarted("cpu-0", before)
-        assert "cpu-0 ended with signal SIGKILL" in up.said()
-        # And another environment is as it was
-        assert idle.exec("pwd; kill -0 $(cat pid) && echo $kept").stdout == "/tmp\n1\n"
+def ended_well(handle: Handle[ExecResult]) -> bool:
+    """Wait for the end of a command; return whether it has a result, and was not lost."""
+    try:
+        return handle.result(RESULT_S).exit_code == 0
+    except ActionLost:
+        return False
 
 
-def test_a_worker_that_is_replaced_loses_only_what_does_not_end_in_time(up: Up) -> None:
+@pytest.mark.parametrize("how", ["kill", "terminate"])
+def test_thirty_environments_and_what_runs_in_them_outlive_their_worker(up: Up, how: str) -> None:
+    with up.client() as client:
+        # Given thirty environments with what a shell remembers and a server, and commands that run and print
+        opened = [client.open(trajectory=f"{how}-{number}", queue_timeout_s=RESULT_S) for number in range(30)]
+        for env in opened:
+            env.exec("kept=1; cd /tmp; sleep 1000 & echo $! > ~/pid")
+        waits = "echo begun; touch ~/begun; until [ -e ~/go ]; do sleep 0.05; done; echo ran >> ~/marks"
+        much, late = f"{waits}; head -c 200000 /dev/zero | tr '\\0' x; echo end", f"{waits}; touch ~/over; sleep 1000"
+        runs = [env.submit(much if number % 2 else waits, session="runs") for number, env in enumerate(opened[:10])]
+        times_out, cancelled = opened[10].submit(late, session="runs", timeout_s=600.0), opened[11].submit(late, session="runs")
+        assert wait_until(lambda: all((up.work(env.id) / "begun").exists() for env in opened[:12]), RESULT_S)
+        # When the worker ends in the middle of other commands, twice, and some of what it ran ends while it is away
+        short = list[Handle[ExecResult]]()
+        for _ in range(2):
+            short += [env.submit("echo short >> ~/marks; pwd") for env in opened[12:]]
+            freeze(up.process.pid)
+            before = up.pid("cpu-0")
+            if how == "kill":
+                up.kill("cpu-0")
+            else:
+                up.terminate("cpu-0")
+                up.until_node_is("cpu-0", "silent")
+                up.terminate("cpu-0")
+            late_asked = [env.submit("echo asked >> ~/marks; pwd") for env in opened[12:]]
+            for env in opened[:5]:
+                (up.work(env.id) / "go").touch()
+            up.process.send_signal(signal.SIGCONT)
+            up.until_restarted("cpu-0", before)
+            assert "cpu-0 ended" in up.said()
+            assert [handle.result(RESULT_S).stdout for handle in late_asked] == ["/tmp\n"] * 18
+        # Then each has its result, has run once, and can be cancelled
+        cancelled.cancel()
+        for env in opened[5:]:
+            (up.work(env.id) / "go").touch()
+        results = [handle.result(RESULT_S) for handle in runs]
+        assert [one.stdout for one in results] == ["begun\n" + ("x" * 200_000 + "end\n") * (number % 2) for number in range(10)]
+        with pytest.raises(ActionCancelled):
+            cancelled.result(RESULT_S)
+        assert wait_until(lambda: (up.work(opened[10].id) / "over").exists(), RESULT_S)
+        times_out.cancel()
+        # And all environments are as they were
+        marks = [(up.work(env.id) / "marks").read_text() for env in opened[:11]]
+        assert marks == ["ran\n"] * 11
+        # And what had been begun at that moment has its result, unless the worker had not told the shell yet
+        told = [ended_well(handle) for handle in short]
+        for number, env in enumerate(opened[12:]):
+            lines = (up.work(env.id) / "marks").read_text().split()
+            assert (lines.count("asked"), lines.count("short")) == (2, told[number] + told[18 + number])
+        assert all(env.exec("pwd; kill -0 $(cat ~/pid) && echo $kept").stdout == "/tmp\n1\n" for env in opened)
+        for env in opened:
+            env.close()
+
+
+def test_a_worker_that_is_replaced_loses_nothing(up: Up) -> None:
     with up.client() as client, ThreadPoolExecutor() as threads:
         # Given twenty environments with what a shell remembers and a server, in ten of which a command runs or waits for a core
         opened = [client.open(trajectory=f"replaced-{number}", queue_timeout_s=RESULT_S) for number in range(20)]
@@ -200,7 +244,8 @@ def test_a_worker_that_is_replaced_loses_only_what_does_not_end_in_time(up: Up) 
         assert [future.result(RESULT_S) for future in writing] == [None] * 4
         assert all(env.read_file("large") == large for env in opened[:4])
         assert all(future.result(RESULT_S).exec("echo fine").stdout == "fine\n" for future in opening)
-        with pytest.raises(ActionLost, match="node cpu-0 was lost"):
+        runs_on.cancel()
+        with pytest.raises(ActionCancelled):
             runs_on.result(RESULT_S)
 
 

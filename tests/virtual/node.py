@@ -30,6 +30,7 @@ from workers.cpu.giving import Giving
 from workers.cpu.memory.trial import allowed_now
 from workers.cpu.streams import OutputStreams
 from workers.node import Node, Try
+from workers.resumed import read
 from workers.start import describe
 
 assert tasks, "importing it registers the tasks"
@@ -94,6 +95,8 @@ class VirtualNode:
         """Kill the worker process, and its environments unless the next one adopts them."""
         assert self.process is not None
         self._left, self._left_at = self.sandbox.environments() if self.sandbox is not None else (), self._network.world.now
+        for environment in self._left:
+            environment.leave_all()
         self._ledger.cores.pop(f"{self.name}/{self.starts}", None)
         self.process.kill()
 
@@ -130,6 +133,8 @@ class VirtualNode:
         runtime().provide(Ledger, self._ledger)
         if self.sandbox is not None:
             self.sandbox.watcher.on_wanted = node.report
+            node.go_on_with(read(self.sandbox.left_messages))
+        self._go_on(node)
         self.joins(node)
         node.join()
         self._consume(node)
@@ -146,6 +151,15 @@ class VirtualNode:
         description["grants_memory"] = self.memory_mb > 0
         standing = lambda: [one.spec.id for one in sandbox.environments()]  # noqa: E731
         return description, lambda: {"environments": standing(), **allowed_now(sandbox)}
+
+    def _go_on(self, node: Node) -> None:
+        """Carry out what the worker before this one has left running, as `NodeConsumer` does."""
+        assert self.process is not None
+        while node.resumed:
+            said = node.resumed.pop()
+            node.note_arrival(said.headers["id"])
+            message = {"headers": said.headers, "body": said.body}
+            self.process.run(lambda message=message: self._carry_out(message), str(said.headers["task"]))  # type: ignore[misc]
 
     def joins(self, node: Node) -> None:
         """Take note of the worker's node."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -96,12 +97,36 @@ class VirtualExecution(Execution):
 
     def __init__(self, environment: VirtualEnvironment, request: ExecRequest) -> None:
         self._environment, self._request = environment, request
-        self._work = json.loads(request.command)
+        self._work = json.loads(request.command or "{}")
         self._holding = request.holding
         self._changed = clock.event()
         self._killed = ""
         self._done_s = self._waited_s = self._ran_s = self._cpu_s = self._background_s = 0.0
         self._since = 0.0
+        self.run: Run | None = None
+        self.message = request.message
+        self.is_told = False
+
+    @property
+    def action(self) -> str:
+        return self._request.action_id
+
+    @property
+    def session(self) -> str:
+        return self._request.session
+
+    def left(self) -> bool:
+        """Return whether the next worker is to go on with it: it has begun, and nobody may have been told of its end."""
+        return self.run is not None and not self.is_told
+
+    def resume(self, before: VirtualExecution) -> None:
+        """Go on with a command that the worker before this one has left. What it did since counts as it was granted there."""
+        self._work, self.run, self._since, self.message = before._work, before.run, before._since, before.message
+        self._done_s, self._waited_s, self._ran_s = before._done_s, before._waited_s, before._ran_s
+        self._cpu_s, self._background_s = before._cpu_s, before._background_s
+
+    def note_told(self) -> None:
+        self.is_told = True
 
     @property
     def _speed(self) -> float:
@@ -113,15 +138,15 @@ class VirtualExecution(Execution):
 
     def wait(self) -> ExecOutcome:
         environment, request = self._environment, self._request
-        run = None
-        with environment.session(request.session) as free:
+        with environment.session(request.session, goes_on=self.run is not None) as free:
             if not free(lambda: bool(self._killed) or environment.gone):
                 return self._outcome("cancelled", None, self._killed or "its environment is closed")
-            run = environment.ledger.begin(request.action_id, environment.worker)
+            memory_mb, run = self._work.get("memory_mb", 0), self.run
+            if run is None:
+                run = self.run = environment.ledger.begin(request.action_id, environment.worker)
+                self._since = clock.monotonic()
+                environment.take(memory_mb)
             environment.ledger.hold(environment.worker, request.action_id, self._holding.cores)
-            self._since = clock.monotonic()
-            memory_mb = self._work.get("memory_mb", 0)
-            environment.take(memory_mb)
             try:
                 outcome = self._run()
             finally:
@@ -217,7 +242,7 @@ class VirtualEnvironment(Environment):
     def __init__(self, spec: EnvironmentSpec, sandbox: VirtualSandbox, left: VirtualControls | None = None) -> None:
         self._spec, self._sandbox = spec, sandbox
         self.worker, self.ledger = sandbox.worker, sandbox.ledger
-        self.gone = self.is_frozen = False
+        self.gone = self.is_frozen = self.is_left = False
         limit_mb = spec.memory_mb or 0
         self._controls = VirtualControls(limit_mb, self._freeze, left)
         self._allowance = Allowance(spec.id, limit_mb, self._controls, sandbox.watcher) if sandbox.memory_mb else None
@@ -225,6 +250,7 @@ class VirtualEnvironment(Environment):
         self._busy: set[str] = set()
         self._freed = clock.event()
         self._executions: list[VirtualExecution] = []
+        self._left: dict[str, VirtualExecution] = {}
 
     @property
     def spec(self) -> EnvironmentSpec:
@@ -242,6 +268,8 @@ class VirtualEnvironment(Environment):
 
     def leave(self, memory_mb: int, resident_mb: int | None, later_mb: int) -> None:
         """Have a command that took so much leave programs that hold `resident_mb`, if that is said, and `later_mb` more after a second."""
+        if self.is_left:
+            return
         self._controls.wanted_mb -= memory_mb
         if resident_mb is not None and len(self._busy) == 1:  # else it has others' memory, too
             self._controls.wanted_mb = resident_mb
@@ -266,12 +294,27 @@ class VirtualEnvironment(Environment):
     def start(self, request: ExecRequest) -> Execution:
         self._check()
         execution = VirtualExecution(self, request)
+        if (before := self._left.pop(request.action_id, None)) is not None:
+            execution.resume(before)
         self._executions.append(execution)
         return execution
 
-    def session(self, name: str) -> _Turn:
-        """Return the turn of a command in a session."""
-        return _Turn(self, name)
+    def session(self, name: str, *, goes_on: bool) -> _Turn:
+        """Return the turn of a command in a session; it has it where it `goes_on`."""
+        return _Turn(self, name, goes_on)
+
+    def leave_all(self) -> None:
+        """Take note of the commands that the next worker is to go on with, as this one is killed."""
+        self.is_left = True
+        self._left |= {one.action: copy(one) for one in self._executions if one.left()}
+
+    def printed_by(self, action_id: str) -> int | None:
+        return 0 if action_id in self._left else None
+
+    @property
+    def left_messages(self) -> list[str]:
+        """Return the messages of the commands that the worker before this one has left."""
+        return [execution.message for execution in self._left.values()]
 
     def wake(self) -> None:
         """Have all that waits look again."""
@@ -285,6 +328,7 @@ class VirtualEnvironment(Environment):
         """Return it as the worker has it that goes on with it."""
         environment = VirtualEnvironment(self._spec, sandbox, self._controls)
         environment._files = self._files
+        environment._left, environment._busy = self._left, {one.session for one in self._left.values()}
         return environment
 
     def close_session(self, name: str, *, idle_only: bool = False) -> None:
@@ -319,15 +363,17 @@ class VirtualEnvironment(Environment):
 
 
 class _Turn:
-    def __init__(self, environment: VirtualEnvironment, name: str) -> None:
+    def __init__(self, environment: VirtualEnvironment, name: str, has: bool) -> None:
         self._environment, self._name = environment, name
-        self._has = False
+        self._has = has
 
     def __enter__(self) -> Callable[[Callable[[], bool]], bool]:
         return self._take
 
     def _take(self, given_up: Callable[[], bool]) -> bool:
         environment = self._environment
+        if self._has:
+            return True
         while self._name in environment._busy:
             if given_up():
                 return False
@@ -357,7 +403,7 @@ class VirtualSandbox(Sandbox):
         left: tuple[VirtualEnvironment, ...] = (),
         memory_mb: int = 0,
     ) -> None:
-        """Begin with the idle environments of those that the worker before this one has `left`.
+        """Begin with the environments that the worker before this one has `left`, and the commands in them.
 
         A node of `memory_mb` pauses environments at their allowance.
         """
@@ -365,7 +411,8 @@ class VirtualSandbox(Sandbox):
         self._opening_s, self._is_sick = opening_s, is_sick
         self.watcher = VirtualWatcher(self.note_allowed)  # type: ignore[assignment]
         self._environments: dict[str, VirtualEnvironment] = {}
-        self._environments |= {one.spec.id: one.adopted(self) for one in left if not one.is_busy}
+        self._environments |= {one.spec.id: one.adopted(self) for one in left}
+        self.left_messages = [message for one in self.environments() for message in one.left_messages]
         for environment in self.environments():
             if environment.allowance is not None:
                 environment.allowance.adopt()

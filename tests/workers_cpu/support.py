@@ -7,7 +7,7 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -181,10 +181,19 @@ class Worker:
 
 
 @contextmanager
-def worker_to_be_killed(base: Path, *commands: Asked, background: bool = False, grant_mb: int = 0, **options: Any) -> Iterator[Worker]:
+def worker_to_be_killed(
+    base: Path,
+    *commands: Asked,
+    background: bool = False,
+    grant_mb: int = 0,
+    side_by_side: Sequence[ExecRequest] = (),
+    goes_on_with: Sequence[ExecRequest] = (),
+    **options: Any,
+) -> Iterator[Worker]:
     """Start a worker with a sandbox in `base`; yield it once the last one of the commands, maybe in the background, is about to run.
 
-    Each has a grant of `grant_mb` of memory, 0 for none. The worker says when an environment is paused for want of more.
+    Each has a grant of `grant_mb` of memory, 0 for none. The worker says when an environment is paused for want of more. In the
+    environment of the last command, others run `side_by_side`, or are gone on with, which a worker before this one has left.
     """
     hears, tells = Pipe(duplex=False)
 
@@ -199,6 +208,9 @@ def worker_to_be_killed(base: Path, *commands: Asked, background: bool = False, 
             opened = box.open(EnvironmentSpec(id=environment))
             with opened.allowance.action(grant_mb, (1, number)) if opened.allowance is not None else nullcontext():
                 opened.start(request).wait()
+        threads = [threading.Thread(target=opened.start(request).wait) for request in (*side_by_side, *goes_on_with)]
+        for thread in threads:
+            thread.start()
         tells.send("over")
         signal.pause()
 

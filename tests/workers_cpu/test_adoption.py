@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from glob import glob
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from app.local.kept import SOCKET, end_kept
+from workers.cpu.abstract import ExecRequest
 from workers.cpu.memory.trial import Memory
 from workers.cpu.process.groups import find_groups
 from workers.cpu.process.isolation import IsolationChoice
@@ -82,16 +85,83 @@ def test_idle_environments_go_on_with_files_sessions_and_what_they_left_running(
     assert not processes_with(str(box)) and not list(ready.iterdir())
 
 
-def test_an_environment_in_which_a_command_runs_is_ended_and_others_go_on(tmp_path: Path) -> None:
-    # Given a worker with an idle environment, and one with a command that runs; when it is killed
-    busy = [("busy", "main", "true"), ("busy", "other", f"setsid sleep 317.5{RUN} & sleep 317.5{RUN}")]
-    with to_be_killed(tmp_path, ("idle", "main", "A=1"), *busy) as worker:
-        assert sleepers(f"317.5{RUN}", 2)
+def asked(name: str, command: str, **limits: Any) -> ExecRequest:
+    """Return a command of the action and in the session `name`, with which the next worker may go on."""
+    return ExecRequest(action_id=name, command=command, session=name, message=f"message of {name}", **limits)
+
+
+WAITS = "until [ -e ~/go ]; do sleep 0.02; done"
+RUNNING = (
+    asked(
+        "prints",
+        f"echo before; echo wrong >&2; echo once >> ~/prints; {WAITS}; head -c 300000 /dev/zero | tr '\\0' x; echo after; (exit 5)",
+    ),
+    asked("leaves", "exit 3"),
+    asked("ends", "echo done; cd /tmp; kept=1"),
+    asked("program", "echo $X; exec sleep 0.2; exit 7", interpreter=("sh", "-c"), variables={"X": "2"}),
+    asked("late", f"touch ~/late; trap '' TERM; sleep 317.1875{RUN}", timeout_s=0.5),
+    asked("endless", f"touch ~/endless; sleep 317.1875{RUN}"),
+    asked("much", f"head -c 5000000 /dev/zero | tr '\\0' y; echo end; touch ~/much; {WAITS}", output_limit_bytes=1000),
+)
+
+
+@pytest.mark.parametrize("isolation", ["none", "bubblewrap"])
+def test_commands_go_on_with_their_output_limits_and_processes_and_each_ends_once(tmp_path: Path, isolation: IsolationChoice) -> None:
+    # Given a worker with a server that a command has left, and commands that run; when it is killed, and so is the next one
+    make(tmp_path / "trial", isolation).close()
+    box, first = tmp_path / "box", ("e", "endless", f"sleep 317.3125{RUN} & echo $! > server")
+    work = box / "environments" / "e" / "work"
+    with to_be_killed(box, first, side_by_side=RUNNING, isolation=isolation) as worker:
+        assert until(lambda: all((work / name).exists() for name in ("prints", "late", "endless", "much")))
         worker.kill()
-    # Then the next one has only the idle one, and nothing is left of the other
+    with to_be_killed(box, ("e", "main", "true"), goes_on_with=RUNNING, isolation=isolation) as worker:
+        kill(worker)
+    # Then the one after that has the outcome of each
+    with next_worker(box, isolation) as third:
+        env = third.get("e")
+        assert sorted(third.left_messages) == sorted(request.message for request in RUNNING)
+        executions = {request.action_id: env.start(request) for request in RUNNING}
+        with ThreadPoolExecutor(len(executions)) as threads:
+            outcomes = {name: threads.submit(execution.wait) for name, execution in executions.items()}
+            env.write_file("go", b"")
+            executions["endless"].kill("no longer wanted")
+            ended = {name: future.result(60) for name, future in outcomes.items()}
+        assert {name: (one.status, one.exit_code) for name, one in ended.items()} == {
+            "prints": ("succeeded", 5),
+            "leaves": ("succeeded", 3),
+            "ends": ("succeeded", 0),
+            "program": ("succeeded", 0),
+            "late": ("timed_out", None),
+            "endless": ("cancelled", None),
+            "much": ("succeeded", 0),
+        }
+        assert ended["prints"].stdout == b"before\n" + b"x" * 300_000 + b"after\n" and ended["prints"].stderr == b"wrong\n"
+        assert (ended["ends"].stdout, ended["program"].stdout) == (b"done\n", b"2\n")
+        assert (
+            ended["much"].truncated
+            and ended["much"].stdout.startswith(b"y" * 500 + b"\n[4999004 bytes")
+            and len(ended["much"].stdout) < 1100
+        )
+        # And what earlier commands have left runs on, sessions go on, and no end is told again
+        assert printed(env, "kill -0 $(cat ~/server) && echo serves", session="endless") == "serves\n"
+        assert printed(env, "pwd; echo $kept", session="ends") == "/tmp\n1\n"
+        assert not processes_with(f"317.1875{RUN}") and printed(env, "cat ~/prints", session="prints") == "once\n"
+        for execution in executions.values():
+            execution.note_told()
+    with next_worker(box, isolation) as fourth:
+        assert not fourth.left_messages
+
+
+def test_a_command_that_cannot_go_on_ends_and_its_environment_stays(tmp_path: Path) -> None:
+    # Given a worker with a command that has no message, and what an earlier one has left in its session; when the worker is killed
+    left = ("busy", "other", f"A=1; setsid sleep 317.5{RUN} &")
+    with to_be_killed(tmp_path, left, ("busy", "other", f"setsid sleep 317.625{RUN} & sleep 317.625{RUN}")) as worker:
+        assert sleepers(f"317.625{RUN}", 2)
+        worker.kill()
+    # Then it is ended, and what was there before it is not
     with next_worker(tmp_path) as box:
-        assert ids(box) == ["idle"] and printed(box.get("idle"), "echo $A") == "1\n"
-        assert not processes_with(f"317.5{RUN}") and [one.name for one in (tmp_path / "environments").iterdir()] == ["idle"]
+        assert ids(box) == ["busy"] and not box.left_messages and not processes_with(f"317.625{RUN}")
+        assert sleepers(f"317.5{RUN}") and printed(box.get("busy"), "pwd", session="other")
 
 
 def test_a_worker_that_sets_environments_up_in_another_way_ends_them(tmp_path: Path) -> None:
@@ -174,7 +244,7 @@ def test_what_is_paused_for_memory_goes_on_in_the_next_worker_or_ends(tmp_path: 
         worker.await_pause()
         worker.kill()
     with next_worker(tmp_path, isolation, "elastic") as box:
-        # Then the one that was busy has ended, and the other is paused until more is allowed
+        # Then the command has ended, and the server is paused until more is allowed
         assert ids(box) == ["server"] and not processes_with(f"{GROWS} {RUN}")
         env = box.get("server")
         assert env.allowance is not None and until(lambda: env.allowance is not None and env.allowance.is_paused)

@@ -12,6 +12,7 @@ import pytest
 from workers.cpu.process.sandbox import ProcessSandbox
 from workers.cpu.shell import output
 from workers.cpu.shell.output import Capture, StreamFifo
+from workers.cpu.shell.run_memory import RunMemory
 
 from .support import open_one, printed, run
 
@@ -36,7 +37,7 @@ def test_limits_reach_the_command(tmp_path: Path) -> None:
 def test_what_is_printed_while_the_stream_is_looked_at_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a stream on which something is printed just after a poll has found nothing
     fifo = StreamFifo(str(tmp_path), "out")
-    with contextlib.closing(Capture(fifo.path, 100)) as capture, open(fifo.path, "wb", buffering=0) as writer:
+    with contextlib.closing(Capture(fifo.path, RunMemory().printed[0], 100)) as capture, open(fifo.path, "wb", buffering=0) as writer:
 
         class Poll:
             def register(self, *_: int) -> None: ...

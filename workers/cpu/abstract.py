@@ -142,6 +142,7 @@ class ExecRequest:
     While `is_held` says so, nothing is read from the command, which blocks once its pipes are full; that is no silence.
     With `stdin` it reads what `Execution.give` brings, else nothing. With `terminal`, it has a terminal of this size in the place of its
     three streams: all its output is `stdout`, and what it has started ends with it.
+    `message` is what the next worker needs to go on with it where this one dies, as text; without one the command ends then.
     """
 
     action_id: str
@@ -162,6 +163,7 @@ class ExecRequest:
     is_held: Callable[[], bool] | None = None
     stdin: bool = False
     terminal: WindowSize | None = None
+    message: str = ""
 
     def __post_init__(self) -> None:
         """Refuse what no shell can be given."""
@@ -244,6 +246,10 @@ class Execution(ABC):
         is dropped.
         """
 
+    def note_told(self) -> None:
+        """Take note that its end has been told, so that the next worker need not tell it."""
+        return
+
     @abstractmethod
     def kill(self, reason: str) -> None:
         """Ask that the command end as `cancelled` for `reason`; the first reason counts, and none once it is over."""
@@ -265,6 +271,13 @@ class Environment(ABC):
     @abstractmethod
     def start(self, request: ExecRequest) -> Execution:
         """Admit a command. Raises `EnvironmentGone` once closed."""
+
+    def printed_by(self, action_id: str) -> int | None:
+        """Return how many bytes a command has printed that the worker before this one has left; None where it has left none.
+
+        It is gone on with by a `start` with the same limits. Its text is not needed.
+        """
+        return None
 
     @abstractmethod
     def close_session(self, name: str, *, idle_only: bool = False) -> None:
@@ -324,6 +337,8 @@ class Sandbox(ABC):
 
     watcher: Watcher
     memory_problem: str
+    left_messages: Sequence[str] = ()
+    """The messages of the commands that the worker before this one has left, each to be gone on with by a `start` in its environment."""
 
     @property
     @abstractmethod

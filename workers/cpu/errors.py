@@ -49,6 +49,10 @@ class SessionUnavailable(SandboxError, ConnectionError):
     """Raised when a session's shell could not be started, or its supervisor is gone."""
 
 
+class NotReady(SessionUnavailable):
+    """Raised when a shell was started but never reported: what it starts with, the saved state, may be why."""
+
+
 class MemoryFull(SessionUnavailable):
     """Raised when the kernel ended a session's shell while it started, since the memory of the environment was full."""
 

@@ -76,7 +76,7 @@ class _Entry:
 class OutputStream:
     """The output of one command; made by `OutputStreams.open`. Its methods never block and never fail."""
 
-    def __init__(self, owner: OutputStreams, action_id: str) -> None:
+    def __init__(self, owner: OutputStreams, action_id: str, position: int = 0) -> None:
         self.key, self.read_key = OUTPUT_KEY_PREFIX + action_id, READ_KEY_PREFIX + action_id
         self.entries: deque[_Entry] = deque()
         self.in_flight = 0
@@ -84,7 +84,7 @@ class OutputStream:
         self.waiting_bytes = 0
         self.ended_at: float | None = None
         self._owner = owner
-        self._position = 0
+        self._position = position
         self._kept: deque[int] = deque()
         self._kept_bytes = 0
         self._read = 0
@@ -203,9 +203,9 @@ class OutputStreams:
         self._closing = threading.Event()
         self._at_once = False
 
-    def open(self, action_id: str) -> OutputStream:
-        """Return the stream of a command that begins."""
-        return OutputStream(self, action_id)
+    def open(self, action_id: str, position: int = 0) -> OutputStream:
+        """Return the stream of a command that begins, or that has printed `position` bytes under the worker before this one."""
+        return OutputStream(self, action_id, position)
 
     def note(self, stream: OutputStream, *, at_once: bool = False) -> None:
         """Have a stream sent that has entries, perhaps `at_once`; the lock must be held."""

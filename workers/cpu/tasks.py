@@ -30,6 +30,7 @@ from workers.cpu.ports.exchange import HttpRequest
 from workers.cpu.ports.wait import Wait
 from workers.cpu.streams import OutputStream
 from workers.regrants import holding_of
+from workers.resumed import message_again
 
 
 @app.task(name="cpu.open", base=PayloadTask, bind=True)  # type: ignore[untyped-decorator]
@@ -156,11 +157,18 @@ def execute(
     node = this_node()
     call = node.call(self.request.id)
     limits = call.header
-    with streamed(call, stream) as output, in_environment(self):
-        own_variables = cpu().blobs.get_json(variables) or {}
+    printed = _printed_before(environment, call.id)
+    with streamed(call, stream, printed or 0) as output, in_environment(self):
+        try:
+            text, own_variables = cpu().blobs.get_text(command), cpu().blobs.get_json(variables) or {}
+        except ActionError:
+            if printed is None:
+                raise
+            # What runs already needs neither. Without its variables, nothing of it may be shown.
+            text, own_variables = "", None
         request = ExecRequest(
             action_id=call.id,
-            command=cpu().blobs.get_text(command),
+            command=text,
             holding=holding_of(call.grant),
             dop=max(1, call.grant["units"]),
             cwd=cwd,
@@ -175,22 +183,25 @@ def execute(
             variables={
                 MOST_VARIABLE: str(call.grant.get("most_units", call.grant["units"])),
                 **({MEMORY_ENFORCED: "1"} if cpu().sandbox.enforces_memory else {}),
-                **own_variables,
+                **(own_variables or {}),
             },
             on_output=output.write if output is not None else None,
             is_held=output.is_full if output is not None else None,
             stdin=stdin,
             terminal=WindowSize(*terminal) if terminal is not None else None,
+            message="" if stdin or terminal is not None else message_again(self.request, call.grant),
         )
         opened = cpu().sandbox.get(environment)
         execution = opened.start(request)
+        call.on_told = execution.note_told
         node.attach(call, execution.kill, execution.resize, execution.used)
         with cpu().giving.to(call.id, execution.give), measured(call, opened):
             outcome = execution.wait()
         call.execution_s, call.background_s, call.slept_s = outcome.execution_s, outcome.background_s, outcome.slept_s
         call.cpu_s = outcome.cpu_s
         call.status, call.reason, call.cause = outcome.status, outcome.reason, outcome.cause
-        call.excerpt = excerpt_of(outcome, request.command, own_variables.values(), cpu().settings.keep_output)
+        if own_variables is not None:
+            call.excerpt = excerpt_of(outcome, request.command, own_variables.values(), cpu().settings.keep_output)
         if outcome.status == "lost":
             raise EnvironmentGone(f"environment {environment} is lost: {outcome.reason}", outcome.cause)
         if outcome.status == "cancelled":
@@ -198,6 +209,13 @@ def execute(
         if outcome.status == "failed":
             raise ActionFailed(outcome.reason, outcome.cause)
         return _value(outcome)
+
+
+def _printed_before(environment: str, action_id: str) -> int | None:
+    """Return how much a command has printed that the worker before this one has left; None where it has left none."""
+    with suppress(EnvironmentGone):
+        return cpu().sandbox.get(environment).printed_by(action_id)
+    return None
 
 
 @app.task(name="tangram.give", ignore_result=True)  # type: ignore[untyped-decorator]
@@ -234,12 +252,12 @@ def measured(call: Call, environment: Environment) -> Iterator[None]:
 
 
 @contextmanager
-def streamed(call: Call, wanted: bool) -> Iterator[OutputStream | None]:
-    """Give what takes in the output of a command, if that is wanted; say at the end how the command has ended."""
+def streamed(call: Call, wanted: bool, printed: int) -> Iterator[OutputStream | None]:
+    """Give what takes in the output of a command after what it has `printed`, if that is wanted; say at the end how it has ended."""
     if not wanted:
         yield None
         return
-    output = cpu().streams.open(call.id)
+    output = cpu().streams.open(call.id, printed)
     try:
         yield output
     except ActionError as error:

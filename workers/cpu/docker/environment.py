@@ -12,7 +12,7 @@ from workers.cpu.docker.container import Container
 from workers.cpu.docker.files import ContainerFiles
 from workers.cpu.errors import ProcessesLeft, SandboxError
 from workers.cpu.shell.environment import ShellEnvironment
-from workers.cpu.shell.session import SessionSetup
+from workers.cpu.shell.session_setup import SessionSetup
 
 log = logging.getLogger(__name__)
 

@@ -63,7 +63,7 @@ from workers.cpu.memory.trial import BY_LIMIT, Memory, problem_of
 from workers.cpu.memory.watcher import Watcher
 from workers.cpu.opening import Opening
 from workers.cpu.shell.output import Drain
-from workers.cpu.shell.session import SessionSetup
+from workers.cpu.shell.session_setup import SessionSetup
 from workers.cpu.weight import Means
 
 log = logging.getLogger(__name__)

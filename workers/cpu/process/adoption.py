@@ -19,10 +19,11 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from workers.cpu.abstract import Holding
 from workers.cpu.base import remove_tree
 from workers.cpu.errors import SandboxError, SessionUnavailable
 from workers.cpu.process import tree
@@ -30,9 +31,13 @@ from workers.cpu.process.backend import ProcessBackend, ProcessBackends
 from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.fork_client import close
 from workers.cpu.process.isolation import Folders
-from workers.cpu.process.keeping import End, Kept
+from workers.cpu.process.keeping import STREAMS, End, Kept
+from workers.cpu.shell.backend import Event, Gone, HungUp
+from workers.cpu.shell.left_run import LeftRun, Shell
 from workers.cpu.shell.output import Drain
 from workers.cpu.shell.record import Record
+from workers.cpu.shell.run import GRACE_S
+from workers.cpu.shell.run_memory import NAMES, RunMemory, is_over
 from workers.cpu.shell.session import Session
 
 log = logging.getLogger(__name__)
@@ -42,6 +47,9 @@ IDLE_S = 3.0
 """Longest wait for busy shells, all together, seconds. A shell that has just reported still saves what its command left."""
 END_S = 15.0
 PAUSE_S = 0.005
+
+KEPT = {"done", *STREAMS, *NAMES}
+"""What must be kept of a session so that a command in it can be gone on with."""
 
 Make = Callable[[Record, Folders], ProcessEnvironment]
 """Makes the object of an environment that stands, without its sessions. Raises `SandboxError` or `OSError`."""
@@ -56,6 +64,8 @@ class Adoption:
         for end in kept.ends:
             self._ends.setdefault(end.environment, []).append(end)
         self._idle_until = time.monotonic() + IDLE_S
+        self.messages: list[str] = []
+        """The messages of the commands that go on."""
 
     def adopt(self, make: Make) -> list[ProcessEnvironment]:
         """Return the environments that go on, in the order of their opening; what else is left is ended."""
@@ -92,39 +102,80 @@ class Adoption:
     def _adopt(self, record: Record, make: Make) -> ProcessEnvironment:
         if record.made != self._made:
             raise SessionUnavailable("it was set up in another way than this worker does that")
+        messages: list[str] = []
         ends, control_of = self._ends[record.spec.id], {session.control: name for name, session in record.sessions.items()}
         environment = make(record, Folders(f"{self._environments}/{record.spec.id}"))
         for end in ends:
             if not isinstance(end.channel, int) and not end.control and environment.anchor is not None:
                 environment.anchor.adopt(end.channel, end.pid)
-        backends = {control_of[end.control]: end for end in ends if end.control in control_of}
+        backends = {control_of[end.control]: end for end in ends if end.control in control_of and not end.name}
         for name, known in record.sessions.items():
             session = Session(environment.setup, name, known)
-            backend, shell = self._backend(environment, session, backends.get(name))
-            session.resume(backend, shell)
+            kept = {end.name: end.channel for end in ends if end.name and end.control == known.control}
+            memory = RunMemory({each: os.dup(kept[each]) for each in NAMES}) if kept.keys() >= KEPT else None  # type: ignore[arg-type]
+            left = memory.left() if memory is not None else None
+            backend, shell, unread = self._backend(environment, session, backends.get(name), left)
+            run = None
+            if left is not None and left["message"]:
+                awaits_run = shell > 0 and session.control.awaits_run()
+                run = LeftRun(Shell(backend, shell) if backend is not None else None, left, unread, awaits_run)
+                messages.append(left["message"])
+            session.resume(backend, shell, memory, run)
             environment.resume(name, session, backend)
-        for end in ends:
-            if isinstance(end.channel, int):
-                os.set_blocking(end.channel, False)
-                self._drain.adopt(end.channel)
+        for end in [one for one in ends if isinstance(one.channel, int)]:
+            if end.name:
+                end.close()
+            else:
+                os.set_blocking(end.fileno(), False)
+                self._drain.adopt(end.fileno())
         # The worker was closing these sessions.
-        _end_all([end for end in ends if end.control and end.control not in control_of], self._server)
+        _end_all([end for end in ends if end.control and not end.name and end.control not in control_of], self._server)
+        self.messages += messages
         return environment
 
-    def _backend(self, environment: ProcessEnvironment, session: Session, end: End | None) -> tuple[ProcessBackend | None, int]:
-        """Return the backend of a session with its shell. Raises `SessionUnavailable` where that is busy."""
+    def _backend(
+        self, environment: ProcessEnvironment, session: Session, end: End | None, left: Mapping[str, Any] | None
+    ) -> tuple[ProcessBackend | None, int, Sequence[Event]]:
+        """Return the backend of a session, its shell, and what it has said that nobody has read.
+
+        Raises `SessionUnavailable` where a command runs that cannot be gone on with and does not end.
+        """
         if end is None:
-            return None, 0
+            return None, 0, ()
         backends = environment.setup.backends
         assert isinstance(backends, ProcessBackends)
         assert not isinstance(end.channel, int)
         backend = backends.adopt(end.channel, end.pid)
-        shell = backend.shell_now(ANSWER_S)
+        shell, unread = backend.shell_now(ANSWER_S)
+        if left is not None and left["message"]:
+            return backend, shell, unread
         while shell and not session.control.awaits_run():
-            if time.monotonic() > self._idle_until:
+            if left is not None and not is_over(left):
+                log.warning("a command of environment %s is ended: it cannot go on without its worker", environment.spec.id)
+                with environment.setup.backends.awake():
+                    _end_command(backend, left)
+                shell = 0
+            elif time.monotonic() > self._idle_until:
                 raise SessionUnavailable("a command runs in it")
-            time.sleep(PAUSE_S)
-        return backend, shell
+            else:
+                time.sleep(PAUSE_S)
+        return backend, shell, unread
+
+
+def _end_command(backend: ProcessBackend, state: Mapping[str, Any]) -> None:
+    """End a command, and spare what others have left. Raises `SessionUnavailable` where it does not end."""
+    backend.resume(Holding(), [(int(pid), int(start)) for pid, start in state["spared"]])
+    backend.kill(GRACE_S)
+    poller, deadline = select.poll(), time.monotonic() + END_S
+    poller.register(backend.fileno(), select.POLLIN)
+    while (left_s := deadline - time.monotonic()) > 0 and poller.poll(left_s * 1000):
+        for event in backend.events():
+            match event:
+                case Gone():
+                    return
+                case HungUp():
+                    raise SessionUnavailable("its supervisor has ended")
+    raise SessionUnavailable("a command in it does not end")
 
 
 def _end_all(ends: list[End], server: int) -> None:

@@ -15,7 +15,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from workers.cpu.abstract import Holding
@@ -104,12 +104,14 @@ class ProcessBackend(Backend):
             for descriptor in groups:
                 os.close(descriptor)
 
-    def shell_now(self, limit_s: float) -> int:
-        """Return the process id of the shell, 0 where there is none. Raises `SessionUnavailable` where the supervisor does not say."""
+    def shell_now(self, limit_s: float) -> tuple[int, list[Event]]:
+        """Return the process id of the shell, 0 where there is none, and what was told to the worker before this one and not read.
+
+        Raises `SessionUnavailable` where the supervisor does not say.
+        """
         self._say(do="tell")
-        poller, deadline = select.poll(), time.monotonic() + limit_s
+        poller, deadline, unread = select.poll(), time.monotonic() + limit_s, list[Event]()
         poller.register(self._channel, select.POLLIN)
-        # What came before the answer was meant for the worker before this one.
         while (left_s := deadline - time.monotonic()) > 0 and poller.poll(left_s * 1000):
             for event in self.events():
                 match event:
@@ -117,9 +119,11 @@ class ProcessBackend(Backend):
                         # The worker before may have left all of it in the background, where a shell saves its state slowly.
                         self._in_background = True
                         self.hold(Holding())
-                        return max(0, pid)
+                        return max(0, pid), unread
                     case HungUp():
                         raise SessionUnavailable("its supervisor has ended")
+                    case _:
+                        unread.append(event)
         raise SessionUnavailable("its supervisor does not answer")
 
     def _joined(self) -> list[int]:
@@ -138,6 +142,14 @@ class ProcessBackend(Backend):
             self.hold(holding)
         else:
             self._hold_shell(self._core_map.real(holding.cores))
+
+    @property
+    def spared(self) -> frozenset[tree.Identity]:
+        return self._spared
+
+    def resume(self, holding: Holding, spared: Collection[tree.Identity]) -> None:
+        self._spared = frozenset(spared)
+        self.hold(holding)
 
     def _hold_shell(self, cores: frozenset[int]) -> None:
         """Apply a grant where only the shell is there. It waits, has one thread and starts nothing, so no walk is needed."""
@@ -242,6 +254,8 @@ class ProcessBackend(Backend):
                 yield HungUp("the session's supervisor process was killed")
                 return
             said = json.loads(message)
+            if isinstance(said, int):
+                continue  # Its process id, which the worker before this one was killed before it read.
             if said["event"] == "killed":
                 self._was_killed = True
                 # What the supervisor has left is about to be killed, for which it needs time.
@@ -315,8 +329,12 @@ class ProcessBackends(Backends):
             # What is inside has ended the anchor meanwhile.
             return self._fork_client.supervisor(anchor.pids(), groups, of, control)
 
-    def keep_stream(self, descriptor: int) -> None:
-        self._fork_client.keep(self._setup.environment, descriptor)
+    @property
+    def keeps(self) -> bool:
+        return self._fork_client.keeps
+
+    def keep(self, control: str, descriptors: Mapping[str, int]) -> None:
+        self._fork_client.keep(self._setup.environment, control, descriptors)
 
     def oom_kills(self) -> int:
         memory = self._setup.memory

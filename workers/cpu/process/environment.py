@@ -24,7 +24,7 @@ from workers.cpu.process.anchor import Anchor
 from workers.cpu.process.groups import MemoryGroup
 from workers.cpu.process.isolation import Folders
 from workers.cpu.shell.environment import ShellEnvironment
-from workers.cpu.shell.session import SessionSetup
+from workers.cpu.shell.session_setup import SessionSetup
 
 
 class ProcessEnvironment(ShellEnvironment):

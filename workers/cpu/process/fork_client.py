@@ -106,11 +106,17 @@ class ForkClient:
             raise SessionUnavailable(f"the network of an environment cannot be entered: {reason}")
         return [socket.socket(fileno=descriptor) for descriptor in descriptors]
 
-    def keep(self, environment: str, descriptor: int) -> None:
-        """Have a stream kept open for a successor, to which something left running in an environment writes."""
+    @property
+    def keeps(self) -> bool:
+        """Whether sessions wait for a successor of a worker that has died."""
+        return self._base is not None and self._keep_s > 0
+
+    def keep(self, environment: str, control: str, descriptors: Mapping[str, int]) -> None:
+        """Have descriptors of a session kept open for a successor, by name; see `keeping.py`."""
+        asked = {"keep": environment, "control": control, "names": list(descriptors)}
         with self._lock, contextlib.suppress(OSError):
             if self._channel is not None:
-                socket.send_fds(self._channel, [json.dumps({"keep": environment}).encode()], [descriptor])
+                socket.send_fds(self._channel, [json.dumps(asked).encode()], list(descriptors.values()))
 
     def _forked(self, asked: Mapping[str, object]) -> tuple[socket.socket, int]:
         """Return a connection to a process that was forked for a request, and its id. Raises `SessionUnavailable`."""
@@ -151,7 +157,7 @@ class ForkClient:
         environment = {"PYTHONPATH": str(_ROOT), "PATH": os.defpath, "LANG": "C.UTF-8"}
         with theirs, contextlib.ExitStack() as listening:
             passed = [-1, -1 if self._guard is None else self._guard]
-            if self._base is not None and self._keep_s > 0:
+            if self._base is not None and self.keeps:
                 passed[0] = listening.enter_context(listen(self._base)).fileno()
             self._process = subprocess.Popen(
                 [

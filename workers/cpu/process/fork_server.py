@@ -18,7 +18,7 @@ id. Where it cannot be forked, that is 0, and why. The other is the worker's, of
 | `{"anchor": [program, argument, …]…}` | is bwrap, the anchor of an environment's namespaces; see `namespace.py`             |
 | `{"view": steps, …}`                 | is the holder of such namespaces without bubblewrap; see `view.py`                   |
 | `{"sockets": anchor}`                | enters the network of an environment, makes sockets there, sends these, and ends     |
-| `{"keep": environment}`              | none: with a stream, which something left running in the environment writes to       |
+| `{"keep": environment, "control": …}`| none: with descriptors of a session, by name, which outlive the worker               |
 | `{"end": true}`                      | none: the worker closes, and all is ended                                            |
 
 An anchor is named by the ids of its three processes. Of the socket of a supervisor the fork server keeps a copy. It closes that once
@@ -40,31 +40,27 @@ Rules: the standard library only, one thread, no code of a command ever runs in 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import json
 import os
-import select
 import signal
 import socket
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from workers.cpu.control_files import is_removed, thaw
-from workers.cpu.libc import libc
 from workers.cpu.ports.loopback import make_sockets
 from workers.cpu.process import seccomp, tree
-from workers.cpu.process.keeping import VERSION, End, hand_over, welcome
+from workers.cpu.process.keeping import MOST_KEPT, VERSION, End, ends_of, hand_over, welcome, written_to
 from workers.cpu.process.members import Members, kill
 from workers.cpu.process.namespace import become_bwrap, enter, enter_network
-from workers.cpu.process.serving import PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, Wakeup, end_first, prctl, serve
+from workers.cpu.process.serving import PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, Wakeup, end_first, prctl, rename, serve
 from workers.cpu.process.supervisor import CLOSE_GRACE_S, Supervisor
 from workers.cpu.process.view import become_holder
 
 SHUTDOWN_LIMIT_S, RETRY_S = 4.0, 0.005
-PR_SET_NAME = 15
 REQUEST_BYTES = 1 << 16
 MADE = b"made"
 """What is sent with sockets that were made; else why there are none."""
@@ -72,18 +68,20 @@ MADE = b"made"
 
 @dataclass(slots=True)
 class Session:
-    """What the fork server knows of a session: both ends of its socket, its anchor if it has one, and its control groups."""
+    """What the fork server knows of a session: both ends of its socket, its anchor and control groups, and what it keeps by name."""
 
     channel: socket.socket
     end: End
     anchor: list[int]
     groups: list[str]
     was_killed: bool = False
+    kept: dict[str, End] = field(default_factory=dict)
 
     def close(self) -> None:
-        """Close the copies of both ends."""
+        """Close the copies of both ends, and what is kept."""
         self.channel.close()
-        self.end.close()
+        for end in (self.end, *self.kept.values()):
+            end.close()
 
 
 class ForkServer:
@@ -154,12 +152,13 @@ class ForkServer:
 
     def kept(self) -> list[End]:
         """Return the worker's ends of what stands."""
-        return [*self.anchors.values(), *(session.end for session in self.running.values()), *self.streams]
+        sessions = [end for session in self.running.values() for end in (session.end, *session.kept.values())]
+        return [*self.anchors.values(), *sessions, *self.streams]
 
     def answer(self) -> bool:
         """Do what is asked; return False when the worker has gone."""
         try:
-            message, descriptors, _, _ = socket.recv_fds(self.channel, REQUEST_BYTES, 2)
+            message, descriptors, _, _ = socket.recv_fds(self.channel, REQUEST_BYTES, MOST_KEPT)
         except ConnectionError:
             return False
         if not message:
@@ -170,7 +169,7 @@ class ForkServer:
         asked = json.loads(message)
         self.is_told_to_end = "end" in asked
         if "keep" in asked:
-            self.keep_streams([End(asked["keep"], descriptor) for descriptor in descriptors])
+            self.keep(asked, descriptors)
         elif len(descriptors) == 2:
             self.fork_for(asked, *map(_socket, descriptors))
         else:
@@ -179,16 +178,16 @@ class ForkServer:
                 os.close(descriptor)
         return not self.is_told_to_end
 
-    def keep_streams(self, streams: list[End]) -> None:
-        """Keep streams, and close those to which nobody writes any more."""
-        poller = select.poll()
-        for stream in self.streams:
-            poller.register(stream, 0)
-        over = {descriptor for descriptor, _ in poller.poll(0)}
-        for stream in [one for one in self.streams if one.fileno() in over]:
-            self.streams.remove(stream)
-            stream.close()
-        self.streams += streams
+    def keep(self, asked: dict[str, Any], descriptors: list[int]) -> None:
+        """Keep descriptors of a session. A stream that they replace is kept for as long as something writes to it."""
+        ends, beginning = ends_of(asked, descriptors), (session for _, session in self.messengers.values())
+        session = next((one for one in (*self.running.values(), *beginning) if one.end.control == asked["control"]), None)
+        if session is None:
+            for end in ends:
+                end.close()
+        else:
+            self.streams = written_to([*self.streams, *(session.kept[end.name] for end in ends if end.name in session.kept)])
+            session.kept |= {end.name: end for end in ends}
 
     def fork_for(self, asked: dict[str, Any], theirs: socket.socket, ours: socket.socket) -> None:
         """Fork what is asked for, or say why that cannot be."""
@@ -383,15 +382,6 @@ def say(channel: socket.socket, pid: int, reason: str = "") -> None:
     """Tell the worker the id of the process that was forked, or why there is none; it may be gone."""
     with contextlib.suppress(OSError):
         channel.send(f"{pid} {reason}".encode(), socket.MSG_DONTWAIT)
-
-
-def rename(name: str) -> None:
-    """Have this process listed by `name`, so that no program inside reads where the worker is installed."""
-    with open("/proc/self/stat", "rb") as file:
-        fields = file.read().rpartition(b")")[2].split()
-    start, end = int(fields[45]), int(fields[46])
-    ctypes.memmove(start, name.encode().ljust(end - start, b"\0")[: end - start], end - start)
-    libc.prctl(PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def _socket(descriptor: int) -> socket.socket:

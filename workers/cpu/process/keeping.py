@@ -43,29 +43,36 @@ import os
 import select
 import socket
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from app.local.kept import SOCKET, address, connect
 from workers.cpu.process import tree
 
-VERSION = 1
+VERSION = 2
 HAND_OVER_S = 15.0
 MESSAGE_BYTES = 4096
+MOST_KEPT = 8
+"""Descriptors of a session, at most."""
+STREAMS = ("out", "err")
+"""The reading ends of the FIFOs of a session, by name."""
 
 
 @dataclass(slots=True)
 class End:
-    """The worker's end of something in an environment: of its anchor, a supervisor, or a stream that something left running writes to.
+    """The worker's end of something in an environment: of its anchor, a supervisor, or a descriptor of a session.
 
-    `pid` is the process at the other end, 0 for a stream. `control` is the name of the session's protocol folder.
+    `pid` is the process at the other end, 0 for a descriptor. `control` is the name of the session's protocol folder. A descriptor has a
+    `name`; without one it is a stream that something left running writes to.
     """
 
     environment: str
     channel: socket.socket | int
     pid: int = 0
     control: str = ""
+    name: str = ""
 
     def fileno(self) -> int:
         """Return its descriptor."""
@@ -84,6 +91,29 @@ class Kept:
     server: int = 0
     lock: int = -1
     ends: list[End] = field(default_factory=list)
+
+
+def ends_of(asked: Mapping[str, Any], descriptors: Sequence[int]) -> list[End]:
+    """Return the descriptors of a session that the worker wants to be kept."""
+    names = zip(asked["names"], descriptors, strict=False)  # there may have been no room for some
+    return [End(asked["keep"], descriptor, 0, asked["control"], name) for name, descriptor in names]
+
+
+def written_to(ends: Iterable[End]) -> list[End]:
+    """Return those ends of streams to which something may still write. All others are closed."""
+    streams, poller = [], select.poll()
+    for end in ends:
+        if end.name in ("", *STREAMS):
+            end.control = end.name = ""
+            poller.register(end, 0)
+            streams.append(end)
+        else:
+            end.close()
+    over = {descriptor for descriptor, _ in poller.poll(0)}
+    left = [end for end in streams if end.fileno() not in over]
+    for descriptor in over:
+        os.close(descriptor)
+    return left
 
 
 def listen(base: Path) -> socket.socket:
@@ -133,7 +163,8 @@ def _is_below(pid: int) -> bool:
 def hand_over(channel: socket.socket, ends: Iterable[End], lock: int) -> None:
     """Send a successor everything. Raises `OSError`."""
     for end in ends:
-        message = {"environment": end.environment, "pid": end.pid, "control": end.control, "is_stream": isinstance(end.channel, int)}
+        message = {"environment": end.environment, "pid": end.pid, "control": end.control, "name": end.name}
+        message["is_socket"] = not isinstance(end.channel, int)
         socket.send_fds(channel, [json.dumps(message).encode()], [end.fileno()])
     socket.send_fds(channel, [json.dumps({"server": os.getpid()}).encode()], [lock])
 
@@ -155,10 +186,10 @@ def take_over(base: Path, keep_s: float) -> Kept | None:
             said = json.loads(message)
             if "server" in said:
                 kept.server, kept.lock = int(said["server"]), descriptors[0]
-            elif said.pop("is_stream"):
-                kept.ends.append(End(channel=descriptors[0], **said))
-            else:
+            elif said.pop("is_socket"):
                 kept.ends.append(End(channel=socket.socket(fileno=descriptors[0]), **said))
+            else:
+                kept.ends.append(End(channel=descriptors[0], **said))
     except (OSError, ValueError):
         for end in kept.ends:
             end.close()

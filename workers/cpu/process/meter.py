@@ -9,7 +9,7 @@ ends and nobody waits for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from workers.cpu.process import tree
 from workers.cpu.process.groups import MemoryGroup
@@ -38,6 +38,13 @@ class TreeMeter(Meter):
         self._ended_before, self._full_before = (memory.oom_kills(), memory.watch()) if memory is not None else (0, 0)
         self._before_s = 0.0
         self._before_s = self._total_s([process] if (process := tree.read_process(members.shell)) else [])
+
+    def baseline(self) -> list[float]:
+        return [self._before_s, self._ended_before, self._full_before]
+
+    def resume(self, baseline: Sequence[float], figures: Sequence[float]) -> None:
+        super().resume(baseline, figures)
+        self._before_s, self._ended_before, self._full_before = baseline[0], int(baseline[1]), int(baseline[2])
 
     def measure(self) -> float:
         # A child that has ended is in nobody's count until its parent has waited for it. Until then it is a zombie.

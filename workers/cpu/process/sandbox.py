@@ -79,7 +79,7 @@ from workers.cpu.root import as_user, without_capabilities
 from workers.cpu.shell.dialect import Dialect
 from workers.cpu.shell.output import Drain
 from workers.cpu.shell.record import Record
-from workers.cpu.shell.session import SessionSetup
+from workers.cpu.shell.session_setup import SessionSetup
 from workers.cpu.weight import Means
 from workers.memory import for_environments_mb
 
@@ -167,8 +167,11 @@ class ProcessSandbox(Sandbox):
         self.isolation_reason = "as it was asked for"
         if isolation != "none":
             self._set_apart(isolation)
+        self.left_messages: list[str] = []
         if kept is not None:
-            for environment in Adoption(self._base / "environments", kept, self._made(), self._drain).adopt(self._adopted):
+            adoption = Adoption(self._base / "environments", kept, self._made(), self._drain)
+            self.left_messages = adoption.messages
+            for environment in adoption.adopt(self._adopted):
                 self._environments[environment.spec.id] = environment
                 if environment.allowance is not None:
                     environment.allowance.adopt()

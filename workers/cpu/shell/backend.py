@@ -25,7 +25,7 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from signal import SIGINT, SIGKILL
@@ -194,6 +194,21 @@ class Meter(ABC):
         before_s, self._paused_s = self._paused_s, self._allowance.paused_s()
         return self._paused_s - before_s
 
+    def figures(self) -> tuple[float, float, float, float, float]:
+        """Return what a successor of this worker begins with, as of the last sample."""
+        usage = self.usage or Usage(cpu_s=0.0)
+        return usage.cpu_s, usage.background_cpu_s, self.waited_s, self.starved_s, self.max_rss_mb
+
+    def baseline(self) -> list[float]:
+        """Return what it counts from, where a successor of this worker is to be told."""
+        return []
+
+    def resume(self, baseline: Sequence[float], figures: Sequence[float]) -> None:
+        """Go on counting where the worker before this one has stopped. What was used since is used in the foreground."""
+        cpu_s, background_s, self.waited_s, self.starved_s, self.max_rss_mb = figures
+        self._found_s, self._lacked_s, self._sampled_at = cpu_s, self.starved_s, 0.0
+        self.usage = Usage(cpu_s=cpu_s, background_cpu_s=background_s)
+
     def over(self, ended_rss_mb: float = 0.0) -> float:
         """Return the core-seconds of a command that is over, `ended_rss_mb` being the memory of what has been reaped."""
         self.note_rss(ended_rss_mb)
@@ -231,6 +246,15 @@ class Backend(ABC):
     @abstractmethod
     def begin(self, holding: Holding) -> None:
         """Grant `holding` to all processes, and take note of those that earlier commands left behind."""
+
+    @property
+    def spared(self) -> Collection[tree.Identity]:
+        """Return what earlier commands have left, where a successor of this worker is to be told."""
+        return ()
+
+    def resume(self, holding: Holding, spared: Collection[tree.Identity]) -> None:
+        """Grant `holding` to a command that runs, of the worker before this one."""
+        raise NotImplementedError("no worker goes on with the commands of this kind of session")
 
     @abstractmethod
     def hold(self, holding: Holding) -> None:
@@ -341,8 +365,16 @@ class Backends(ABC):
     def backend(self, control: ProtocolFolder) -> Backend:
         """Return a fresh backend for the session that `control` serves. Raises `SessionUnavailable`."""
 
-    def keep_stream(self, descriptor: int) -> None:
-        """Take note that something left running writes to a stream, which must not end with this worker; by default nothing."""
+    @property
+    def keeps(self) -> bool:
+        """Whether sessions can outlive this worker."""
+        return False
+
+    def keep(self, control: str, descriptors: Mapping[str, int]) -> None:
+        """Have descriptors of the session with the protocol folder `control` outlive this worker, by name; by default nothing.
+
+        Something left running still writes to a stream in the place of which another one comes.
+        """
         return
 
     def oom_kills(self) -> int:

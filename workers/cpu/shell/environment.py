@@ -26,7 +26,8 @@ from workers.cpu.ports.wait import Wait
 from workers.cpu.shell.backend import Backend
 from workers.cpu.shell.execution import ShellExecution
 from workers.cpu.shell.grants import Grants
-from workers.cpu.shell.session import Session, SessionSetup
+from workers.cpu.shell.session import Session
+from workers.cpu.shell.session_setup import SessionSetup
 
 log = logging.getLogger(__name__)
 
@@ -72,11 +73,15 @@ class ShellEnvironment(Environment):
         return ShellExecution(session, request, self._grants, self._kill_background)
 
     def resume(self, name: str, session: Session, backend: Backend | None) -> None:
-        """Go on with a session that the worker before this one has left idle, in `backend` if it has one."""
+        """Go on with a session that the worker before this one has left, in `backend` if it has one."""
         with self._lock:
             self._sessions[name] = session
-        if backend is not None:
+        if backend is not None and not session.is_taken:
             self._grants.resume(backend)
+
+    def printed_by(self, action_id: str) -> int | None:
+        with self._lock:
+            return next((size for session in self._sessions.values() if (size := session.printed_by(action_id)) is not None), None)
 
     def close_session(self, name: str, *, idle_only: bool = False) -> None:
         with self._lock:

@@ -20,16 +20,19 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Literal
 
 from workers.cpu.abstract import ExecOutcome, ExecRequest, Execution, Given, Holding, Status, Usage
-from workers.cpu.errors import MemoryFull, SandboxError, SessionUnavailable
+from workers.cpu.errors import MemoryFull, NotReady, SandboxError, SessionUnavailable
+from workers.cpu.process.tree import Identity
 from workers.cpu.shell.backend import Backend, Meter
 from workers.cpu.shell.dialect import REFUSALS
 from workers.cpu.shell.grants import Grants
-from workers.cpu.shell.run import KILLED, NEVER, Hooks, NotBegun, Run
-from workers.cpu.shell.session import NotReady, QueueEntry, Session, Shell
+from workers.cpu.shell.left_run import LeftRun, Shell
+from workers.cpu.shell.run import KILLED, NEVER, Run
+from workers.cpu.shell.run_parts import Hooks, NotBegun
+from workers.cpu.shell.session import QueueEntry, Session
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +50,7 @@ class ShellExecution(Execution):
 
     def __init__(self, session: Session, request: ExecRequest, grants: Grants, kill_background: Callable[[Session], None]) -> None:
         self._session, self._request, self._grants, self._kill_background = session, request, grants, kill_background
-        self._entry = QueueEntry()
+        self._entry = QueueEntry(request.action_id)
         self._waiting = threading.Lock()
         self._outcome: ExecOutcome | None = None
         self._lock = threading.Lock()
@@ -58,6 +61,7 @@ class ShellExecution(Execution):
         self._backend: Backend | None = None
         self._meter: Meter | None = None
         self._wake = -1
+        self._run_name = ""
 
     def wait(self) -> ExecOutcome:
         with self._waiting:
@@ -84,6 +88,10 @@ class ShellExecution(Execution):
             if self._phase == "running" and self._wake >= 0:
                 os.eventfd_write(self._wake, 1)
 
+    def note_told(self) -> None:
+        if self._run_name:
+            self._session.memory.clear(self._run_name)
+
     def kill(self, reason: str) -> None:
         with self._lock:
             if self._killed is not None or self._phase == "over":
@@ -108,9 +116,12 @@ class ShellExecution(Execution):
         try:
             with self._lock:
                 self._wake = wake
-                if self._killed is not None:
+                left = self._session.take_left(self._request.action_id)
+                if self._killed is not None and left is None:
                     return self._not_run()
-            return self._try_shells(wake)
+                if self._killed is not None:
+                    os.eventfd_write(wake, 1)
+            return self._try_shells(wake) if left is None else self._go_on(left)
         except tuple(REFUSALS.values()):
             raise
         except (SandboxError, OSError) as error:
@@ -121,6 +132,15 @@ class ShellExecution(Execution):
             with self._lock:
                 self._wake = -1
             os.close(wake)
+
+    def _go_on(self, left: LeftRun) -> ExecOutcome:
+        """Go on with the command, which the worker before this one has left."""
+        if left.shell is None:
+            return self._not_run("what held the session's processes was killed")
+        try:
+            return self._run(left.shell, 0.0, left)
+        except NotBegun as error:
+            return self._not_run(str(error))
 
     def _try_shells(self, wake: int) -> ExecOutcome:
         """Run the command in the session's shell, or in a fresh one when that ends without having begun it.
@@ -166,15 +186,19 @@ class ShellExecution(Execution):
     def _is_over_anyway(self) -> bool:
         return self._killed is not None or self._session.closed or bool(self._session.loss)
 
-    def _run(self, shell: Shell, spent_s: float) -> ExecOutcome:
-        self._begin(shell.backend)
+    def _run(self, shell: Shell, spent_s: float, left: LeftRun | None = None) -> ExecOutcome:
+        self._begin(shell.backend, None if left is None else [(int(pid), int(start)) for pid, start in left.state["spared"]])
         try:
             hooks = Hooks(lambda: self._killed, self._note_ending, self._given)
-            with Run(self._session, self._request, shell, hooks) as run:
+            with Run(self._session, self._request, shell, hooks, left) as run:
+                self._run_name = run.name
+                if left is not None:
+                    run.resume(left)
                 with self._lock:
                     self._meter = run.meter
                     self._meter.set_background(self._holding.background)
-                run.hand_over(len(self._holding.cores) or self._request.dop, spent_s)
+                if left is None:
+                    run.hand_over(len(self._holding.cores) or self._request.dop, spent_s)
                 return run.pump(self._wake)
         finally:
             with self._lock:
@@ -189,11 +213,11 @@ class ShellExecution(Execution):
             except (SandboxError, OSError) as error:
                 log.warning("a grant could not be taken back: %s", error)
 
-    def _begin(self, backend: Backend) -> None:
-        """Apply the grant to the session's processes."""
+    def _begin(self, backend: Backend, spared: Collection[Identity] | None) -> None:
+        """Apply the grant to the session's processes, some of which are `spared` where the command has begun already."""
         with self._lock:
             self._backend, self._phase = backend, "running"
-            self._grants.begin(backend, self._holding)
+            self._grants.begin(backend, self._holding, spared)
 
     def _note_ending(self) -> None:
         """Note that the command is being killed: a resize has no effect any more, and it has the time to end."""

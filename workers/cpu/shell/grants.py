@@ -17,11 +17,12 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from workers.cpu.abstract import Holding
 from workers.cpu.errors import SandboxError
+from workers.cpu.process.tree import Identity
 from workers.cpu.shell.backend import Backend
 
 log = logging.getLogger(__name__)
@@ -39,12 +40,12 @@ class Grants:
         self.have_begun = False
         """Whether a command has begun in the environment, so that something of a program may be there."""
 
-    def begin(self, backend: Backend, holding: Holding) -> None:
-        """Grant `holding` to a command that begins in a session."""
+    def begin(self, backend: Backend, holding: Holding, spared: Collection[Identity] | None = None) -> None:
+        """Grant `holding` to a command that begins in a session, or goes on beside what it found there, which is `spared`."""
         with self._lock:
             self.have_begun = True
             self._idle.discard(backend)
-            backend.begin(holding)
+            backend.begin(holding) if spared is None else backend.resume(holding, spared)
             self._running[backend] = holding
             self._lend()
 

@@ -10,28 +10,40 @@ from __future__ import annotations
 import array
 import fcntl
 import os
+import re
 import select
 import termios
 import threading
 from collections.abc import Callable
 
 from workers.cpu.shell.dialect import WRITTEN_BY_SHELL, make_fifo, remove_file
+from workers.cpu.shell.run_memory import Printed
 
 CHUNK_BYTES = 65_536
 DRAIN_PAUSE_S = 0.01
 
 
 class StreamFifo:
-    """The FIFO of one stream of a session; renewed when it was handed to the drain."""
+    """The FIFO of one stream of a session; renewed when it was handed to the drain. One that a worker has `left` is gone on with."""
 
-    def __init__(self, folder: str, name: str) -> None:
-        self._folder, self._name, self._count = folder, name, 0
-        self.path = self._make()
+    def __init__(self, folder: str, name: str, *, left: bool = False) -> None:
+        self._folder, self.name, self._count = folder, name, 0
+        if left:
+            found = [int(file.rpartition(".")[2]) for file in os.listdir(folder) if re.fullmatch(rf"{name}\.[0-9]+", file)]
+            if not found:
+                raise FileNotFoundError(f"the FIFO {name} of the session is gone")
+            self._count = max(found)
+            self.path = self._path
+        else:
+            self.path = self._make()
+
+    @property
+    def _path(self) -> str:
+        return f"{self._folder}/{self.name}.{self._count}"
 
     def _make(self) -> str:
-        path = f"{self._folder}/{self._name}.{self._count}"
-        make_fifo(path, WRITTEN_BY_SHELL)
-        return path
+        make_fifo(self._path, WRITTEN_BY_SHELL)
+        return self._path
 
     def renew(self) -> None:
         """Use another FIFO from now on; whoever has the old one open keeps it."""
@@ -41,34 +53,39 @@ class StreamFifo:
 
 
 class Capture:
-    """The reading end of one stream during one command; keeps its first `head_bytes` and its last `tail_bytes`.
+    """The reading end of one stream during one command; keeps the first `head_bytes` and the last `tail_bytes` of what is `printed`.
 
     The stream is the FIFO at a path, or what a descriptor that does not block stands for. `on_output` is called with all that comes.
     """
 
-    def __init__(self, source: str | int, head_bytes: int, tail_bytes: int = 0, on_output: Callable[[bytes], None] | None = None) -> None:
+    def __init__(
+        self,
+        source: str | int,
+        printed: Printed,
+        head_bytes: int,
+        tail_bytes: int = 0,
+        on_output: Callable[[bytes], None] | None = None,
+    ) -> None:
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
         self.descriptor = os.dup(source) if isinstance(source, int) else os.open(source, flags)
-        self._head_bytes, self._tail_bytes, self._on_output = head_bytes, tail_bytes, on_output
-        self._head, self._rest, self._dropped = bytearray(), bytearray(), 0
+        self._head_bytes, self._tail_bytes, self._printed, self._on_output = head_bytes, tail_bytes, printed, on_output
 
     @property
     def truncated(self) -> bool:
         """Whether something is not kept."""
-        return self._dropped + len(self._rest) > self._tail_bytes
+        return self._left_out > 0
+
+    @property
+    def _left_out(self) -> int:
+        return max(0, self._printed.size - self._head_bytes - self._tail_bytes)
 
     @property
     def data(self) -> bytes:
         """Return the bytes kept, with a line where others are left out."""
-        self._shorten()
-        left_out = f"\n[{self._dropped} bytes are left out here: TANGRAM_OUTPUT_LIMIT_BYTES]\n" if self._dropped else ""
-        return bytes(self._head + left_out.encode() + self._rest)
-
-    def _shorten(self) -> None:
-        """Drop what is in the middle for good."""
-        more = max(0, len(self._rest) - self._tail_bytes)
-        del self._rest[:more]
-        self._dropped += more
+        if not self._left_out:
+            return self._printed.read(0, self._printed.size)
+        head, tail = self._printed.read(0, self._head_bytes), self._printed.read(self._printed.size - self._tail_bytes, self._tail_bytes)
+        return head + f"\n[{self._left_out} bytes are left out here: TANGRAM_OUTPUT_LIMIT_BYTES]\n".encode() + tail
 
     def pull(self, most: int = CHUNK_BYTES) -> int:
         """Take what is there, up to `most` bytes; return how many came, 0 when nobody writes or nothing is there."""
@@ -79,15 +96,15 @@ class Capture:
 
     def _read(self, most: int) -> int:
         """Take what is there; return 0 when nobody writes. Raises `BlockingIOError` when somebody might."""
-        chunk = os.read(self.descriptor, most)
-        room = self._head_bytes - len(self._head)
-        self._head += chunk[:room]
-        self._rest += chunk[room:]
-        if len(self._rest) > 2 * self._tail_bytes:
-            self._shorten()
-        if self._on_output is not None and chunk:
-            self._on_output(chunk)
-        return len(chunk)
+        printed = self._printed
+        came = self._take(most)
+        printed.drop(self._head_bytes, printed.size - self._tail_bytes)
+        if self._on_output is not None and came:
+            self._on_output(printed.read(printed.size - came, came))
+        return came
+
+    def _take(self, most: int) -> int:
+        return self._printed.take(self.descriptor, most)
 
     def was_opened(self) -> bool:
         """Return whether any process has opened the stream for writing since this end was opened.

@@ -6,28 +6,25 @@ shell's report for this run, the end of the shell, the end of a kill, the end of
 
 from __future__ import annotations
 
-import array
 import contextlib
-import fcntl
 import io
 import os
 import re
 import secrets
 import select
-import termios
 import time
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, replace
 from signal import SIGINT, SIGKILL
 
-from workers.cpu.abstract import Data, ExecOutcome, ExecRequest, Given, Signal, Status
+from workers.cpu.abstract import Data, ExecOutcome, ExecRequest, Signal, Status
 from workers.cpu.errors import MemoryFull, SandboxError
 from workers.cpu.pace import Pace
 from workers.cpu.shell.backend import Event, Exited, Gone, HungUp, Meter
 from workers.cpu.shell.dialect import REFUSALS, refusal
+from workers.cpu.shell.left_run import LeftRun, Shell
 from workers.cpu.shell.output import CHUNK_BYTES, Capture
-from workers.cpu.shell.session import Session, Shell
+from workers.cpu.shell.run_parts import Ending, Hooks, NotBegun, both_ends, waits_in
+from workers.cpu.shell.session import Session
 from workers.cpu.shell.streams import CommandStreams
 from workers.cpu.shell.terminal import INTERRUPT
 
@@ -42,54 +39,22 @@ _REPORT = re.compile(f"(?P<run>[0-9a-f]{{16}}) (?:(?P<refusal>{'|'.join(REFUSALS
 NEVER = float("inf")
 
 
-@dataclass(frozen=True, slots=True)
-class Hooks:
-    """What the loop asks of the outside, and tells it.
-
-    `killed` returns why the command is to be ended, if it is; it is asked after a wake-up. `on_ending` is called before a kill. `given` is
-    what the command has been given and has not been handed yet.
-    """
-
-    killed: Callable[[], str | None]
-    on_ending: Callable[[], None]
-    given: deque[Given]
-
-
-class NotBegun(Exception):
-    """Raised when the shell ended before it came to the command, which may therefore be handed over again."""
-
-
-@dataclass(slots=True)
-class Ending:
-    """Why and how the command ended, before its output is taken."""
-
-    status: Status
-    exit_code: int | None
-    reason: str
-    cpu_s: float
-    cause: str = ""
-
-
 class Run:
     """One command from hand-over to outcome."""
 
-    def __init__(
-        self,
-        session: Session,
-        request: ExecRequest,
-        shell: Shell,
-        hooks: Hooks,
-    ) -> None:
+    def __init__(self, session: Session, request: ExecRequest, shell: Shell, hooks: Hooks, left: LeftRun | None = None) -> None:
         self._session, self._request, self._shell = session, request, shell
-        self._hooks = hooks
-        self._name = secrets.token_hex(8)
+        self._hooks, self._left = hooks, left
+        self.name = secrets.token_hex(8) if left is None else str(left.state["name"])
         self._descriptors = contextlib.ExitStack()
         with self._descriptors:
             # Both ends, so that neither side's opening blocks and no hang-up is seen between two openings.
-            self._go = self._descriptors.enter_context(io.FileIO(_both_ends(session.control.go), "r+"))
-            self._done = _both_ends(session.control.done)
+            self._go = self._descriptors.enter_context(io.FileIO(both_ends(session.control.go), "r+"))
+            self._done = both_ends(session.control.done)
             self._descriptors.callback(os.close, self._done)
-            self._streams = self._descriptors.enter_context(contextlib.closing(CommandStreams(session, request, shell)))
+            self._streams = self._descriptors.enter_context(
+                contextlib.closing(CommandStreams(session, request, shell, resumes=left is not None))
+            )
             self._descriptors = self._descriptors.pop_all()
         self.meter = shell.backend.meter()
         self.meter.count_pauses(session.setup.backends.allowance)
@@ -119,7 +84,48 @@ class Run:
         self._session.control.write(self._session.control.text, text)
         self._began = self._printed = time.monotonic()
         self._spent_s = spent_s
-        self._go.write(f"{self._name}\n".encode())
+        if self._session.setup.backends.keeps:
+            self._session.memory.begin(
+                {
+                    "name": self.name,
+                    "action": self._request.action_id,
+                    "message": self._request.message,
+                    "began": self._began,
+                    "spent_s": spent_s,
+                    "spared": list(self._shell.backend.spared),
+                    "baseline": self.meter.baseline(),
+                }
+            )
+        self._go.write(f"{self.name}\n".encode())
+
+    def resume(self, left: LeftRun) -> None:
+        """Go on with a command of the worker before this one; its clock runs on. Raises `NotBegun`."""
+        state = left.state
+        self._began = self._printed = float(state["began"])
+        self._spent_s, self._has_begun = float(state["spent_s"]), True
+        self.meter.resume(state["baseline"], state["figures"])
+        self._starved_until_printed_s = self.meter.starved_s
+        if ending := state.get("ending"):
+            self._ending = Ending(*ending)
+            return
+        self._report = state["report"]
+        if kill := state.get("kill"):
+            self._kill = tuple(kill)
+        self._read_report()
+        for event in left.unread:
+            if self._ending is None:
+                # The session has had one shell since the command began.
+                self._take(replace(event, shell=self._shell.pid) if isinstance(event, Exited) else event)
+        if self._ending is None and self._kill is not None:
+            again, self._kill = self._kill, None
+            self._end(again[0], again[2], again[3], again[1])
+        elif self._ending is None and not self._shell.pid:
+            self._ending = Ending(
+                "failed", None, "its worker has ended, and how it ended is not known", self.meter.over(), "sandbox_failed"
+            )
+        elif self._ending is None and left.awaits_run:
+            # It waited before this looked for a report, which comes before it waits. So it was never told to begin.
+            self._go.write(f"{self.name}\n".encode())
 
     def pump(self, wake: int) -> ExecOutcome:
         """Serve the command until it is over; `wake` becomes readable when `killed` has an answer.
@@ -151,6 +157,8 @@ class Run:
                     for event in backend.events():
                         self._take(event)
             self._check_deadlines()
+        if self.name.encode() not in self._report:
+            self._session.memory.note(ending=astuple(self._ending))
         return self._outcome(self._ending)
 
     def _patience_ms(self) -> float:
@@ -201,6 +209,8 @@ class Run:
             self._press(now)
         elif now >= self._sample_at:
             self.meter.sample()
+            if self._session.setup.backends.keeps:
+                self._session.memory.note_figures(*self.meter.figures())
             self._sample_at = now + self.meter.next_interval_s()
             if self._kill is None and (exceeded := self.meter.disk_limit_exceeded()):
                 self._end("failed", exceeded, "disk_limit")
@@ -261,7 +271,7 @@ class Run:
     def _check_begun(self) -> bool:
         """Return whether the shell has come to the command: its streams have been opened, or its name has been read."""
         if not self._has_begun and self._streams.terminal is not None:
-            self._has_begun = _waits_in(self._go.fileno()) == 0
+            self._has_begun = waits_in(self._go.fileno()) == 0
         elif not self._has_begun:
             self._has_begun = any(capture.was_opened() for capture in self._streams.captures)
         return self._has_begun
@@ -270,7 +280,8 @@ class Run:
         """Take the shell's report if there is one; a line of another run is none of ours."""
         with contextlib.suppress(BlockingIOError):
             self._report += os.read(self._done, CHUNK_BYTES)
-        own = self._name.encode()
+            self._session.memory.note_report(self._report)
+        own = self.name.encode()
         found = next((report for report in _REPORT.finditer(self._report) if report["run"] == own), None)
         # Commands can write here, too. No report is as long as what they may leave without an end.
         self._report = self._report[-LONGEST_REPORT:]
@@ -295,6 +306,7 @@ class Run:
         """Have the command's processes killed, unless that is under way."""
         if self._kill is None and self._ending is None:
             self._kill = (status, exit_code, reason, cause)
+            self._session.memory.note(kill=self._kill)
             self._hooks.on_ending()
             if self._takes_back() or status == "succeeded":
                 self._session.await_saving()
@@ -308,7 +320,7 @@ class Run:
 
         A command can write the name of its own run there once more, to be waited for; but then its streams are open.
         """
-        is_unseen = self._go.read(LONGEST_REPORT) == f"{self._name}\n".encode()
+        is_unseen = self._go.read(LONGEST_REPORT) == f"{self.name}\n".encode()
         has_begun = not is_unseen or self._check_begun()
         self._go.close()
         return not has_begun
@@ -397,17 +409,5 @@ class Run:
         """Give streams that a background process still holds to the drain, and take fresh ones for the next command."""
         for capture, fifo, is_held in zip(self._streams.captures, self._session.streams, held, strict=False):
             if is_held:  # a terminal is not
-                fifo.renew()
-                self._session.setup.backends.keep_stream(capture.descriptor)
+                self._session.renew(fifo)
                 self._session.setup.drain.adopt(os.dup(capture.descriptor))
-
-
-def _waits_in(descriptor: int) -> int:
-    """Return how many bytes can be read."""
-    waiting = array.array("i", [0])
-    fcntl.ioctl(descriptor, termios.FIONREAD, waiting)
-    return waiting[0]
-
-
-def _both_ends(path: str) -> int:
-    return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -17,69 +17,31 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import select
 import shutil
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
 
-from workers.cpu.errors import MemoryFull, ProcessesLeft, SessionUnavailable
+from workers.cpu.errors import MemoryFull, NotReady, ProcessesLeft, SessionUnavailable
 from workers.cpu.ports.network import Network
-from workers.cpu.shell.backend import Backend, Backends, Exited, HungUp, Refused, Spawned
-from workers.cpu.shell.dialect import Dialect, ProtocolFolder, empty_file
-from workers.cpu.shell.output import Drain, StreamFifo
-from workers.cpu.shell.record import Record, SessionRecord
+from workers.cpu.shell.backend import Backend, Exited, HungUp, Refused, Spawned
+from workers.cpu.shell.dialect import empty_file
+from workers.cpu.shell.left_run import LeftRun, Shell
+from workers.cpu.shell.output import StreamFifo
+from workers.cpu.shell.record import SessionRecord
+from workers.cpu.shell.run_memory import RunMemory
+from workers.cpu.shell.session_setup import SessionSetup
 
 CLOSE_LIMIT_S, ROOM_CHECK_MS = 15.0, 20
 SAVE_LIMIT_S, SAVE_PAUSE_S = 5.0, 0.002
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionSetup:
-    """What a session is made of; the same for all sessions of an environment.
-
-    `control_folder` holds the folders of sessions, and shells see it as `control_inside`; they start in `home`. Their states are in
-    `state_folder`, which they see as `state_inside`.
-    """
-
-    backends: Backends
-    drain: Drain
-    dialect: Dialect
-    control_folder: str
-    control_inside: str
-    state_folder: str
-    state_inside: str
-    home: str
-    start_timeout_s: float
-    record: Record | None = None
-    """What a successor of this worker is told of the sessions, where they may have one."""
-
-    def control(self, name: str = "") -> ProtocolFolder:
-        """Return the protocol folder of one more session, or that of a `name`."""
-        name = name or secrets.token_hex(8)
-        folder, inside = f"{self.control_folder}/{name}", f"{self.control_inside}/{name}"
-        return ProtocolFolder(folder, inside, f"{self.state_folder}/{name}", f"{self.state_inside}/{name}")
-
-
-class NotReady(SessionUnavailable):
-    """Raised when a shell was started but never reported: what it starts with, the saved state, may be why."""
-
-
-@dataclass(slots=True)
-class Shell:
-    """A living shell: its process id and its backend."""
-
-    backend: Backend
-    pid: int
-
-
 class QueueEntry:
-    """One execution in the queue of a session; `abandon` takes it out."""
+    """One execution in the queue of a session, of an action; `abandon` takes it out."""
 
-    def __init__(self) -> None:
-        self.abandoned = False
+    def __init__(self, action: str = "") -> None:
+        self.action, self.abandoned = action, False
 
 
 class Session:
@@ -95,16 +57,39 @@ class Session:
         self._shell: Shell | None = None
         self._cwd = known.cwd if known is not None else setup.home
         self._streams: tuple[StreamFifo, StreamFifo] | None = None
+        self._memory: RunMemory | None = None
+        self._left: LeftRun | None = None
         self.closed = False
 
     # -- the queue -----------------------------------------------------------------------------------------------
 
     def take(self, entry: QueueEntry) -> bool:
-        """Wait until `entry` is the first; return False when it was abandoned or the session closed. Pair with `release`."""
+        """Wait until `entry` is the first; return False when it was abandoned or the session closed. Pair with `release`.
+
+        A command that the worker before this one has left comes before all others.
+        """
         with self._changed:
+            if self._left is not None and self._left.action == entry.action:
+                self._queue.appendleft(entry)
+                return not self.closed  # It runs, also where it was abandoned, and so is to be ended.
             self._queue.append(entry)
-            self._changed.wait_for(lambda: self.closed or entry.abandoned or self._queue[0] is entry)
+            self._changed.wait_for(lambda: self.closed or entry.abandoned or (self._queue[0] is entry and self._left is None))
             return not self.closed and not entry.abandoned
+
+    def printed_by(self, action: str) -> int | None:
+        """Return how much a command of this action has printed that the worker before this one has left; None where it has left none."""
+        left = self._left
+        return sum(each.size for each in self.memory.printed) if left is not None and left.action == action else None
+
+    def take_left(self, action: str) -> LeftRun | None:
+        """Return the command of this action that the worker before this one has left, once; None where it has left none."""
+        with self._changed:
+            left = self._left
+            if left is None or left.action != action:
+                return None
+            self._left = None
+            self._changed.notify_all()
+            return left
 
     def release(self, entry: QueueEntry) -> None:
         """Let the next one use the session."""
@@ -125,7 +110,7 @@ class Session:
     @property
     def is_taken(self) -> bool:
         """Whether somebody uses it, or waits to."""
-        return bool(self._queue)
+        return bool(self._queue) or self._left is not None
 
     @property
     def runs_something(self) -> bool:
@@ -152,6 +137,12 @@ class Session:
         assert self._streams is not None
         return self._streams
 
+    @property
+    def memory(self) -> RunMemory:
+        """Return the memory of its commands."""
+        assert self._memory is not None
+        return self._memory
+
     def ready_shell(self, wake: int, limit_s: float) -> Shell:
         """Return a shell that waits for a command, started if need be; the descriptor `wake` interrupts the start.
 
@@ -176,12 +167,16 @@ class Session:
                     self.lose_backend()
 
     def _start(self, wake: int, limit_s: float) -> Shell:
+        before = self._backend
         if self._streams is None:
             self.control.make()
             self._make_streams()
+            before = None
         self._note()
         backend, ended_before = self._connected(), self.setup.backends.oom_kills()
-        done = os.open(self.control.done, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        if backend is not before:
+            self._keep()
+        done = _opened(self.control.done, os.O_RDWR)
         try:
             self._await_room(wake)
             with self.setup.backends.awake():
@@ -206,22 +201,50 @@ class Session:
 
     def _make_streams(self) -> None:
         self._streams = (StreamFifo(self.control.folder, "out"), StreamFifo(self.control.folder, "err"))
+        self._memory = RunMemory()
+
+    def _keep(self) -> None:
+        """Have a command that runs outlive this worker: its streams, its report, and its memory. Raises `OSError`."""
+        if self.setup.backends.keeps:
+            out, err = self.streams
+            opened = {"done": _opened(self.control.done, os.O_RDWR), "out": _opened(out.path), "err": _opened(err.path)}
+            self.setup.backends.keep(self.control.name, {**opened, **self.memory.descriptors})
+            for descriptor in opened.values():
+                os.close(descriptor)
+
+    def renew(self, fifo: StreamFifo) -> None:
+        """Have the next command use another FIFO in the place of one that something left running still writes to. Raises `OSError`."""
+        fifo.renew()
+        if self.setup.backends.keeps:
+            descriptor = _opened(fifo.path)
+            self.setup.backends.keep(self.control.name, {fifo.name: descriptor})
+            os.close(descriptor)
 
     def _note(self) -> None:
         """Tell a successor of this worker where the session is."""
         if self.setup.record is not None and not self.closed:
             self.setup.record.note(self._name, SessionRecord(self.control.name, self._cwd))
 
-    def resume(self, backend: Backend | None, shell: int) -> None:
-        """Go on with what the worker before this one has left: a backend, and its shell if `shell` is its process id."""
+    def resume(self, backend: Backend | None, shell: int, memory: RunMemory | None, left: LeftRun | None) -> None:
+        """Go on with what the worker before this one has left: a backend, its shell if `shell` is its process id, and a command.
+
+        Raises `OSError` where the FIFOs are not there any more.
+        """
+        self._left = left
         if backend is None:
             # The next shell begins afresh, with the state that was saved.
             shutil.rmtree(self.control.folder, ignore_errors=True)
+            self._memory = memory
             return
-        for fifo in os.scandir(self.control.folder):
-            if fifo.name.startswith(("out.", "err.")):
-                os.unlink(fifo)
-        self._make_streams()
+        if memory is None:
+            for fifo in os.scandir(self.control.folder):
+                if fifo.name.startswith(("out.", "err.")):
+                    os.unlink(fifo)
+            self._make_streams()
+            self._keep()
+        else:
+            self._streams = (StreamFifo(self.control.folder, "out", left=True), StreamFifo(self.control.folder, "err", left=True))
+            self._memory = memory
         self._backend, self._shell = backend, Shell(backend, shell) if shell else None
 
     def _connected(self) -> Backend:
@@ -275,6 +298,11 @@ class Session:
             self._end_all(self._backend)
         shutil.rmtree(self.control.folder, ignore_errors=True)
         self._streams = None
+        self._forget_memory()
+
+    def _forget_memory(self) -> None:
+        if self._memory is not None:
+            self._memory.close()
 
     def remember_folder(self) -> None:
         """Note where the shell is, for a successor."""
@@ -310,7 +338,7 @@ class Session:
         """End every process of the session unless a command is running or waits."""
         entry = QueueEntry()
         with self._changed:
-            if self.closed or self._queue:
+            if self.closed or self.is_taken:
                 return
             self._queue.append(entry)
         try:
@@ -371,12 +399,17 @@ class Session:
             self._backend = None
         if backend is not None:
             backend.close()
+        self._forget_memory()
 
     def remove_files(self) -> None:
         """Remove what the protocol has left of a session that has ended."""
         shutil.rmtree(self.control.folder, ignore_errors=True)
         with contextlib.suppress(OSError):
             os.unlink(self.control.state)
+
+
+def _opened(path: str, how: int = os.O_RDONLY) -> int:
+    return os.open(path, how | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _has_ended(backend: Backend) -> bool:

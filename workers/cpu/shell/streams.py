@@ -20,8 +20,10 @@ from tangram.arguments import script_place
 from workers.cpu.abstract import Data, EndOfInput, ExecRequest, WindowSize
 from workers.cpu.dop import with_dop
 from workers.cpu.shell.dialect import READ_BY_SHELL, make_fifo, remove_file
+from workers.cpu.shell.left_run import Shell
 from workers.cpu.shell.output import CHUNK_BYTES, Capture
-from workers.cpu.shell.session import Session, Shell
+from workers.cpu.shell.run_memory import Printed
+from workers.cpu.shell.session import Session
 from workers.cpu.shell.terminal import END, TYPE, Terminal, TerminalCapture
 
 MOST_INPUT = 4 * 1024 * 1024
@@ -32,8 +34,8 @@ INPUT, SCRIPT = "in", "script"
 class CommandStreams:
     """The streams of a command that `shell` is about to run."""
 
-    def __init__(self, session: Session, request: ExecRequest, shell: Shell) -> None:
-        """Open them. Raises `SessionUnavailable` where there is no terminal to be had."""
+    def __init__(self, session: Session, request: ExecRequest, shell: Shell, *, resumes: bool) -> None:
+        """Open them; one that `resumes` has begun under the worker before this one. Raises `SessionUnavailable` without a terminal."""
         self.terminal: Terminal | None = None
         self.input = -1
         """The descriptor that input is written to, none after its end."""
@@ -43,25 +45,30 @@ class CommandStreams:
         self._opened = contextlib.ExitStack()
         self._opened.callback(self._close_input)
         with self._opened:
-            self.words = None if request.interpreter is None else self._program(session, [*request.interpreter, request.command])
+            has_words = request.interpreter is not None and not resumes
+            self.words = self._program(session, [*(request.interpreter or ()), request.command]) if has_words else None
             """The program and arguments of the command, if it has some."""
             if request.terminal is not None:
                 self.terminal = self._opened.enter_context(contextlib.closing(Terminal(shell.pid, request.terminal)))
                 self.input = os.dup(self.terminal.descriptor)
-                self.captures = [self._capture(TerminalCapture, self.terminal.descriptor, NAMES[0])]
+                self.captures = [self._capture(TerminalCapture, self.terminal.descriptor, session.memory.printed[0], NAMES[0])]
                 self.files = (self.terminal.path, self.terminal.path, self.terminal.path)
             else:
                 out, err = session.streams
-                self.captures = [self._capture(Capture, fifo.path, name) for fifo, name in zip((out, err), NAMES, strict=True)]
+                places = zip((out, err), session.memory.printed, NAMES, strict=True)
+                self.captures = [self._capture(Capture, fifo.path, printed, name) for fifo, printed, name in places]
                 stdin = self._open_input(session) if request.stdin else os.devnull
                 self.files = (stdin, session.control.seen(out.path), session.control.seen(err.path))
+            if not resumes:
+                for printed in session.memory.printed:
+                    printed.empty()
             self._opened = self._opened.pop_all()
 
-    def _capture(self, kind: type[Capture], source: str | int, name: str) -> Capture:
+    def _capture(self, kind: type[Capture], source: str | int, printed: Printed, name: str) -> Capture:
         on_output = partial(self._request.on_output, name) if self._request.on_output is not None else None
         limit_bytes = self._request.output_limit_bytes
         tail_bytes = int(limit_bytes * self._request.output_tail_fraction)
-        return self._opened.enter_context(contextlib.closing(kind(source, limit_bytes - tail_bytes, tail_bytes, on_output)))
+        return self._opened.enter_context(contextlib.closing(kind(source, printed, limit_bytes - tail_bytes, tail_bytes, on_output)))
 
     def _program(self, session: Session, words: list[str]) -> list[str]:
         """Return what is to be run for `words`: a text that is too long for an argument goes into a file, which a shell reads."""

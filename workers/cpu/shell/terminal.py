@@ -82,6 +82,11 @@ def _open_master(pid: int) -> int:
 class TerminalCapture(Capture):
     """What is printed at a terminal, during one command."""
 
+    def _take(self, most: int) -> int:
+        data = os.read(self.descriptor, most)
+        self._printed.add(data)
+        return len(data)
+
     def pull(self, most: int = CHUNK_BYTES) -> int:
         try:
             return super().pull(most)

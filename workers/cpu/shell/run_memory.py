@@ -1,0 +1,166 @@
+"""What a command has printed, and how it stands, in memory that outlives the worker.
+
+Each session has two files in memory (`memfd_create`), whose descriptors the fork server has copies of (`process/keeping.py`). A worker may
+be killed at any moment, so nothing is written at its end. What a successor needs is there already:
+
+| where             | what                                                                   | written                                |
+|-------------------|------------------------------------------------------------------------|----------------------------------------|
+| both files, from  | what the command has printed. The kernel moves it from the FIFO, so it | while the command runs                 |
+| `STATE_BYTES` on  | is either in the FIFO or here. Their sizes say how much it has printed |                                        |
+| the first file,   | the state of the run: its name, its action, when it began, what earlier| once, before the shell is told to begin|
+| before that       | commands have left, and the message of its action                      |                                        |
+|                   | figures of its meter                                                   | with each sample                       |
+|                   | its report, or how it has ended otherwise                              | once it has                            |
+
+| state of the memory | meaning                                                            | next                                |
+|---------------------|--------------------------------------------------------------------|-------------------------------------|
+| empty               | no command, or the end of the last one has been told               | a command begins: in use            |
+| in use              | a command runs, or nobody may have been told of its end            | its end is told: empty; next command|
+
+A successor goes on with what it finds in use. A state without a message says that its command cannot be gone on with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import struct
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from workers.cpu.libc import libc
+
+STATE_BYTES = 64 * 1024
+"""The part of a file before what was printed. A message that does not fit makes its command one that cannot be gone on with."""
+
+_KEEP_SIZE_PUNCH_HOLE = 0x01 | 0x02
+_PUNCH_BYTES = 1 << 20
+_LENGTH, _FIGURES = struct.Struct("<I"), struct.Struct("<5d")
+_FIGURES_AT, _REPORT_AT, _TEXT_AT = 64, 128, 512
+REPORT_BYTES = 128
+
+NAMES = ("memory", "errors")
+"""What the two files are called among the descriptors of a session."""
+
+
+class Printed:
+    """What a command has printed on one stream: the part of a file after `STATE_BYTES`. Its middle may be dropped."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.size = max(0, os.fstat(descriptor).st_size - STATE_BYTES)
+        self._dropped_to = 0
+
+    def empty(self) -> None:
+        """Forget all of it."""
+        os.ftruncate(self.descriptor, STATE_BYTES)
+        self.size = self._dropped_to = 0
+
+    def take(self, stream: int, most: int) -> int:
+        """Move what is in a FIFO here; return how much that was, 0 at its end. Raises `BlockingIOError` where nothing is there yet."""
+        came = os.splice(stream, self.descriptor, most, offset_dst=STATE_BYTES + self.size, flags=os.SPLICE_F_NONBLOCK)
+        self.size += came
+        return came
+
+    def add(self, data: bytes) -> None:
+        """Add what was read elsewhere."""
+        self.size += os.pwrite(self.descriptor, data, STATE_BYTES + self.size)
+
+    def read(self, begin: int, length: int) -> bytes:
+        """Return a part of it."""
+        return os.pread(self.descriptor, length, STATE_BYTES + begin)
+
+    def drop(self, begin: int, end: int) -> None:
+        """Give memory back that nobody will ask for."""
+        if end - max(begin, self._dropped_to) >= _PUNCH_BYTES:
+            begin = max(begin, self._dropped_to)
+            place, length = ctypes.c_long(STATE_BYTES + begin), ctypes.c_long(end - begin)
+            libc.fallocate(self.descriptor, _KEEP_SIZE_PUNCH_HOLE, place, length)
+            self._dropped_to = end
+
+
+def is_over(state: Mapping[str, Any]) -> bool:
+    """Return whether a run has ended that a worker has left."""
+    return "ending" in state or str(state["name"]).encode() in state["report"]
+
+
+class RunMemory:
+    """The memory of one session. `clear` may be called by any thread."""
+
+    def __init__(self, descriptors: Mapping[str, int] | None = None) -> None:
+        """Make it, or go on with that of the worker before this one."""
+        given = descriptors or {name: os.memfd_create(name, os.MFD_CLOEXEC) for name in NAMES}
+        self.descriptors = {name: given[name] for name in NAMES}
+        self.printed = tuple(map(Printed, self.descriptors.values()))
+        self._state_file = self.descriptors[NAMES[0]]
+        self._lock = threading.Lock()
+        self._state: dict[str, Any] = {}
+        self._is_closed = False
+        if descriptors is None:
+            for each in self.printed:
+                each.empty()
+
+    def begin(self, state: Mapping[str, Any]) -> None:
+        """Take note of a run that is about to begin; `state` has a `name` and a `message`, as JSON has it."""
+        with self._lock:
+            self._state = dict(state)
+            os.pwrite(self._state_file, bytes(_TEXT_AT), 0)
+            if not self._write():
+                self._state["message"] = ""
+                self._write()
+
+    def note_report(self, report: bytes) -> None:
+        """Take note of what the shell has reported."""
+        os.pwrite(self._state_file, report[-REPORT_BYTES:].ljust(REPORT_BYTES, b"\0"), _REPORT_AT)
+
+    def note(self, **changes: Any) -> None:
+        """Take note of how the run stands otherwise."""
+        with self._lock:
+            if self._state:
+                self._state |= changes
+                self._write()
+
+    def note_figures(self, *figures: float) -> None:
+        """Take note of five figures of the run's meter."""
+        os.pwrite(self._state_file, _FIGURES.pack(*figures), _FIGURES_AT)
+
+    def clear(self, name: str) -> None:
+        """Take note that the end of the run `name` has been told. Another one may have begun meanwhile."""
+        with self._lock:
+            if self._state.get("name") == name and not self._is_closed:
+                self._state = {}
+                os.pwrite(self._state_file, _LENGTH.pack(0), 0)
+                for each in self.printed:
+                    each.empty()
+
+    def _write(self) -> bool:
+        """Write the state: its length comes last, so that it is whole or not there. Return False where it is too long."""
+        text = json.dumps(self._state).encode()
+        if len(text) > STATE_BYTES - _TEXT_AT:
+            return False
+        os.pwrite(self._state_file, _LENGTH.pack(0), 0)
+        os.pwrite(self._state_file, text, _TEXT_AT)
+        os.pwrite(self._state_file, _LENGTH.pack(len(text)), 0)
+        return True
+
+    def left(self) -> dict[str, Any] | None:
+        """Return the state of a run that the worker before this one has left, with its `report` and `figures`; None where there is none."""
+        head = os.pread(self._state_file, _TEXT_AT, 0).ljust(_TEXT_AT, b"\0")
+        (length,) = _LENGTH.unpack_from(head)
+        if not length:
+            return None
+        with self._lock:
+            self._state = json.loads(os.pread(self._state_file, length, _TEXT_AT))
+            report = head[_REPORT_AT : _REPORT_AT + REPORT_BYTES].rstrip(b"\0")
+            return {**self._state, "report": report, "figures": _FIGURES.unpack_from(head, _FIGURES_AT)}
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        with self._lock, contextlib.suppress(OSError):
+            if not self._is_closed:
+                self._is_closed = True
+                for descriptor in self.descriptors.values():
+                    os.close(descriptor)
