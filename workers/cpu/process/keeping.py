@@ -79,8 +79,12 @@ class End:
         return self.channel if isinstance(self.channel, int) else self.channel.fileno()
 
     def close(self) -> None:
-        """Give the descriptor back."""
-        os.close(self.channel) if isinstance(self.channel, int) else self.channel.close()
+        """Give the descriptor back. Again: nothing."""
+        if not isinstance(self.channel, int):
+            self.channel.close()
+        elif self.channel >= 0:
+            descriptor, self.channel = self.channel, -1
+            os.close(descriptor)
 
 
 @dataclass(slots=True)
@@ -110,10 +114,9 @@ def written_to(ends: Iterable[End]) -> list[End]:
         else:
             end.close()
     over = {descriptor for descriptor, _ in poller.poll(0)}
-    left = [end for end in streams if end.fileno() not in over]
-    for descriptor in over:
-        os.close(descriptor)
-    return left
+    for end in (gone := [end for end in streams if end.fileno() in over]):
+        end.close()
+    return [end for end in streams if end not in gone]
 
 
 def listen(base: Path) -> socket.socket:

@@ -37,7 +37,7 @@ STATE_BYTES = 64 * 1024
 """The part of a file before what was printed. A message that does not fit makes its command one that cannot be gone on with."""
 
 _KEEP_SIZE_PUNCH_HOLE = 0x01 | 0x02
-_PUNCH_BYTES = 1 << 20
+_PUNCH_BYTES, _WORTH_BYTES = 1 << 20, 1 << 16
 _LENGTH, _FIGURES = struct.Struct("<I"), struct.Struct("<5d")
 _FIGURES_AT, _REPORT_AT, _TEXT_AT = 64, 128, 512
 REPORT_BYTES = 128
@@ -56,7 +56,8 @@ class Printed:
 
     def empty(self) -> None:
         """Forget all of it."""
-        os.ftruncate(self.descriptor, STATE_BYTES)
+        if self.size:
+            os.ftruncate(self.descriptor, STATE_BYTES)
         self.size = self._dropped_to = 0
 
     def take(self, stream: int, most: int) -> int:
@@ -101,13 +102,12 @@ class RunMemory:
         self._is_closed = False
         if descriptors is None:
             for each in self.printed:
-                each.empty()
+                os.ftruncate(each.descriptor, STATE_BYTES)
 
     def begin(self, state: Mapping[str, Any]) -> None:
         """Take note of a run that is about to begin; `state` has a `name` and a `message`, as JSON has it."""
         with self._lock:
             self._state = dict(state)
-            os.pwrite(self._state_file, bytes(_TEXT_AT), 0)
             if not self._write():
                 self._state["message"] = ""
                 self._write()
@@ -121,7 +121,7 @@ class RunMemory:
         with self._lock:
             if self._state:
                 self._state |= changes
-                self._write()
+                self._write(os.pread(self._state_file, _TEXT_AT, 0))
 
     def note_figures(self, *figures: float) -> None:
         """Take note of five figures of the run's meter."""
@@ -134,15 +134,15 @@ class RunMemory:
                 self._state = {}
                 os.pwrite(self._state_file, _LENGTH.pack(0), 0)
                 for each in self.printed:
-                    each.empty()
+                    if each.size > _WORTH_BYTES:
+                        each.empty()
 
-    def _write(self) -> bool:
-        """Write the state: its length comes last, so that it is whole or not there. Return False where it is too long."""
+    def _write(self, head: bytes = bytes(_TEXT_AT)) -> bool:
+        """Write the state after its head: its length comes last, so that it is whole or not there. Return False where it is too long."""
         text = json.dumps(self._state).encode()
         if len(text) > STATE_BYTES - _TEXT_AT:
             return False
-        os.pwrite(self._state_file, _LENGTH.pack(0), 0)
-        os.pwrite(self._state_file, text, _TEXT_AT)
+        os.pwrite(self._state_file, _LENGTH.pack(0) + head[_LENGTH.size :] + text, 0)
         os.pwrite(self._state_file, _LENGTH.pack(len(text)), 0)
         return True
 
