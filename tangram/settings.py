@@ -88,7 +88,7 @@ class Settings(BaseSettings):
         default=10.0,
         ge=0,
         allow_inf_nan=False,
-        description="Seconds that commands have to end once SIGTERM has a worker hand its process environments over to the next one.",
+        description="Seconds that a worker waits for what runs when SIGTERM has it hand its process environments over to the next one.",
     )
     takeover_s: float = Field(default=5.0, gt=0, description="Silence of the active scheduler after which a standby takes over.")
     lease_s: float = Field(

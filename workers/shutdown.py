@@ -11,8 +11,8 @@
 | serving | it takes what it is granted | SIGTERM: handing over; SIGINT: leaving |
 | handing over | its beats say so; what the scheduler granted before it read one runs on | nothing runs: gone; SIGINT: leaving |
 | | | TANGRAM_HAND_OVER_S are over, or SIGTERM: gone |
-| gone | as after kill -9: idle environments wait for the next worker (`cpu/process/keeping.py`), | no environment stands: |
-| | what still runs is lost with its environment | leaving, instead of it |
+| gone | as after kill -9: environments and the commands in them wait for the next worker | no environment stands: |
+| | (`cpu/process/keeping.py`); all else that runs is lost | leaving, instead of it |
 | leaving | the scheduler is told that it leaves; what runs is stopped, environments are closed | |
 
 To a beat that says so, the scheduler answers `tangram.let_go`. This comes behind all that it has granted, so nothing is granted in vain.

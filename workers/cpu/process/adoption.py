@@ -2,9 +2,15 @@
 
 | an environment                                               | is                             |
 |--------------------------------------------------------------|--------------------------------|
-| has a record, was set up as this worker would set it up, and | adopted: files, sessions with  |
-| each of its shells waits for a command                       | their variables, what they left running |
-| has no record, is of another kind, or a shell is busy        | ended, and its files removed   |
+| has a record, and was set up as this worker would set it up  | adopted: files, sessions with their variables, what they left running |
+| has no record, or is of another kind                         | ended, and its files removed   |
+
+| a command in an adopted environment                          | is                             |
+|--------------------------------------------------------------|--------------------------------|
+| has a message in the memory of its session                   | gone on with: it runs, or its end is to be told |
+| has none, as one with a terminal                             | ended; what earlier commands have left is spared |
+| was about to be told to the shell                            | told now                       |
+| has ended, and its end has been told                         | over                           |
 
 A shell that waits holds its FIFO `go` open. If the supervisor of a session has ended meanwhile, the session gets another one, as always:
 its next shell has what was exported, and begins in the same folder.

@@ -2,7 +2,15 @@
 
 A supervisor ends when its connection to the worker ends. So does what holds the namespaces. A program that prints ends when nobody reads
 its output any more. All these need an open end in a living process. The fork server outlives the worker, and has copies of the worker's
-ends. A copy is made once a session, never for a command.
+ends. A copy is made once a session, never for a command:
+
+| name              | what is kept of a session                                                                       |
+|-------------------|-------------------------------------------------------------------------------------------------|
+| (a socket)        | the connection to its supervisor: what that says meanwhile waits there                          |
+| `out`, `err`      | the reading ends of its streams: a command that prints more than they hold waits                |
+| `done`            | the FIFO of reports: the report of a command that ends meanwhile waits there                    |
+| `memory`, `errors`| what its command has printed so far, and how that stands; see `shell/run_memory.py`             |
+| (none)            | a stream to which something left running still writes                                           |
 
 | state      | who holds the ends                 | what ends it                                            | next                        |
 |------------|------------------------------------|---------------------------------------------------------|-----------------------------|
@@ -31,7 +39,8 @@ A successor takes an environment only if the worker before set it up as the succ
 environments. A worker that begins to close an environment removes its record first. A fork server that is killed loses its copies. The
 worker then removes the records of all environments that stand, since nobody could go on with them.
 
-An environment in which a shell is busy is not adopted, and ends: nobody knows what its command has printed.
+A successor goes on with a command that runs, or has ended meanwhile, if its memory has the message of its action (`workers/resumed.py`). A
+command with a terminal or an input has none: what was typed and not read is lost with the worker. It is ended, and its environment stays.
 
 Rules: the standard library only; the fork server imports this file.
 """
