@@ -1,6 +1,6 @@
 """What the next worker must know of an environment to go on with it, in a file that no command of an environment that is set apart sees.
 
-It is written when the environment is opened. A line is added when a session begins, loses its shell, or is to end: never for a command: see `run_memory.py`.
+It is written when the environment is opened. A line is added when a session begins, loses its shell, or is to end: never for a command.
 A later line on a session takes the place of an earlier one.
 """
 
