@@ -11,8 +11,6 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel
-
 from scheduler.core.core import Core
 from scheduler.core.nodes import may_open_elsewhere
 from scheduler.live.entries import (
@@ -63,7 +61,8 @@ class CommandExecutor:
         self.submitted_at: dict[str, float] = {}
         self._blobs: dict[str, list[str]] = {}
         self._blobs_of_ended: list[str] = []
-        self._excerpts: dict[str, Mapping[str, Any]] = {}
+        self.excerpts: Mapping[str, Mapping[str, Any] | None] = {}
+        """What the journal is to keep of a command, while its report is carried out."""
         self.granted: dict[str, int] = {}
         self.ended: OrderedDict[str, None] = OrderedDict()
         self.asked_again: set[str] = set()
@@ -86,12 +85,6 @@ class CommandExecutor:
         keys = [key for key in blobs if isinstance(key, str) and key.startswith(BLOB_KEY_PREFIX)]
         if keys:
             self._blobs[action_id] = keys
-
-    def keep_excerpt(self, action_id: str, excerpt: BaseModel | None) -> None:
-        """Keep what the journal is to have of an action's command, until its end is noted."""
-        self._excerpts.pop(action_id, None)
-        if excerpt is not None and action_id in self.messages:
-            self._excerpts[action_id] = excerpt.model_dump()
 
     def keep_blobs(self) -> None:
         """Keep the blobs alive that messages refer to."""
@@ -294,7 +287,7 @@ class CommandExecutor:
         self.ended[command.id] = None
         if len(self.ended) > REMEMBERED_ENDS:
             self.ended.popitem(last=False)
-        self._entries.append(ActionEnded(end=command, at=now, excerpt=self._excerpts.pop(command.id, None)))
+        self._entries.append(ActionEnded(end=command, at=now, excerpt=self.excerpts.get(command.id)))
         asked_again = command.id in self.asked_again
         self.asked_again.discard(command.id)
         if command.by_worker and asked_again:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, ValidatorFunctionWrapHandler, field_validator
 
 from scheduler.live.descriptions import node_spec, services_of
 from scheduler.live.instances import entry_of
@@ -112,6 +112,15 @@ class Finished(_OfTry):
     memory_mb: Count | None = None
     resident_mb: Count | None = None
     excerpt: Excerpt | None = None
+
+    @field_validator("excerpt", mode="wrap")
+    @classmethod
+    def _if_it_makes_sense(cls, excerpt: object, read: ValidatorFunctionWrapHandler) -> object:
+        try:
+            return read(excerpt)
+        except ValidationError as error:
+            log.warning("an excerpt makes no sense and is left out: %s", first_problem(error))
+            return None
 
     def event(self) -> events.Finished:
         """Return this as the core's event."""

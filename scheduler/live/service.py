@@ -336,8 +336,9 @@ class Service:
     def _take_report(self, said: reports.Report, now: float) -> None:
         match said:
             case reports.Finished():
-                self._executor.keep_excerpt(said.id, said.excerpt)
+                self._executor.excerpts = {said.id: said.excerpt.model_dump() if said.excerpt else None}
                 self._handle(said.event(), now)
+                self._executor.excerpts = {}
             case reports.Started():
                 self._handle(events.Started(id=said.id, attempt=said.attempt, at=said.at), now)
             case reports.Sent():

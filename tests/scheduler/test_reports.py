@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.live.entries import EndsPublished
+from scheduler.live.entries import ActionEnded, EndsPublished
 from scheduler.live.heartbeats import HOUSEKEEPING_S
 from scheduler.live.service import CoreBroken
 from tangram.wire import BLOB_TTL_S, EVENTS_QUEUE, RESULT_KEY_PREFIX
@@ -88,6 +88,30 @@ def test_a_report_that_makes_no_sense_takes_no_other_with_it(wrong: object, capl
     said = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert len(said) == 2
     assert "\n" not in said[0]
+
+
+EXCERPT = {"command": "false", "exit_code": 1, "stdout": "", "stderr": ""}
+
+
+@pytest.mark.parametrize("wrong", ["no excerpt", {**EXCERPT, "command": "\ud800"}, {**EXCERPT, "exit_code": 1 << 31}, {"command": "false"}])
+def test_an_excerpt_that_makes_no_sense_keeps_no_action_from_its_end(wrong: object, caplog: pytest.LogCaptureFixture) -> None:
+    live = Live()
+    live.submit("a")
+    live.told(finished("a", excerpt=wrong))
+    assert live.journal.entries[-1].end.status == "succeeded" and live.journal.entries[-1].excerpt is None
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
+def test_the_excerpt_of_another_try_is_not_kept_with_the_end() -> None:
+    # Given an action that runs, and the report of a try that was given up
+    live = Live()
+    live.submit("a", "b")
+    live.told(finished("a", attempt=7, excerpt=EXCERPT))
+    assert live.running == ["a"]
+    # When its node is lost, it has none; and an action whose end is reported with one has that
+    live.told({"type": "left", "name": "n"}, finished("a", excerpt=EXCERPT))
+    ends = [entry for entry in live.journal.entries if isinstance(entry, ActionEnded)]
+    assert [(entry.end.id, entry.excerpt) for entry in ends] == [("a", None)]
 
 
 def test_a_wish_for_memory_makes_sense(caplog: pytest.LogCaptureFixture) -> None:

@@ -154,7 +154,8 @@ def _take_cores(made: Trouble) -> None:
     holder, waiter = _client(made, "holder"), _client(made, "waiter")
     made.environments["holder"] = holder.open(trajectory="h1")
     made.environments["waiter"] = waiter.open(trajectory="w1")
-    made.handles["failing"] = made.environments["waiter"].submit("echo $TOKEN; echo '<b>last words' >&2; exit 3", env={"TOKEN": SECRET})
+    failing, by_env = "echo $TOKEN $OTHER; echo '<b>last words' >&2; exit 3", ["env", f"OTHER={SECRET[::-1]}", "sh", "-c"]
+    made.handles["failing"] = made.environments["waiter"].submit(failing, env={"TOKEN": SECRET}, interpreter=by_env)
     made.handles["well"] = made.environments["waiter"].submit("echo well")
     for name in ("failing", "well"):
         made.wait_for(name, "succeeded")

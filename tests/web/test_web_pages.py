@@ -66,8 +66,9 @@ def test_an_action_says_why_it_waits_for_whom_and_whose_fault_its_end_was(
 
 def test_the_page_of_a_failed_command_has_its_text_exit_code_and_last_lines_without_secrets(trouble: Trouble) -> None:
     page = text_of(trouble, f"/actions/{trouble.handles['failing'].id}")
-    assert "exit 3</bdi>" in page and "Exit code 3." in page and "[variable]</bdi>" in page and "<bdi><b>last words</bdi>" in page
-    assert SECRET not in page
+    assert "exit 3</bdi>" in page and "Exit code 3." in page
+    assert "[variable] [variable]</bdi>" in page and "<bdi><b>last words</bdi>" in page
+    assert SECRET not in page and SECRET[::-1] not in page
     assert "<b>last words" not in trouble.page(f"/actions/{trouble.handles['failing'].id}").text
     assert "What it ran" not in text_of(trouble, f"/actions/{trouble.handles['well'].id}")
 

@@ -56,3 +56,29 @@ def test_a_value_that_is_printed_again_and_again_leaves_no_part_of_itself() -> N
     found = excerpt_of(ended(1, secret.encode() * 1000), "true", [secret], "failed")
     assert found is not None
     assert not set("0123456789") & set(found["stdout"])
+
+
+def test_lines_of_a_value_are_blanked_out_where_they_end_otherwise() -> None:
+    key = ["-----BEGIN-----\nMIIEpAIB\n-----END-----\n", "\n" * 20]
+    found = excerpt_of(ended(1, b"-----BEGIN-----\r\nMIIEpAIB\r\n", b"MIIEpAIB is no key"), "echo ' '", key, "failed")
+    assert found is not None
+    assert (found["command"], found["stdout"], found["stderr"]) == ("echo ' '", f"{BLANK}\n{BLANK}", f"{BLANK} is no key")
+
+
+def test_what_is_cut_or_overlaps_leaves_no_part_of_a_value() -> None:
+    command = "." * (COMMAND_CHARACTERS - 4) + "topsecret"
+    found = excerpt_of(ended(1, b"topsecretary"), command, ["topsecret", "secretary"], "failed")
+    assert found is not None
+    assert (found["stdout"], "top" in found["command"], len(found["command"])) == (BLANK, False, COMMAND_CHARACTERS)
+
+
+def test_many_values_cost_the_worker_no_reading_of_all_of_a_long_output() -> None:
+    class Counted(str):
+        read = 0
+
+        def find(self, sub: str, start: int = 0, end: int = 0, /) -> int:  # type: ignore[override]
+            Counted.read += end - start
+            return super().find(sub, start, end)
+
+    excerpt_of(ended(1), Counted("y" * (1 << 20)), [f"secret-{number:06}" for number in range(100)], "failed")
+    assert 0 < Counted.read <= 100 * 2 * COMMAND_CHARACTERS

@@ -201,7 +201,8 @@ def execute(
         call.cpu_s = outcome.cpu_s
         call.status, call.reason, call.cause = outcome.status, outcome.reason, outcome.cause
         if own_variables is not None:
-            call.excerpt = excerpt_of(outcome, request.command, own_variables.values(), cpu().settings.keep_output)
+            given = [*own_variables.values(), *(word.partition("=")[2] for word in interpreter or ())]  # SWE-ReX gives them to `env -i`
+            call.excerpt = excerpt_of(outcome, request.command, given, cpu().settings.keep_output)
         if outcome.status == "lost":
             raise EnvironmentGone(f"environment {environment} is lost: {outcome.reason}", outcome.cause)
         if outcome.status == "cancelled":
