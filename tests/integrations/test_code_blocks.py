@@ -28,6 +28,11 @@ FENCES = {
     "right behind a tag": f"<answer>```python\n{RIGHT}```</answer>",
     "behind a block that is not closed": f"<think>\n```python\nprint(0)\n</think>\n```python\n{RIGHT}```",
     "within a longer one": f"````markdown\n```python\n{RIGHT}```\n````",
+    "in a tag, behind a block that was thought of": f"<think>\n```python\nprint(0)\n```\n</think><answer>```python\n{RIGHT}```</answer>",
+    "within a longer one, behind another": f"```python\nprint(0)\n```\nBetter:\n````markdown\n```python\n{RIGHT}```\n````",
+    "before its mention": f"```python\n{RIGHT}```\nWhat is in the ```python block above\nis run by\n```sh\npytest\n```",
+    "before a mention at the end": f"```python\n{RIGHT}```\nIt is in ```python\nas asked.",
+    "cut, behind another": f"```python\nprint(0)\n```\nBetter:\n```python\n{RIGHT}",
     "before an empty one": f"```python\n{RIGHT}```\n```python\n```",
     "indented as code": f"    ```python\n    {RIGHT.replace(chr(10) + ' ', chr(10) + '     ')}    ```",
 }
@@ -43,7 +48,9 @@ def test_fences_in_a_text_of_the_code_are_part_of_it(language: str) -> None:
     code = 'def add(a, b):\n    """Add.\n\n    ```\n    add(1, 2)\n    ```\n    """\n    return a + b\n'
     assert solution_of(f"```{language}\n{code}```\nSo it is.", "solution.py") == code
     flat = code.replace("    ```", "```")
-    assert not language or solution_of(f"```{language}\n{flat}```\nSo it is.", "solution.py") == flat
+    for text in (flat, flat.replace("```\n    add", "```python\n    add"), 2 * flat.replace("```\n    add", "```python\n    add")):
+        assert not language or solution_of(f"```{language}\n{text}```\nSo it is:\n```sh\npytest\n```", "solution.py") == text
+        assert not language or solution_of(f"```{language}\n{text}```\nOr:\n```python\n{RIGHT}```", "solution.py") == RIGHT
 
 
 def test_an_end_of_a_block_may_end_its_last_line() -> None:
@@ -51,12 +58,14 @@ def test_an_end_of_a_block_may_end_its_last_line() -> None:
 
 
 def test_the_last_block_is_no_better_than_it_is_written() -> None:
-    assert solution_of(f"```python\n{RIGHT}```\nNo, so:\n```python\ndef add(a b):\n```\nbye", "solution.py") == "def add(a b):\n"
+    for blanks in ("", "    "):
+        last = f"{blanks}```python\n{blanks}def add(a b):\n{blanks}```\n"
+        assert solution_of(f"```python\n{RIGHT}```\nNo, so:\n\n{last}", "solution.py") == "def add(a b):\n"
 
 
 def test_a_fence_within_a_longer_one_is_its_content() -> None:
     inner = "```sh\npip install x\n```\n"
-    assert fences(f"````markdown\n{inner}````") == [("markdown", inner)]
+    assert fences(f"````markdown\n{inner}````") == [("markdown", inner, 5)]
 
 
 def test_the_last_block_that_names_the_language_is_the_solution() -> None:
