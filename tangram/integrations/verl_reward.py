@@ -128,6 +128,6 @@ async def _checked(sandbox: Sandbox, command: str, done: ExecResult) -> ExecResu
     """Return how a check ended. Raises `ScoreFailed` where it could not begin: then it says nothing of the solution."""
     if done.exit_code == _NOT_FOUND and (program := _FIRST_PROGRAM.match(command)) is not None:
         found = await sandbox.exec(f"command -v -- {program[1]}")
-        if found.exit_code not in (0, None):
+        if found.exit_code == 1:  # else programs have brought it to nothing
             raise ScoreFailed(f"the image has no {program[1]}: {done.stderr.strip()[-200:]}")
     return done

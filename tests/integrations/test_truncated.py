@@ -208,11 +208,17 @@ async def test_a_command_that_the_stack_has_brought_to_nothing_is_none(load: Cal
             await ask
 
 
+@pytest.mark.parametrize("code", [-1, 127])
 @pytest.mark.parametrize("error", ENDED.values(), ids=ENDED)
-async def test_a_check_that_a_solution_has_brought_to_nothing_has_failed(monkeypatch: pytest.MonkeyPatch, error: ActionError) -> None:
+async def test_a_check_that_a_solution_has_brought_to_nothing_has_failed(
+    monkeypatch: pytest.MonkeyPatch, error: ActionError, code: int
+) -> None:
+    # Also where it ends with 127 before that, so that it is looked whether its program is there
+    before = [result("", truncated=False, exit_code=code)] if code == 127 else []
+
     class Filling(Answering):
         async def exec(self, *_: Any, **how: Any) -> ExecResult:
-            return sandbox.ended_by_program(error)
+            return before.pop() if before else sandbox.ended_by_program(error)
 
     async def opened(*_: Any, **__: Any) -> Answering:
         return Filling(result("", truncated=False))
@@ -220,7 +226,7 @@ async def test_a_check_that_a_solution_has_brought_to_nothing_has_failed(monkeyp
     monkeypatch.setattr(Sandbox, "open", opened)
     monkeypatch.setattr(verl_reward, "borrow_client", lambda job: None)
     monkeypatch.setattr(verl_reward, "return_client", lambda client: asyncio.sleep(0))
-    assert await verl_reward.compute_score("sums", "any", "any") == {"score": 0.0, "exit_code": -1}
+    assert await verl_reward.compute_score("sums", "any", "any") == {"score": 0.0, "exit_code": code}
 
 
 class Printing:
