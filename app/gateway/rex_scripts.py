@@ -58,17 +58,19 @@ def may_write_text(folder: str) -> str:
 def replace_text(folder: str, kept: str, name: str) -> str:
     """Return what gives a file of a folder another name, and the permissions of what has that; a link goes on leading where it leads.
 
-    A file of another folder, named by its whole path, is written over what has the name.
+    `kept` may be of another folder, named by its whole path. It is written over what has the name where that is in a folder that may not
+    be written.
     """
     own = shlex.quote(f"./{name}")
-    take = f'[ ! -e "$to" ] || chmod "$(stat -c %a -- "$to")" {kept}\nmv -f -- {kept} "$to"'
-    if kept.startswith("/"):
-        take = f'cat <{kept} >"$to" && rm -f {kept}'
     return f"""( cd -- {_folder(folder)} || exit
 to=$(readlink -f -- {own}) || to={own}
 [ ! -d "$to" ] || exit {IS_FOLDER}
-[ -f "$to" ] || [ ! -e "$to" ] && [ ! -L "$to" ] || {{ printf '%s\\n' "$to is no regular file" >&2; exit 1; }}
-{take} )"""
+fail() {{ printf '%s: %s\\n' "$to" "$1" >&2; exit 1; }}
+if [ -f "$to" ]; then [ -w "$to" ] || fail "Permission denied"
+elif [ -e "$to" ] || [ -L "$to" ]; then fail "no regular file"; fi
+[ -w "${{to%/*}}" ] || {{ cat <{kept} >"$to" && rm -f {kept}; exit; }}
+[ ! -e "$to" ] || chmod "$(stat -c %a -- "$to")" {kept}
+mv -f -- {kept} "$to" )"""
 
 
 def unpack_text(folder: str, archive: str) -> str:

@@ -83,15 +83,19 @@ def test_a_large_upload_goes_where_a_small_one_goes(rex: Rex, tmp_path: Path) ->
     large, small = tmp_path / "large", tmp_path / "small"
     large.write_bytes(b"x" * (2**20 + 1))
     small.write_bytes(b"x")
-    rex.execute("mkdir -p places/shut && cd places && mkfifo pipe && ln -s loop loop && echo old > shut/own && chmod 500 shut", shell=True)
-    for place in ("~", "places/pipe", "places/loop", "places/shut/new", "/dev/null"):
+    rex.execute(
+        "mkdir -p places/shut && cd places && mkfifo pipe && ln -s loop loop && ln -s shut/own link && echo old > fixed", shell=True
+    )
+    rex.execute("cd places && echo old > fixed && chmod 400 fixed && echo old > shut/own && chmod 500 shut", shell=True)
+    for place in ("~", "places/pipe", "places/loop", "places/fixed", "places/shut/new", "/dev/null"):
         for source in (small, large):
             with pytest.raises(OSError):
                 do(rex.runtime.upload(UploadRequest(source_path=str(source), target_path=place)))
-    do(rex.runtime.upload(UploadRequest(source_path=str(large), target_path="places/shut/own")))
-    assert rex.execute("cd places && stat -c %s shut/own && ls -A shut && stat -c %F pipe loop", shell=True).stdout.split("\n") == (
-        [str(2**20 + 1), "own", "fifo", "symbolic link", ""]
-    )
+    for extra, place in ((0, "places/shut/own"), (1, "places/link")):
+        large.write_bytes(b"x" * (2**20 + 1 + extra))
+        do(rex.runtime.upload(UploadRequest(source_path=str(large), target_path=place)))
+        shown = rex.execute("cd places && stat -c %s shut/own fixed && ls -A shut && stat -c %F pipe loop link", shell=True).stdout
+        assert shown.split("\n") == [str(2**20 + 1 + extra), "4", "own", "fifo", "symbolic link", "symbolic link", ""]
     # And what has no name in UTF-8, or in any, leaves nothing
     with pytest.raises(Exception, match="400"):
         do(rex.runtime.upload(UploadRequest(source_path=str(large), target_path="places/n\0l")))
