@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +26,7 @@ from examples.train.model import LETTERS, PROMPT, make_model
 from examples.train.sandboxes import LocalSandbox, Sandbox, StackSandbox
 from examples.train.task import OPERATORS
 from examples.train.teachers import LocalTeacher, StackTeacher, Teacher
-from tangram import Client
+from tangram import Client, TangramError
 
 GENERATIONS = 8
 AT_ONCE = GENERATIONS * len(OPERATORS)
@@ -145,10 +146,15 @@ def main() -> None:
     parser.add_argument("--teacher", type=Path, help="the folder of a teacher that the stack serves under the folder's name")
     parser.add_argument("--local", action="store_true", help="run programs as subprocesses of this machine, without a stack")
     options = parser.parse_args()
-    with nullcontext() if options.local else Client(job="train") as client:
-        make_sandbox = partial(StackSandbox, client) if client else lambda _, operator: LocalSandbox(operator)
-        teacher = options.teacher and (StackTeacher(client, options.teacher.name) if client else LocalTeacher(options.teacher))
-        train(make_sandbox, teacher, options.steps, options.seed, options.out)
+    if options.local and options.teacher and not options.teacher.is_dir():
+        parser.error(f"--teacher: there is no folder {options.teacher}")
+    try:
+        with nullcontext() if options.local else Client(job="train") as client:
+            make_sandbox = partial(StackSandbox, client) if client else lambda _, operator: LocalSandbox(operator)
+            teacher = options.teacher and (StackTeacher(client, options.teacher.name) if client else LocalTeacher(options.teacher))
+            train(make_sandbox, teacher, options.steps, options.seed, options.out)
+    except TangramError as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("trl", reason="trl is not installed")
 
 from app.local.stack import StackPlan
+from examples.train import __main__ as training
 from examples.train.__main__ import GENERATIONS, form, train, verdicts
 from examples.train.model import LETTERS, make_teacher
 from examples.train.sandboxes import LocalSandbox, StackSandbox
@@ -67,6 +68,17 @@ def test_a_teacher_prefers_what_is_well_formed_and_says_the_same_in_a_stack_as_h
         assert stack_row == pytest.approx(here_row, abs=1e-3)
     well, no_call, nothing, also_well = form(taught)
     assert min(well, also_well) > max(no_call, nothing)
+
+
+@pytest.mark.parametrize(("where", "says"), [([], "service 'nosuch' is not declared"), (["--local"], "there is no folder nosuch")])
+def test_a_teacher_that_is_not_there_ends_the_training_with_a_line(
+    live: Live, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, where: list[str], says: str
+) -> None:
+    monkeypatch.setattr(training, "Client", live.client)
+    monkeypatch.setattr("sys.argv", ["train", "--teacher", "nosuch", "--steps", "1", "--out", f"{tmp_path}/log", *where])
+    with pytest.raises(SystemExit) as ended:
+        training.main()
+    assert says in f"{ended.value} {capsys.readouterr().err}"
 
 
 def test_a_step_whose_teacher_the_stack_fails_has_no_reward_of_form(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
