@@ -72,10 +72,9 @@ async def _replace(runtime: Runtime, path: str, file: UploadFile) -> None:
         await _write(runtime, path, file.read)
         return
     folder = folder or "."
-    if (await runtime.beside(scripts.may_write_text(folder), "upload")).exit_code == 0:
-        await _through(runtime, path, folder, file.read, lambda kept: scripts.replace_text(folder, kept, name))
-    else:  # its files may be there to be written all the same
-        await _through(runtime, path, _ELSEWHERE, file.read, lambda kept: scripts.replace_text(folder, f"{_ELSEWHERE}/{kept}", name))
+    is_open = (await runtime.beside(scripts.may_write_text(folder), "upload")).exit_code == 0
+    where = folder if is_open else _ELSEWHERE  # a file of a folder that may not be written may be written all the same
+    await _through(runtime, path, where, file.read, lambda kept: scripts.replace_text(folder, kept if is_open else f"{where}/{kept}", name))
 
 
 async def _unpack(runtime: Runtime, folder: str, archive: IO[bytes]) -> None:
