@@ -187,3 +187,16 @@ def test_a_setting_of_a_group_of_nodes_is_over_that_of_all() -> None:
     words = ("--set", "settings.TANGRAM_BEAT_S=2,settings.TANGRAM_USAGE_S=3,cpuDefaults.settings.TANGRAM_BEAT_S=5")
     env = {each["name"]: each.get("value") for each in containers(of_kind("StatefulSet", "cpu-default", *words))["worker"]["env"]}
     assert (env["TANGRAM_BEAT_S"], env["TANGRAM_USAGE_S"]) == ("5", "3")
+
+
+def test_large_numbers_of_a_file_are_written_as_whole_numbers(tmp_path: Path) -> None:
+    (tmp_path / "values.yaml").write_text(
+        "settings: {TANGRAM_OUTPUT_LIMIT_BYTES: 2097152, TANGRAM_BEAT_S: 0.5}\n"
+        "cpuDefaults: {memoryMb: 1536000, drainS: 1000000}\nstores: {redis: {memoryMb: 1000000}}\n"
+    )
+    words = ("--values", f"{tmp_path}/values.yaml")
+    found = containers(of_kind("StatefulSet", "cpu-default", *words))
+    env = {each["name"]: each.get("value") for each in found["worker"]["env"]}
+    assert (env["TANGRAM_OUTPUT_LIMIT_BYTES"], env["TANGRAM_MEMORY_MB"], env["TANGRAM_BEAT_S"]) == ("2097152", "1536000", "0.5")
+    assert "--wait 1000000" in found["drain"]["lifecycle"]["preStop"]["exec"]["command"][-1]
+    assert "maxmemory 1000000mb" in containers(of_kind("StatefulSet", "redis", *words))["redis"]["command"][-1]

@@ -45,8 +45,9 @@ selector:
 {{- $all := merge (dict) (index . 1) $root.Values.settings }}
 {{- if $root.Values.services }}{{ $_ := set $all "TANGRAM_SERVICES_FILE" "/etc/tangram/services.toml" }}{{ end }}
 {{- if $root.Values.metrics.enabled }}{{ $_ := set $all "TANGRAM_METRICS_HOST" "0.0.0.0" }}{{ $_ := set $all "TANGRAM_METRICS_PORT" "9400" }}{{ end }}
+{{- /* Helm reads numbers of files as floats, which it would write as 2e+06. */}}
 {{- range $name, $value := $all }}
-- {name: {{ $name }}, value: {{ $value | toString | quote }}}
+- {name: {{ $name }}, value: {{ kindIs "string" $value | ternary $value (toJson $value) | quote }}}
 {{- end }}
 {{- end }}
 
