@@ -33,11 +33,21 @@ def test_systemd_finds_nothing_wrong(unit: str, tmp_path: Path) -> None:
     assert not [line for line in done.stderr.splitlines() if NEWER not in line]
 
 
+def read(unit: Path) -> ConfigParser:
+    found = ConfigParser(strict=True, interpolation=None)
+    found.optionxform = str  # type: ignore[assignment, method-assign]
+    found.read(unit)
+    return found
+
+
+@pytest.mark.parametrize("unit", sorted(UNITS.iterdir()), ids=lambda unit: unit.stem)
+def test_what_ends_without_its_stores_is_started_until_they_are_there(unit: Path) -> None:
+    found = read(unit)
+    assert found["Unit"]["StartLimitIntervalSec"] == "0" and found["Service"]["Restart"] == "always"
+
+
 def test_a_restart_of_a_worker_hands_over() -> None:
-    unit = ConfigParser(strict=True, interpolation=None)
-    unit.optionxform = str  # type: ignore[assignment, method-assign]
-    unit.read(UNITS / "tangram-worker@.service")
-    service = unit["Service"]
+    service = read(UNITS / "tangram-worker@.service")["Service"]
     # SIGTERM goes to the worker alone, which has the time for it, and the next one is in the same folder
     assert service["KillMode"] == "process" and service.get("KillSignal", "SIGTERM") == "SIGTERM"
     assert service.getfloat("TimeoutStopSec") > Settings.model_fields["hand_over_s"].default
