@@ -72,21 +72,16 @@ def test_a_detached_environment_stays_until_its_lease_is_over(world: Any) -> Non
 
 @pytest.mark.parametrize("detached", [True, False])
 def test_an_environment_that_opens_for_a_client_that_is_gone(world: Any, detached: bool) -> None:
-    # Given a client that is gone while its environment opens
-    w = world().node().open("e", finish=False, client="dead", detached=detached)
+    # Given a client that is gone while one of its environments opens and another waits for its turn; then the second is not opened
+    w = world(starting_limit=1).node()
+    for name in ("e", "waits"):
+        w.open(name, finish=False, client="dead", detached=detached)
     gone(w, "dead")
-    # When it stands
+    assert w.ended("open-waits") == ("cancelled", GONE)
+    # And when the first stands
     w.finish("open-e")
     # Then it is closed again, unless it is detached
     assert states(w)["e"] == ("open" if detached else "closing")
-
-
-def test_a_detached_environment_that_waits_for_room_is_not_opened_for_a_client_that_is_gone(world: Any) -> None:
-    w = world().open("e", finish=False, client="dead", detached=True)
-
-    gone(w, "dead")
-
-    assert w.ended("open-e") == ("cancelled", GONE)
 
 
 class Store:

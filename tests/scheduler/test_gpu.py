@@ -11,8 +11,8 @@ JUDGE = ServiceSpec(name="judge", restore_s=2.0)
 TEACHER = ServiceSpec(name="teacher", cells=(2,), restore_s=5.0)
 
 
-def test_the_service_that_was_used_longest_ago_is_evicted(world: Any) -> None:
-    w = world(services=[RM, JUDGE, ServiceSpec(name="third")]).node(cells=2)
+def test_under_paper_the_service_that_was_used_longest_ago_is_evicted(world: Any) -> None:
+    w = world("paper", services=[RM, JUDGE, ServiceSpec(name="third")]).node(cells=2)
     for at, (name, service) in enumerate([("a", "rm"), ("b", "judge"), ("c", "rm")]):
         w.now = float(at)
         w.score(name, service, finish=True)
@@ -21,16 +21,6 @@ def test_the_service_that_was_used_longest_ago_is_evicted(world: Any) -> None:
 
     assert w.evicted("d") == ["judge"]
     assert w.grants["d"].cell_ids == (1,)
-
-
-def test_an_instance_runs_as_many_actions_at_once_as_it_can_take(world: Any) -> None:
-    w = world(services=[ServiceSpec(name="rm", max_concurrency=3)]).node(cells=1)
-    for number in range(4):
-        w.score(f"s{number}", "rm")
-
-    assert len(w.grants) == 3
-    assert [w.grants[f"s{number}"].restore for number in range(3)] == [True, False, False]
-    assert w.waiting == ["s3"]
 
 
 def test_a_service_that_a_node_holds_once_waits_for_its_place_and_holds_up_nobody(world: Any) -> None:

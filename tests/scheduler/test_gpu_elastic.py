@@ -13,19 +13,19 @@ PAIR = ServiceSpec(name="pair", cells=(2,), restore_s=0.5)
 
 
 def test_one_restore_serves_all_that_wait_for_a_service(world: Any) -> None:
-    # Given a busy cell, and three that wait for another service with room for all of them
+    # Given a busy cell, and four that wait for another service with room for three of them
     w = world(services=[RM, ServiceSpec(name="many", restore_s=0.5, max_concurrency=3)]).node(cells=1)
     w.score("a", "rm")
-    for number in range(3):
+    for number in range(4):
         w.score(f"m{number}", "many")
 
     # When the cell falls idle, and they have waited long enough
     w.finish("a")
     w.tick(3.0)
 
-    # Then one of them brings the instance and the others start on it
+    # Then one of them brings the instance, and as many others start on it as it takes
     assert [w.grants[f"m{number}"].restore for number in range(3)] == [True, False, False]
-    assert w.evicted("m0") == ["rm"]
+    assert (w.evicted("m0"), w.waiting) == (["rm"], ["m3"])
 
 
 def test_an_action_goes_where_its_service_is_even_on_another_node(world: Any) -> None:

@@ -186,23 +186,6 @@ def test_every_open_begins_within_the_bound(world: Any, setting: Setting, policy
     assert run.late() == []
 
 
-def test_slow_turnover_leaves_the_memory_shared_by_weight(world: Any) -> None:
-    # Given places for eight environments that live for ten minutes, and jobs of weights 3 and 1 that always want more
-    lives_s = [300.0 + 20.0 * number for number in range(32)]
-    loops = tuple((Step("heavy" if number % 2 else "light", 100, life_s),) for number, life_s in enumerate(lives_s))
-    setting = Setting(nodes=((800, ()),), loops=loops)
-    run = OpensRun(world(weights={"heavy": 3.0}), setting)
-
-    # When they have gone on for long
-    held: Counter[str] = Counter()
-    for hour in range(2, 7):
-        run.run(3600.0 * hour)
-        held.update(environment.job for environment in run.world.core.state.environments.values() if environment.node)
-
-    # Then turns have changed little of that
-    assert 0.72 <= held["heavy"] / held.total() <= 0.78
-
-
 # Many of them
 
 

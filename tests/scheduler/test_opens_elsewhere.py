@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from scheduler.core.nodes import may_open_elsewhere
 from scheduler.core.open_order import LONGEST_REST_S, SHORTEST_REST_S
 from scheduler.model import commands, events
@@ -108,24 +110,15 @@ def test_a_node_rests_on_where_it_alone_has_failed(world: Any) -> None:
     assert w.core.state.nodes[sick].rest_s == 2 * SHORTEST_REST_S
 
 
-def test_an_open_that_was_cancelled_meanwhile_does_not_go_elsewhere(world: Any) -> None:
+@pytest.mark.parametrize("unwanted", [events.Cancelled(ids=("open-e0",)), events.ClientGone(client="c", reason="silent")])
+def test_an_open_that_nobody_wants_any_more_does_not_go_elsewhere(world: Any, unwanted: events.Event) -> None:
     w = world().node("n0").node("n1")
-    w.open("e0", finish=False)
-    w.handle(events.Cancelled(ids=("open-e0",)))
+    w.open("e0", finish=False, client="c")
+    w.handle(unwanted)
     fails(w, "e0")
 
     # No result is stored, so the scheduler stores one
     assert (w.ends["open-e0"].status, w.ends["open-e0"].by_worker) == ("cancelled", False)
-    assert w.core.state.environments == {}
-
-
-def test_an_environment_whose_client_has_gone_does_not_go_elsewhere(world: Any) -> None:
-    w = world().node("n0").node("n1")
-    w.open("e0", finish=False, client="c")
-    w.handle(events.ClientGone(client="c", reason="silent"))
-    fails(w, "e0")
-
-    assert w.ends["open-e0"].status in ("cancelled", "failed")
     assert w.core.state.environments == {}
 
 

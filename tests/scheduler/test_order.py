@@ -65,19 +65,6 @@ def test_an_action_that_waits_for_memory_does_not_block_those_whose_end_would_fr
     assert "hungry" in w.grants
 
 
-@pytest.mark.parametrize("policy", ["elastic", "fcfs"])
-def test_an_action_held_by_its_quota_does_not_block_the_cores_behind_it(world: Any, policy: str) -> None:
-    w = world(policy, quotas=[QuotaSpec(name="web", concurrency=1)]).node(cores=4)
-    w.call("call", "web")
-    w.submit("held", "fetch", cost={"cores": 1, "quota:web": 1})
-    w.run("free")
-    assert w.waiting == ["held"]
-
-    w.finish("call")
-
-    assert "held" in w.grants
-
-
 def test_labels_restrict_where_an_action_runs(world: Any) -> None:
     w = world(quotas=[QuotaSpec(name="web")]).node("plain").node("special", labels=frozenset({"docker", "ssd"}))
 

@@ -110,7 +110,7 @@ def test_what_has_less_lead_than_others_does_not_have_the_core_woken_for_ever(wo
     assert w.core.next_wake(w.now) is None
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "paper", "fixed:1"])
+@pytest.mark.parametrize("policy", ["elastic", "fcfs", "paper", "fixed:1"])
 def test_cores_are_not_kept_for_an_action_whose_quota_one_before_it_has_taken(world: Any, policy: str) -> None:
     # Given two free cores
     w = world(policy, quotas=[QuotaSpec(name="web", concurrency=1)]).node(cores=2)
@@ -123,3 +123,5 @@ def test_cores_are_not_kept_for_an_action_whose_quota_one_before_it_has_taken(wo
     # Then the second is kept back by the quota, and who comes after it has the core
     assert w.waiting == ["second"]
     assert sorted(w.grants) == ["first", "plain"]
+    w.finish("first")
+    assert "second" in w.grants

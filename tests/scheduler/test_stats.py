@@ -19,11 +19,6 @@ def test_its_figures_are_those_of_numpy(values: list[float]) -> None:
     assert found.mean == pytest.approx(np.mean(values), rel=1e-9, abs=1e-6)
 
 
-@given(numbers)
-def test_a_summary_does_not_depend_on_order(values: list[float]) -> None:
-    assert summary(values) == summary(reversed(values))
-
-
 def test_the_summary_of_nothing_counts_nothing() -> None:
     assert summary([]).count == 0
     assert summary([]).p99 == 0.0
