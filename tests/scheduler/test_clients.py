@@ -156,26 +156,15 @@ def test_a_restart_gives_clients_the_time_to_be_heard() -> None:
     assert watch.gone == []
 
 
-def test_nobody_is_gone_because_the_store_was_away() -> None:
-    # Given a store that is away for long, and was as away for the clients
-    watch = Watch(Store(a=0.0, b=0.0))
-    watch.store.silences_s = None
-    watch.wait(300)
-    # When it is back, and one client is, too
-    watch.store.silences_s = {"a": 300.0, "b": 300.0}
-    watch.wait(55)
-    assert watch.gone == []
-    watch.wait(30, "a")
-    # Then only the other one is gone, after the whole limit
-    assert [client for client, _ in watch.gone] == ["b"]
-
-
-def test_nobody_is_gone_because_the_store_has_forgotten_everything() -> None:
-    # Given a store that has lost all keys
+@pytest.mark.parametrize(("away_s", "silent_s"), [(300, 300.0), (0, None)], ids=["away", "empty"])
+def test_nobody_is_gone_because_the_store_was_away_or_has_forgotten_everything(away_s: int, silent_s: float | None) -> None:
+    # Given a store that is away for long, and was as away for the clients, or that has lost all keys
     watch = Watch(Store(a=0.0, b=0.0))
     watch.wait(100, "a", "b")
-    watch.store.silences_s = {"a": None, "b": None}
+    watch.store.silences_s = None
+    watch.wait(away_s)
     # When one client gives signs again and the other one does not
+    watch.store.silences_s = {"a": silent_s, "b": silent_s}
     watch.wait(50)
     assert watch.gone == []
     watch.store.silences_s["a"] = 0.0

@@ -49,13 +49,6 @@ def learned(*observations: float, **fields: Any) -> Durations:
 # The mean, and what few observations are worth
 
 
-def test_of_what_nobody_knows_the_usual_of_its_kind_is_expected() -> None:
-    durations = Durations(learning=True)
-
-    assert durations.expect(action()).work_s == USUAL_S["cpu.exec"]
-    assert durations.expect(action(work_s=7.0)).work_s == 7.0
-
-
 @given(WORK)
 def test_few_observations_are_pulled_towards_the_level_above_them(others: list[float]) -> None:
     # Given a class that another job has run
@@ -202,18 +195,14 @@ def seen(**fields: Any) -> Observation:
     return Observation(**{**given, "held_units": 1.0, "execution_s": 20.0, "cpu_s": 1.0, **fields})
 
 
-def test_history_counts_like_what_is_seen() -> None:
+def test_history_counts_like_what_is_seen_and_on_many_cores_as_work_of_one() -> None:
     durations = Durations(learning=True, history=[seen()] * 40)
 
     estimate = durations.expect(action())
     assert estimate.work_s == pytest.approx(20.0, rel=0.1)
     assert durations.error().predictions == 0
-
-
-def test_history_on_many_cores_is_work_of_one() -> None:
-    one = seen(units=(1, 2, 4), curve=Amdahl(1.0), held_units=4.0, cpu_s=80.0)
-
-    assert Durations(learning=True, history=[one] * 400).expect(action(cores=[1, 2, 4], curve=Amdahl(1.0))).work_s == pytest.approx(80.0)
+    wide = seen(units=(1, 2, 4), curve=Amdahl(1.0), held_units=4.0, cpu_s=80.0)
+    assert Durations(learning=True, history=[wide] * 400).expect(action(cores=[1, 2, 4], curve=Amdahl(1.0))).work_s == pytest.approx(80.0)
 
 
 def test_the_error_is_a_factor_either_way() -> None:

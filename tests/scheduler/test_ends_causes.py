@@ -58,7 +58,7 @@ def test_a_lost_node_is_the_infrastructures_fault_for_all_that_it_ran_and_held(w
     assert {id: found[id] for id in ("runs", "waits", "queued", "later")} == dict.fromkeys(
         ("runs", "waits", "queued", "later"), ("lost", "environment_lost")
     )
-    assert found["build"] == ("lost", "node_lost")
+    assert found["build"] == ("lost", "node_lost") and not w.ends["build"].by_worker
     assert w.ended("waits") == w.ended("queued") == w.ended("later") == ("lost", "environment e is lost: node n0 was lost: it burned")
     assert {w.ends[name].environment_lost_on for name in ("runs", "waits", "queued", "later")} == {"n0"}
     assert w.of(commands.NoteEnvironment)[-1].state == "lost"

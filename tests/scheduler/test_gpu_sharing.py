@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scheduler.gpu.ageing import bound_s
 from scheduler.gpu.cells import CellGroup, Instance
 from scheduler.gpu.tuning import TUNING
-from scheduler.model import Evicted, Grant, NodeSpec, ServiceSpec
+from scheduler.model import UNLIMITED, Evicted, Grant, NodeSpec, ServiceSpec
 from scheduler.model.state import Node
 from scheduler.sim.cell_books import BrokenGrant, CellBooks
 
@@ -39,22 +39,19 @@ def test_two_services_stay_on_one_cell_and_take_turns(world: Any) -> None:
     assert (w.grants["d"].restore, w.evicted("d")) == (False, [])
 
 
-@pytest.mark.parametrize(("policy", "without"), [("elastic", ["sharing"]), ("paper", []), ("fcfs", []), ("fixed:1", [])])
-def test_without_the_part_and_under_other_policies_each_has_the_cell_for_itself(world: Any, policy: str, without: list[str]) -> None:
-    w = world(policy, services=[RM, JUDGE], without=without).node(cells=1, cell_memory_mb=80)
-    w.score("a", "rm", finish=True)
-    w.score("b", "judge")
-    w.tick(3.0)
-
-    assert w.evicted("b") == ["rm"]
-
-
-@pytest.mark.parametrize(("spec", "cell_memory_mb"), [(SILENT, 80), (RM, None)])
-def test_what_is_not_known_is_not_shared(world: Any, spec: ServiceSpec, cell_memory_mb: int | None) -> None:
-    # Given a service that says nothing of its memory, or a cell of which nobody knows how much it has
-    w = world(services=[spec, JUDGE]).node(cells=1, **({} if cell_memory_mb is None else {"cell_memory_mb": cell_memory_mb}))
+@pytest.mark.parametrize(
+    ("policy", "without", "spec", "cell_memory_mb"),
+    [
+        ("elastic", ["sharing"], RM, 80),
+        *((policy, [], RM, 80) for policy in ("paper", "fcfs", "fixed:1")),
+        ("elastic", [], SILENT, 80),
+        ("elastic", [], RM, UNLIMITED),
+    ],
+    ids=["without the part", "paper", "fcfs", "fixed", "a service that says nothing of its memory", "a cell of unknown memory"],
+)
+def test_each_has_the_cell_for_itself(world: Any, policy: str, without: list[str], spec: ServiceSpec, cell_memory_mb: int) -> None:
+    w = world(policy, services=[spec, JUDGE], without=without).node(cells=1, cell_memory_mb=cell_memory_mb)
     w.score("a", spec.name, finish=True)
-
     w.score("b", "judge")
     w.tick(3.0)
 

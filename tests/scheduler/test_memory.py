@@ -63,37 +63,23 @@ def test_an_action_is_granted_what_such_actions_use_and_its_environment_grows_in
     w.exec("a", "e")
     assert w.grants["a"].allowance_mb == UNKNOWN_MB
     assert want(w, "e", UNKNOWN_MB) == [UNKNOWN_MB + STEP_MB]
+    assert want(w, "e", UNKNOWN_MB) == [UNKNOWN_MB + STEP_MB]  # a report that names an earlier allowance
     assert want(w, "e", UNKNOWN_MB + STEP_MB) == [2 * (UNKNOWN_MB + STEP_MB)]
     assert want(w, "e", 256) == [LIMIT_MB]
     assert want(w, "e", LIMIT_MB) == []  # the program's own fault
 
 
-def test_a_report_that_names_an_earlier_allowance_is_answered_with_the_present_one(world: Any) -> None:
-    w = granting(world, 1000)
-    stand(w, "e")
-    w.exec("a", "e")
-    want(w, "e", UNKNOWN_MB)
-    assert want(w, "e", UNKNOWN_MB) == [UNKNOWN_MB + STEP_MB]
-
-
-def test_after_its_last_action_an_environment_keeps_what_it_holds_and_a_little_more(world: Any) -> None:
+def test_actions_at_a_time_are_granted_the_sum_and_after_the_last_one_what_is_held_is_kept_and_a_little_more(world: Any) -> None:
     w = granting(world, 1000)
     stand(w, "e")
     for name in ("a", "b"):
         w.exec(name, "e", session=name)
+    assert w.grants["b"].allowance_mb == 2 * UNKNOWN_MB
     w.finish("a", memory_mb=60)
     before_mb = w.core.state.nodes["n0"].memory_free
     w.finish("b", memory_mb=60, resident_mb=50)
     w.exec("c", "e")
     assert w.grants["c"].allowance_mb >= 50 + HEADROOM_MB and w.core.state.nodes["n0"].memory_free >= before_mb
-
-
-def test_actions_that_run_at_a_time_are_granted_the_sum(world: Any) -> None:
-    w = granting(world, 1000)
-    stand(w, "e")
-    w.exec("a", "e", session="a")
-    w.exec("b", "e", session="b")
-    assert w.grants["b"].allowance_mb == 2 * UNKNOWN_MB
 
 
 @pytest.mark.parametrize(
@@ -161,16 +147,17 @@ def crowded(world: Any) -> Any:
 
 
 def test_an_environment_that_finds_no_memory_leaves_its_cores_and_goes_on_when_memory_is_given_back(world: Any) -> None:
-    # Given an environment that waits for memory
+    # Given an environment that waits for memory, in which an action starts that gets no cores either
     w = crowded(world)
-    assert w.background == ["b"] and w.grants["a"].core_ids
+    w.exec("c", "f", session="other")
+    assert w.background == ["b", "c"] and w.grants["a"].core_ids
 
     # When the other gives its memory back
     w.finish("a", memory_mb=LIMIT_MB, resident_mb=20)
 
     # Then it has memory and cores again
     assert isinstance(w.of(commands.Allow)[-1], commands.Allow) and w.of(commands.Allow)[-1].environment == "f"
-    assert w.grants["b"].core_ids
+    assert w.grants["b"].core_ids and w.grants["c"].core_ids
 
 
 def test_while_an_environment_uses_the_reserve_actions_of_others_start(world: Any) -> None:
@@ -200,12 +187,6 @@ def test_nothing_opens_on_a_node_where_an_environment_waits_for_memory(world: An
     w.finish("a", memory_mb=LIMIT_MB, resident_mb=20)
     w.finish("b", memory_mb=LIMIT_MB, resident_mb=20)
     assert "open-g" in w.grants
-
-
-def test_an_action_that_starts_in_an_environment_that_waits_takes_no_cores(world: Any) -> None:
-    w = crowded(world)
-    w.exec("c", "f", session="other")
-    assert w.background == ["b", "c"]
 
 
 def test_one_that_is_stopped_while_it_waits_for_memory_leaves_nothing_behind(world: Any) -> None:

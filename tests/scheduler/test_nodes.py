@@ -41,16 +41,6 @@ def test_an_action_that_lost_two_nodes_is_not_tried_a_third_time(world: Any) -> 
     assert "not tried again" in reason
 
 
-def test_an_action_that_is_not_idempotent_is_lost_with_its_node(world: Any) -> None:
-    w = world().node()
-    w.run("a")
-
-    w.lose()
-
-    assert w.ended("a") == ("lost", "node n0 was lost: it burned")
-    assert w.ends["a"].by_worker is False
-
-
 def test_the_time_that_a_lost_action_ran_is_execution(world: Any) -> None:
     # Given an action that waited for a second, and started one second after its grant
     w = world().node(cores=1)

@@ -53,18 +53,6 @@ def test_fcfs_takes_the_smallest_amount_and_fixed_waits_for_n_or_the_nearest_all
     assert list(w.units.values()) == granted
 
 
-def test_static_pods_hold_their_cores_for_life(world: Any) -> None:
-    w = world("static:4").node(cores=8)
-    for name in ("e0", "e1", "e2"):
-        w.open(name)
-    assert w.waiting == ["open-e2"]
-    assert w.core.pools.cpu.groups["n0"].free == 0
-
-    w.close("e0", finish=True)
-
-    assert w.grants["open-e2"].core_ids == (0, 1, 2, 3)
-
-
 def test_a_pod_waits_for_the_cores_of_actions_outside_of_any_pod(world: Any) -> None:
     w = world("static:4").node(cores=4)
     w.run("a")

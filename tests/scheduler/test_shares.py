@@ -21,18 +21,6 @@ def shares_of(weights: dict[str, float] | None = None, **actions: int) -> Shares
     return shares
 
 
-def test_the_dominant_share_is_the_largest_of_a_jobs_parts() -> None:
-    shares = shares_of(a=1, b=1)
-
-    shares.hold("a", "cores", 20)
-    assert shares.dominant("a") == 0.2
-    shares.hold("a", "cells", 3)
-    assert shares.dominant("a") == 0.3
-    shares.hold("a", "quota:web", 50)
-    assert shares.dominant("a") == 0.3, "what nobody has bounded is no part of anything"
-    assert shares.dominant("b") == 0.0
-
-
 def test_a_job_is_over_only_beyond_the_tolerance_and_while_others_are_active() -> None:
     shares = shares_of(a=2, b=1)
     shares.hold("a", "cores", 50 * TOLERANCE - 1)

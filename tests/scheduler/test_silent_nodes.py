@@ -55,14 +55,6 @@ def test_a_node_is_silent_after_three_beats_and_lost_after_its_time() -> None:
     assert cluster.broker.end("x") == ("lost", "environment_lost")
 
 
-def test_a_time_shorter_than_three_beats_loses_nodes_after_three_beats() -> None:
-    cluster = Cluster(node_lost_s=1.0)
-    cluster.wait(3.0)
-    assert cluster.states() == [UP]
-    cluster.wait(0.5)
-    assert cluster.states() == [UP, ("lost", "no beat for 3 s")]
-
-
 def test_what_may_run_elsewhere_is_given_up_at_once_and_all_else_goes_on_with_its_node() -> None:
     # Given a node with what may run again, what may not, and an environment with a command that may
     cluster = Waiting("a")

@@ -78,13 +78,15 @@ def test_nothing_starts_before_retry_after_is_over_then_at_half_the_rate(world: 
     ("status", "retry_after_s", "pauses"), [(429, None, True), (503, 5.0, True), (503, None, False), (500, 5.0, False)]
 )
 def test_which_answers_refuse(world: Any, status: int, retry_after_s: float | None, pauses: bool) -> None:
-    w = world(quotas=[QuotaSpec(name="web", concurrency=5)]).node()
+    w = world(quotas=[QuotaSpec(name="web", concurrency=5), QuotaSpec(name="other", concurrency=5)]).node()
     w.call("a", "web", idempotent=True)
     w.answer("a", status, retry_after_s=retry_after_s)
     w.call("b", "web")
+    w.call("c", "other")
 
     assert ("b" in w.waiting) == pauses
     assert (w.of(Requeue) != []) == pauses
+    assert "c" in w.grants
 
 
 def test_an_account_without_a_rate_is_left_fewer_places(world: Any) -> None:
@@ -146,19 +148,6 @@ def test_a_refused_action_keeps_its_queue_deadline(world: Any) -> None:
     w.tick(2.0)
 
     assert w.ended("a")[0] == "timed_out"
-
-
-def test_accounts_do_not_disturb_each_other(world: Any) -> None:
-    w = world(quotas=[QuotaSpec(name="a", rate_per_s=4.0), QuotaSpec(name="b", rate_per_s=4.0)]).node()
-    w.call("a0", "a", idempotent=True)
-    w.answer("a0", 429, retry_after_s=100.0)
-    for number in range(4):
-        w.call(f"b{number}", "b")
-    while any(name.startswith("b") for name in w.waiting):
-        w.wake()
-
-    assert w.now == 0.75
-    assert w.waiting == ["a0"]
 
 
 def test_repeats_of_a_worker_are_charged_to_the_account(world: Any) -> None:

@@ -29,13 +29,6 @@ def seen(**fields: Any) -> Observation:
     return Observation(**{**given, "held_units": 1.0, "execution_s": 8.0, "cpu_s": 8.0, **fields})
 
 
-def test_of_an_action_outside_an_environment_only_its_own_life_counts() -> None:
-    work = WorkLeft()
-
-    assert work.expected_s("a", Life(), None) == FIRST_S
-    assert work.expected_s("a", at(EDGES[10]), None) == EDGES[10]
-
-
 def test_of_an_action_in_an_environment_that_of_its_trajectory_counts_and_a_part_of_its_own() -> None:
     work = WorkLeft()
 
