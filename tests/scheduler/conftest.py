@@ -144,6 +144,10 @@ class World:
         """Return the commands of one sort so far."""
         return [command for command in self.out if isinstance(command, sort)]
 
+    def states(self, environment: str) -> list[str]:
+        """Return the states that an environment went through."""
+        return [note.state for note in self.of(commands.NoteEnvironment) if note.id == environment]
+
     def evicted(self, id: str) -> list[str]:
         """Return the services that an action's grant throws off their cells, in order."""
         return [one.service for one in self.grants[id].evict]

@@ -10,10 +10,6 @@ from scheduler.core.gone import REMEMBERED
 from scheduler.model import QuotaSpec, commands, events
 
 
-def states(w: Any, environment: str) -> list[str]:
-    return [note.state for note in w.of(commands.NoteEnvironment) if note.id == environment]
-
-
 def test_environments_go_where_few_stand_per_core(world: Any) -> None:
     w = world().node("small", cores=4).node("large", cores=8)
 
@@ -161,7 +157,7 @@ def test_an_environment_closed_while_it_opens_is_closed_once_it_stands(world: An
     assert w.ended("a") == ("failed", "its environment was closed")
     assert w.ended("again") == ("failed", "environment e0 is being closed")
     w.finish("close-e0")
-    assert states(w, "e0") == ["waiting", "opening", "open", "closing", "closed"]
+    assert w.states("e0") == ["waiting", "opening", "open", "closing", "closed"]
 
 
 def test_an_environment_closed_before_it_was_placed_never_opens(world: Any) -> None:
@@ -206,7 +202,7 @@ def test_the_room_of_an_environment_closed_by_the_system_comes_back_once_its_nod
         w.handle(events.EnvironmentClosed(id="e0", reason="closed"))
 
     assert "open-e1" in w.grants
-    assert states(w, "e0")[-1] == "closed"
+    assert w.states("e0")[-1] == "closed"
 
 
 def test_a_cancelled_trajectory_ends_with_all_its_actions_and_environments(world: Any) -> None:
@@ -261,7 +257,7 @@ def test_an_environment_that_has_ended_on_its_node_is_lost_and_its_room_comes_ba
     w.beat(environments=("e2",))
     w.beat(environments=("e1", "e2"))
     w.beat(environments=("e2",))
-    assert states(w, "e1")[-1] == "open"
+    assert w.states("e1")[-1] == "open"
     # And once more without it, with a sign of life in between that is no list of environments
     w.handle(events.NodeBeat(name="n0", environments=None))
     w.beat(environments=("e2",))

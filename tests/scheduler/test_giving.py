@@ -48,17 +48,12 @@ def live() -> Given:
     return live
 
 
-def test_what_is_given_to_a_running_command_goes_to_its_node(live: Given) -> None:
-    live.give("runs", 1, 2, 2)
-    assert live.sent == live.gives("runs", 1, 2, 2)
-
-
 def test_what_is_given_to_a_waiting_command_follows_it_to_its_node(live: Given) -> None:
     live.give("waits", 1, 2)
     assert not live.sent
     live.told(finished("runs"))
-    live.give("waits", 3)
-    assert live.sent == [("action", "waits", 0), *live.gives("waits", 1, 2, 3)]
+    live.give("waits", 3, 3)
+    assert live.sent == [("action", "waits", 0), *live.gives("waits", 1, 2, 3, 3)]
 
 
 def test_what_overtakes_the_submission_finds_the_command_all_the_same() -> None:

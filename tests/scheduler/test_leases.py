@@ -7,19 +7,14 @@ from typing import Any
 from scheduler.model import commands, events
 
 
-def state_of(world: Any, environment: str) -> str:
-    """Return the state of an environment as it was noted last."""
-    return str([note.state for note in world.of(commands.NoteEnvironment) if note.id == environment][-1])
-
-
 def test_an_environment_with_a_lease_of_its_own_is_closed_when_that_is_over_though_it_is_in_use(world: Any) -> None:
     w = world(lease_s=5.0).node().open("e", lease_s=10.0)
     w.exec("runs", "e")
     w.tick(9.0)
-    assert state_of(w, "e") == "open"
+    assert w.states("e")[-1] == "open"
     assert w.core.next_wake(w.now) == 10.0
     w.tick(1.0)
-    assert state_of(w, "e") == "closing"
+    assert w.states("e")[-1] == "closing"
     (stop,) = w.of(commands.Stop)
     assert (stop.id, stop.cause, stop.reason) == ("runs", "lease_over", "its lease is over")
 
@@ -30,9 +25,9 @@ def test_a_lease_begins_when_the_environment_stands(world: Any) -> None:
     w.node()
     w.finish("open-e")
     w.tick(9.0)
-    assert state_of(w, "e") == "open"
+    assert w.states("e")[-1] == "open"
     w.tick(1.0)
-    assert state_of(w, "e") == "closing"
+    assert w.states("e")[-1] == "closing"
 
 
 def test_a_renewed_lease_ends_sooner_or_later_than_before(world: Any) -> None:
@@ -57,9 +52,9 @@ def test_nobody_renews_the_lease_of_another_jobs_environment_or_of_one_that_is_g
     w.handle(events.LeaseRenewed(id="e", job="theirs", lease_s=1000.0))
     w.handle(events.LeaseRenewed(id="never", job="mine", lease_s=1000.0))
     w.tick(10.0)
-    assert state_of(w, "e") == "closing"
+    assert w.states("e")[-1] == "closing"
     w.handle(events.LeaseRenewed(id="e", job="mine", lease_s=1000.0))
-    assert state_of(w, "e") == "closing"
+    assert w.states("e")[-1] == "closing"
 
 
 def test_renewals_that_waited_for_a_scheduler_arrive_before_it_ends_a_lease(world: Any) -> None:
@@ -74,7 +69,7 @@ def test_renewals_that_waited_for_a_scheduler_arrive_before_it_ends_a_lease(worl
     w.handle(events.LeaseRenewed(id="e", job="default", lease_s=300.0))
     w.tick(60.0)
     # Then the renewal counts, and nothing else goes on for long
-    assert (state_of(w, "not renewed"), w.core.state.environments["e"].state) == ("closing", "open")
+    assert (w.states("not renewed")[-1], w.core.state.environments["e"].state) == ("closing", "open")
 
 
 def test_an_environment_of_an_id_that_is_used_again_has_a_lease_of_its_own(world: Any) -> None:
@@ -82,6 +77,6 @@ def test_an_environment_of_an_id_that_is_used_again_has_a_lease_of_its_own(world
     w.close("e", finish=True)
     w.open("e", lease_s=50.0)
     w.tick(20.0)
-    assert state_of(w, "e") == "open"
+    assert w.states("e")[-1] == "open"
     w.tick(30.0)
-    assert state_of(w, "e") == "closing"
+    assert w.states("e")[-1] == "closing"

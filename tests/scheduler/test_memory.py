@@ -151,6 +151,9 @@ def test_an_environment_that_finds_no_memory_leaves_its_cores_and_goes_on_when_m
     w = crowded(world)
     w.exec("c", "f", session="other")
     assert w.background == ["b", "c"] and w.grants["a"].core_ids
+    # And nothing opens on the node
+    w.open("g", memory_mb=LIMIT_MB, finish=False)
+    assert "open-g" not in w.grants
 
     # When the other gives its memory back
     w.finish("a", memory_mb=LIMIT_MB, resident_mb=20)
@@ -158,6 +161,10 @@ def test_an_environment_that_finds_no_memory_leaves_its_cores_and_goes_on_when_m
     # Then it has memory and cores again
     assert isinstance(w.of(commands.Allow)[-1], commands.Allow) and w.of(commands.Allow)[-1].environment == "f"
     assert w.grants["b"].core_ids and w.grants["c"].core_ids
+    # And environments open again when nobody waits for memory
+    w.finish("b", memory_mb=LIMIT_MB, resident_mb=20)
+    w.finish("c", memory_mb=LIMIT_MB, resident_mb=20)
+    assert "open-g" in w.grants
 
 
 def test_while_an_environment_uses_the_reserve_actions_of_others_start(world: Any) -> None:
@@ -178,15 +185,6 @@ def test_tools_are_shown_what_is_granted_and_who_is_paused(world: Any) -> None:
     memory = queues_and_shares(w.core, {}, w.now)["nodes"]["n0"]["memory"]
     assert (memory["paused_count"], list(memory["paused"])) == (1, ["f"])
     assert memory["granted_mb"] + memory["reserve_mb"] + w.core.state.nodes["n0"].memory_free == 440
-
-
-def test_nothing_opens_on_a_node_where_an_environment_waits_for_memory(world: Any) -> None:
-    w = crowded(world)
-    w.open("g", memory_mb=LIMIT_MB, finish=False)
-    assert "open-g" not in w.grants
-    w.finish("a", memory_mb=LIMIT_MB, resident_mb=20)
-    w.finish("b", memory_mb=LIMIT_MB, resident_mb=20)
-    assert "open-g" in w.grants
 
 
 def test_one_that_is_stopped_while_it_waits_for_memory_leaves_nothing_behind(world: Any) -> None:

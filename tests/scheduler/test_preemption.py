@@ -174,36 +174,24 @@ def test_a_stop_reaches_the_background(world: Any) -> None:
     assert (w.ended("long")[0], queued(w), w.core.pools.cpu.groups["n0"].running) == ("cancelled", [], {})
 
 
-def test_the_time_in_the_background_is_a_part_of_its_own_but_for_what_it_slept(world: Any) -> None:
-    # Given a command that has run for ten seconds, and then been in the background for five, where it got two and slept for one
-    w = node(world)
-    w.tick(1.0)
-    w.exec("long", "e")
-    w.tick(10.0)
-    w.exec("newcomer", "f", priority=9)
-    w.tick(5.0)
-
-    w.finish("long", execution_s=12.0, waited_s=3.0, slept_s=1.0)
-
-    end = w.ends["long"]
-    assert (end.queue_s, end.background_s, end.overhead_s, end.execution_s) == (0.0, 2.0, 0.0, 13.0)
-    assert end.unit_s == 10.0
-
-
-def test_what_sleeps_by_its_own_will_changes_nothing_of_what_is_learned(world: Any) -> None:
-    # Given equal commands, of which one has slept in the background and the other has had no core there
+def test_the_time_in_the_background_is_a_part_of_its_own_but_for_what_it_slept_which_teaches_nothing(world: Any) -> None:
+    # Given commands that have run for ten seconds, and then been in the background for five, where they got two and slept for some time
     learned = []
-    for slept_s in (0.0, 3.0):
-        w = node(world, 1, "ef")
+    for slept_s in (0.0, 1.0, 3.0):
+        w = node(world)
+        w.tick(1.0)
         w.exec("long", "e")
         w.tick(10.0)
         w.exec("newcomer", "f", priority=9)
         w.tick(5.0)
-        ended = w.core.state.running["long"].waiting
+        action = w.core.state.running["long"].waiting.action
         w.finish("long", execution_s=12.0, waited_s=3.0, slept_s=slept_s)
-        learned.append(w.core.state.durations.expect(ended.action))
-    # Then the same is expected of the next one
-    assert learned[0] == learned[1]
+        learned.append(w.core.state.durations.expect(action))
+        end = w.ends["long"]
+        assert (end.queue_s, end.background_s, end.overhead_s, end.execution_s) == (0.0, 3.0 - slept_s, 0.0, 12.0 + slept_s)
+        assert end.unit_s == 10.0
+    # Then the same is expected of the next ones
+    assert learned[0] == learned[1] == learned[2]
 
 
 # Without

@@ -131,18 +131,13 @@ def test_a_resized_action_does_all_of_its_work() -> None:
     assert run.resizes == 2
 
 
-def test_a_step_ends_with_the_last_of_its_actions() -> None:
+@pytest.mark.parametrize(("speed", "last_s"), [(1.0, 9.0), (3.0, 7.0)])
+def test_a_step_ends_with_the_last_of_its_actions_and_only_thinking_is_sped_up(speed: float, last_s: float) -> None:
     trace = trace_of(rollout("t", Step(actions=(cpu(1.0), cpu(5.0), cpu(2.0))), Step(actions=(cpu(1.0),), think_s=3.0)))
 
-    run = simulate(trace)
+    run = simulate(trace, speed=speed)
 
-    assert [record.ended_at for record in run.actions] == [1.0, 2.0, 5.0, 9.0]
-
-
-def test_thinking_is_sped_up_and_working_is_not() -> None:
-    trace = trace_of(rollout("t", Step(actions=(cpu(2.0),), think_s=10.0)))
-
-    assert simulate(trace, speed=5.0).last_result_s == pytest.approx(4.0)
+    assert [record.ended_at for record in run.actions] == [1.0, 2.0, 5.0, last_s]
 
 
 def test_restoring_counts_as_overhead() -> None:
@@ -281,20 +276,9 @@ def test_tokens_of_recorded_requests_are_paid_off_in_simulation_too() -> None:
 
 
 def test_a_warm_service_is_restored_before_it_is_asked_for() -> None:
-    # Given a trajectory that asks a service after a second
-    ask = TraceAction(kind="gpu.score", work_s=1.0, service="rm")
-    trajectory = Trajectory(trajectory="t", steps=(Step(think_s=1.0, actions=(ask,)),))
-
-    # When it is replayed with the service warm, and not
-    runs = [
-        Simulation(
-            Trace(trajectories=(trajectory,), services={"rm": ServiceSpec(name="rm", restore_s=0.5, warm=warm)}),
-            make_policy("elastic"),
-            Cluster(gpus=1),
-        ).run()
-        for warm in (True, False)
-    ]
-
-    # Then it is restored once each time, and only without does the action wait for it
-    assert [run.restores for run in runs] == [1, 1]
-    assert [run.actions[0].overhead_s for run in runs] == [0.0, 0.5]
+    # Given a trajectory that asks a service after a second; when that is warm or not, then it is restored once
+    for warm, waited_s in ((True, 0.0), (False, 0.5)):
+        services = {"rm": ServiceSpec(name="rm", restore_s=0.5, warm=warm)}
+        asks = rollout("t", Step(think_s=1.0, actions=(gpu("rm", 1.0),)))
+        run = simulate(Trace(trajectories=(asks,), services=services), cluster=Cluster(gpus=1))
+        assert (run.restores, run.actions[0].overhead_s) == (1, waited_s)
