@@ -43,15 +43,3 @@ def clear_of_edges(lives: list[tuple[float, bool]]) -> bool:
 @given(LIVES.filter(clear_of_edges), st.integers(0, BINS - 1))
 def test_it_says_what_the_ages_themselves_say(lives: list[tuple[float, bool]], index: int) -> None:
     assert table_of(lives).left_s(index) == pytest.approx(naive_left_s(lives, index))
-
-
-def test_what_comes_in_counts_soon() -> None:
-    # Given a table that has been read after many lives
-    table = table_of([(1.0, True)] * 1000)
-    before = table.left_s(5)
-
-    # When some more come, that last much longer
-    for _ in range(60):
-        table.reach(0, 20)
-
-    assert table.left_s(5) > before

@@ -38,6 +38,7 @@ def finished(action_id: str, **fields: Any) -> dict[str, Any]:
     return {"type": "finished", "id": action_id, "attempt": 1, "status": "succeeded", **fields}
 
 
+RESIDENT = {"type": "service", "node": "n", "service": "s", "cell_ids": [0], "state": "resident"}
 WRONG: dict[str, object] = {
     "negative seconds": finished("a", cpu_s=-1.0),
     "no number": finished("a", execution_s="1.0"),
@@ -57,17 +58,10 @@ WRONG: dict[str, object] = {
     "a node of memory below 0": {"type": "beat", "node": {**NODE, "memory_mb": -1}},
     "a node with a figure that no JSON has": {"type": "beat", "node": {**NODE, "load": math.nan}},
     "a node with a label that no database stores": {"type": "beat", "node": {**NODE, "labels": ["a\ud800", "a\0"]}},
-    "a service that no database stores": {"type": "service", "node": "n", "service": "\ud800", "cell_ids": [0], "state": "resident"},
-    "a service of endless starts": {
-        "type": "service",
-        "node": "n",
-        "service": "s",
-        "cell_ids": [0],
-        "state": "resident",
-        "starts": math.inf,
-    },
-    "a service in no state": {"type": "service", "node": "n", "service": "s", "cell_ids": [0], "state": "asleep"},
-    "a service without cells": {"type": "service", "node": "n", "service": "s", "state": "resident"},
+    "a service that no database stores": {**RESIDENT, "service": "\ud800"},
+    "a service of endless starts": {**RESIDENT, "starts": math.inf},
+    "a service in no state": {**RESIDENT, "state": "asleep"},
+    "a service without cells": {key: value for key, value in RESIDENT.items() if key != "cell_ids"},
 }
 
 
