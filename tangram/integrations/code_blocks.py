@@ -55,18 +55,17 @@ def solution_of(text: str, path: str, pattern: str | None = None) -> str:
         return (found[1] if found.re.groups else found[0]) or ""
     suffix, lines = PurePosixPath(path).suffix, re.sub("\r\n?", "\n", text)
     names, is_python = _NAMES.get(suffix, (suffix[1:],)), suffix == ".py"
-    readings = [fences(lines), fences(lines, indented=False)]
-    named = [last for blocks in readings for last in [(content, end) for language, content, end in blocks if language in names][-1:]]
-    contents = [content for content, _ in named]
+    blocks = fences(lines)
+    named = [(content, end) for language, content, end in blocks if language in names][-1:]
     if openings := _openings(lines, names, is_named=bool(named)):
         fence, start, behind = openings[-1]
         if is_python and (whole := _whole(lines, openings)):
             return whole
         last = lines.count("\n", 0, start)
-        contents = [content for content, end in named if end > last] + [lines[behind:].partition(fence)[0]]
-    if contents:
+        named = [*(block for block in named if block[1] > last), (lines[behind:].partition(fence)[0], last)]
+    if contents := [content for content, _ in named]:
         return next((content for content in contents if not is_python or _parses(content)), contents[0])
-    contents = [content for blocks in readings for _, content, _ in blocks]
+    contents = [content for _, content, _ in blocks + fences(lines, indented=False)]
     parsed = [content for content in contents if is_python and _parses(content)]
     return max(parsed or contents, key=len, default=text)
 
