@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tangram.calls import Place
-from tangram.errors import ActionCancelled, TangramError
+from tangram.errors import ActionCancelled, ActionFailed, ActionRefused, TangramError
 from tangram.integrations.code_blocks import solution_of
 from tangram.integrations.sandbox import Sandbox, borrow_client, return_client
 from tangram.results import ExecResult
@@ -83,7 +83,7 @@ async def compute_score(
             files |= {WORD: word} if word else {}
             done = await _check_fresh(client, ground_truth, files, image, timeout_s)
     except TangramError as error:
-        if error.fault == "program":  # it filled its memory or its disk
+        if error.fault == "program":  # it filled its memory or its disk, or the place of the word
             return {"score": 0.0, "exit_code": -1}
         raise ScoreFailed(f"there is no score of a solution of {data_source}: {error}") from error
     finally:
@@ -97,7 +97,10 @@ async def _check_kept(sandbox: Sandbox, command: str, timeout_s: float, word: st
     try:
         if word:  # nothing of the rollout may be there to read it
             await sandbox.exec(":", fence=True)
-            await sandbox.write_file(WORD, word)
+            try:
+                await sandbox.write_file(WORD, word)
+            except ActionRefused as error:
+                raise ActionFailed(str(error), "exit") from error
         return await _checked(sandbox, command, await sandbox.exec(command, timeout_s=timeout_s, fence=True))
     finally:
         with contextlib.suppress(TangramError):

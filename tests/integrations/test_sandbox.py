@@ -172,6 +172,12 @@ async def test_a_check_that_a_solution_has_ended_has_not_printed_its_word() -> N
         assert scored == {"score": score, "exit_code": 0}
 
 
+async def test_a_rollout_that_takes_the_place_of_the_word_is_scored(sandbox: Sandbox) -> None:
+    await sandbox.exec("mkdir .check-word")
+    place = {"job": sandbox.place.job, "trajectory": sandbox.place.trajectory, "environment": sandbox.place.environment}
+    assert await compute_score("sums", "", "true", {"tangram": place}, last_word=True) == {"score": 0.0, "exit_code": -1}
+
+
 async def test_a_solution_whose_own_program_is_not_there_is_scored() -> None:
     solution = "```python\nimport sys\nsys.exit(127)\n```"
     assert await compute_score("sums", solution, "python3 solution.py") == {"score": 0.0, "exit_code": 127}
