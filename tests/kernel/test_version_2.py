@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -58,16 +59,19 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     words = ["-p", "no:cacheprovider", "-p", "no:xdist", "-p", "tests.second_try", f"--write-outcomes-to={folder}/outcomes.json", "-rs"]
     inside = [sys.executable, "-B", "-m", "pytest", *words, "-k", " and ".join(f"not {word}" for word in LEFT_OUT), *SUITES]
     (folder / "run.sh").write_text(f"CI={os.environ.get('CI', '')} exec {shlex.join(inside)}\n")
-    boots = [KERNEL, "mem=3G", "quiet", "con=null", "con0=fd:0,fd:1", f"uml_dir={folder}/uml", f"ubd0={folder}/disk"]
+    boots = ["setpriv", "--pdeathsig=TERM"]  # if this process is killed, the kernel ends what it runs
+    boots += [KERNEL, "mem=3G", "quiet", "con=null", "con0=fd:0,fd:1", f"uml_dir={folder}/uml", f"ubd0={folder}/disk"]
     boots += ["rootfstype=hostfs", "rootflags=/", "rw", f"init={HERE}/init.sh", "--", str(ROOT), f"{folder}/run.sh"]
     with (folder / "output").open("wb") as output:
         variables = {**os.environ, "LD_PRELOAD": str(folder / "xstate.so")}
         kernel = subprocess.Popen(boots, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=variables, start_new_session=True)
         try:
-            kernel.wait(LIMIT_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(kernel.pid, signal.SIGKILL)
-            kernel.wait()
+            with suppress(subprocess.TimeoutExpired):
+                kernel.wait(LIMIT_S)
+        finally:  # Ctrl-C too: what the kernel runs are processes of this machine
+            if kernel.poll() is None:
+                os.killpg(kernel.pid, signal.SIGKILL)
+                kernel.wait()
     print((folder / "output").read_text(errors="replace"))
     assert (folder / "outcomes.json").exists(), "the kernel has ended before the tests in it"
     return {name: outcome for name, (outcome, _) in json.loads((folder / "outcomes.json").read_text()).items()}
