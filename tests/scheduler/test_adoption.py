@@ -53,17 +53,20 @@ def test_a_silent_node_with_an_adopted_environment_is_up_again() -> None:
     assert cluster.states() == [UP, SILENT, UP] and cluster.running == ["x"]
 
 
-def test_an_environment_that_is_being_closed_goes_to_the_next_worker_with_its_close() -> None:
-    # Given a node that is to close an environment, and another one; when its next worker has both
+def test_an_environment_that_is_being_closed_is_closed_by_the_next_worker() -> None:
+    # Given a node that closes an environment, and another one; when its next worker has both
     cluster = Waiting()
     cluster.open("e")
     cluster.open("f")
     cluster.close("e")
     cluster.beat(environments=["e", "f"], incarnation="2")
-    # Then the close, which nobody has begun, is for that worker to do, and ends the environment
-    assert cluster.running == ["close-e"]
-    cluster.finish("close-e")
-    assert list(cluster.core.state.environments) == ["f"] and cluster.ends()["close-e"] == ("succeeded", True)
+    # Then nobody knows how far that came, and the node is asked to close what it should not have
+    assert cluster.ends()["close-e"] == ("lost", False)
+    cluster.beat(environments=["e", "f"])
+    assert cluster.ended("n") == [("n", "tangram.close_environment", "e")]
+    # And it is gone once the node has it no more
+    cluster.beat(environments=["f"])
+    assert list(cluster.core.state.environments) == ["f"]
 
 
 @pytest.mark.parametrize("stored", [False, True])
