@@ -1,4 +1,6 @@
-"""Burn a known amount of CPU: `python -S -E burn.py WORK_S DOP [PARALLEL_FRACTION [MOST [BUSY]]]`, or `python -m app.replay.burn …`.
+"""Burn a known amount of CPU, and hold a known amount of memory, as a command that was recorded did.
+
+    python -S -E burn.py WORK_S DOP [PARALLEL_FRACTION [MOST [BUSY [MEMORY_MB RESIDENT_MB]]]]        or python -m app.replay.burn …
 
 It stands in for a command when a trace without commands is replayed, and it is an elastic program. By Amdahl's law, the
 share `1 - PARALLEL_FRACTION` of WORK_S runs on one process first. The rest lies in a shared counter as small chunks, from
@@ -10,17 +12,29 @@ which every process takes one after the other. How many processes there are:
 
 Each process reads its affinity between two chunks. Work is measured by the CPU time of each process, so on a core that
 is shared it takes longer, and never does less. BUSY, by default 1, is the part of the work that needs a core. In the rest
-of the time the process sleeps, so that bursts and pauses alternate. This file is also run by its path: the standard library only, and no
-import that is slow.
+of the time the process sleeps, so that bursts and pauses alternate.
+
+MEMORY_MB is what the environment holds in all while it works, RESIDENT_MB what it holds afterwards: that stays with a process in the
+background, the keeper. Memory is held only where the node bounds it, so that a replay takes no more than that of any machine.
+
+This file is also run by its path: the standard library only, and no import that is slow.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
+import signal
 import sys
 import time
 
-USAGE = "usage: burn.py WORK_S DOP [PARALLEL_FRACTION [MOST [BUSY]]]"
+USAGE = "usage: burn.py WORK_S DOP [PARALLEL_FRACTION [MOST [BUSY [MEMORY_MB RESIDENT_MB]]]]"
+MEMORY_ENFORCED = "TANGRAM_MEMORY_ENFORCED"
+KEEPER = os.path.expanduser("~/.tangram-keeper")
+OWN_MB = 16
+"""What an environment holds beside: its shell, what watches over it, and an interpreter or two."""
+
+LEAST_CHANGE_MB = 4
 STEPS_BETWEEN_CHECKS = 2_000
 CHUNK_S = 0.01
 LONGEST_CHUNK_S = 0.1
@@ -132,15 +146,62 @@ def burn_elastic(work_s: float, dop: int, parallel_fraction: float, most: int | 
     return shared_s <= 0 or Crew(shared_s, dop, most, busy).work()
 
 
-def parse(arguments: list[str]) -> tuple[float, int, float, int | None, float]:
-    """Return work in seconds, DoP, parallel fraction, the most processes and the busy part. Raises `ValueError` with one clear line."""
-    if len(arguments) not in (2, 3, 4, 5):
+def block_of(size_mb: int) -> mmap.mmap | None:
+    """Return memory of this size, every page of it in use; None for nothing."""
+    if size_mb <= 0:
+        return None
+    block = mmap.mmap(-1, size_mb << 20)
+    for start in range(0, len(block), mmap.PAGESIZE):
+        block[start] = 1
+    return block
+
+
+def kept() -> tuple[int, int]:
+    """Return the process that keeps memory of this environment, and how many MB; zeros where there is none."""
+    try:
+        with open(KEEPER) as file:
+            keeper, size_mb = map(int, file.read().split())
+        os.kill(keeper, 0)
+    except (OSError, ValueError):
+        return 0, 0
+    return keeper, size_mb
+
+
+def keep(size_mb: int) -> None:
+    """Have so much memory kept, in place of what was."""
+    keeper, before_mb = kept()
+    if abs(size_mb - before_mb) < LEAST_CHANGE_MB:
+        return
+    if keeper:
+        os.kill(keeper, signal.SIGKILL)
+    if (block := block_of(size_mb)) is None:
+        return
+    started = os.fork()  # which has the block, too
+    if started:
+        with open(KEEPER, "w") as file:
+            file.write(f"{started} {size_mb}")
+        return
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):
+        os.dup2(nothing, number)
+    while not block.closed:
+        signal.pause()
+
+
+def parse(arguments: list[str]) -> tuple[tuple[float, int, float, int | None, float], tuple[int, int] | None]:
+    """Return work in seconds, DoP, parallel fraction, the most processes and the busy part; and MB of memory, meanwhile and afterwards.
+
+    Raises `ValueError` with one clear line.
+    """
+    if len(arguments) not in (2, 3, 4, 5, 7):
         raise ValueError(USAGE)
     try:
         work_s, dop = float(arguments[0]), int(arguments[1])
         parallel_fraction = float(arguments[2]) if len(arguments) > 2 else 1.0
         most = int(arguments[3]) if len(arguments) > 3 else None
         busy = float(arguments[4]) if len(arguments) > 4 else 1.0
+        memory = (int(arguments[5]), int(arguments[6])) if len(arguments) > 5 else None
     except ValueError as error:
         raise ValueError(f"{USAGE}: {error}") from None
     if not 0.0 <= work_s < float("inf"):
@@ -153,17 +214,27 @@ def parse(arguments: list[str]) -> tuple[float, int, float, int | None, float]:
         raise ValueError(f"MOST must be at least DOP, {dop}, not {most}")
     if not 0.0 <= busy <= 1.0:
         raise ValueError(f"BUSY must be between 0 and 1, not {arguments[4]}")
-    return work_s, dop, parallel_fraction, most, busy
+    if memory is not None and min(memory) < 0:
+        raise ValueError(f"MEMORY_MB and RESIDENT_MB must be at least 0, not {arguments[5]} and {arguments[6]}")
+    return (work_s, dop, parallel_fraction, most, busy), memory
 
 
 def main(arguments: list[str]) -> int:
     """Burn what the arguments ask for; return the exit code."""
     try:
-        work = parse(arguments)
+        work, memory = parse(arguments)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    return 0 if burn_elastic(*work) else 1
+    if memory is None or MEMORY_ENFORCED not in os.environ:
+        return 0 if burn_elastic(*work) else 1
+    memory_mb, resident_mb = memory
+    block = block_of(memory_mb - OWN_MB - kept()[1])
+    is_whole = burn_elastic(*work)
+    if block is not None:
+        block.close()
+    keep(resident_mb - OWN_MB)
+    return 0 if is_whole else 1
 
 
 if __name__ == "__main__":

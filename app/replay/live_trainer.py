@@ -297,16 +297,17 @@ def _needs_burn(recorded: TraceAction) -> bool:
 
 
 def burn_command(recorded: TraceAction) -> str:
-    """Return a command that uses as much CPU as the action was recorded with."""
+    """Return a command that uses as much CPU and memory as the action was recorded with."""
     curve = recorded.elasticity.curve
+    memory = "" if recorded.memory_mb is None else f" {recorded.memory_mb} {recorded.resident_mb or 0}"
     burn = f'python3 -S -E "$HOME/{BURN_INSIDE}"'
     dop, most = "${TANGRAM_DOP:-1}", max(recorded.elasticity.units)
     if isinstance(curve, Table):
         # E(m) point by point is work that grows with m: each of m processes burns work_s / (E(m) · m).
         cases = " ".join(f"{units}) w={recorded.work_s / value:.6f};;" for units, value in curve.efficiency)
-        return f'case "{dop}" in {cases} *) w={recorded.work_s:.6f};; esac; {burn} "$w" "{dop}" 1 {most} {recorded.busy:.6f}'
+        return f'case "{dop}" in {cases} *) w={recorded.work_s:.6f};; esac; {burn} "$w" "{dop}" 1 {most} {recorded.busy:.6f}{memory}'
     fraction = curve.parallel_fraction if isinstance(curve, Amdahl) else 0
-    return f'{burn} {recorded.work_s:.6f} "{dop}" {fraction} {most} {recorded.busy:.6f}'
+    return f'{burn} {recorded.work_s:.6f} "{dop}" {fraction} {most} {recorded.busy:.6f}{memory}'
 
 
 @dataclass(frozen=True, slots=True)

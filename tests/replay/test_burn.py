@@ -7,9 +7,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
+import psutil
 import pytest
 
 import app.replay.burn as burn_module
@@ -98,6 +100,49 @@ def test_growing_and_shrinking_leave_the_work_as_it_is() -> None:
     assert children_s() - before >= 0.3
 
 
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    """Give a home folder; a process that keeps memory for it ends afterwards."""
+    yield tmp_path
+    if (keeper := keeper_of(tmp_path)) is not None:
+        os.kill(keeper, signal.SIGKILL)
+
+
+def keeper_of(home: Path) -> int | None:
+    """Return the process that keeps memory for a home folder."""
+    keepers = [process for process in psutil.process_iter(["cmdline", "environ"]) if str(SCRIPT) in (process.info["cmdline"] or ())]
+    return next((process.pid for process in keepers if (process.info["environ"] or {}).get("HOME") == str(home)), None)
+
+
+def hold(home: Path, memory_mb: int, resident_mb: int, **variables: str) -> int:
+    """Hold memory as an environment of that home folder; return the most that the program held, in MB, or this process if that is more."""
+    words = [sys.executable, "-S", "-E", str(SCRIPT), "0", "1", "0", "1", "0", str(memory_mb), str(resident_mb)]
+    with subprocess.Popen(words, env={"HOME": str(home), **variables}) as program:
+        _, status, usage = os.wait4(program.pid, 0)
+        program.returncode = os.waitstatus_to_exitcode(status)
+    assert program.returncode == 0
+    return usage.ru_maxrss // 1024
+
+
+def test_memory_is_held_in_all_and_some_of_it_stays(home: Path) -> None:
+    bounded = {burn_module.MEMORY_ENFORCED: "1"}
+    # Given a program that takes memory, of which some stays
+    assert 180 <= hold(home, 200, 100, **bounded) <= 230
+    first = keeper_of(home)
+    assert first is not None
+    # When one needs little more than that; then it takes the difference, and the rest stays with whom it was
+    assert hold(home, 120, 102, **bounded) < 100
+    assert keeper_of(home) == first
+    # And when one leaves nothing, nothing stays
+    hold(home, 120, 0, **bounded)
+    assert until(lambda: keeper_of(home) is None)
+
+
+def test_no_memory_is_held_where_nobody_bounds_it(home: Path) -> None:
+    assert hold(home, 200, 100) < 100
+    assert keeper_of(home) is None
+
+
 def test_a_helper_that_is_killed_makes_it_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     # Given work on two processes, of which the helper is killed when it comes to it, and the other one waits for that
     this, (end, its_end), calls = os.getpid(), os.pipe(), count()
@@ -128,6 +173,8 @@ def test_a_helper_that_is_killed_makes_it_fail(monkeypatch: pytest.MonkeyPatch) 
         ["1", "1", "1", "x"],
         ["1", "1", "1", "1", "1.1"],
         ["1"] * 6,
+        ["1", "1", "1", "1", "1", "1", "-1"],
+        ["1"] * 8,
     ],
 )
 def test_bad_arguments_are_refused_in_one_line(arguments: list[str]) -> None:
