@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.workers_cpu.support import admit, printed, run, until
+from tests.workers_cpu.support import admit, followed, printed, run, until
 from workers.cpu.abstract import Environment
 from workers.cpu.errors import NoSuchFile
 
@@ -42,6 +42,15 @@ def test_of_a_flood_the_beginning_and_the_end_are_kept(env: Environment, fractio
     left_out = b"\n[2019000 bytes are left out here: TANGRAM_OUTPUT_LIMIT_BYTES]\n"
     assert (outcome.exit_code, outcome.stderr, outcome.truncated) == (0, b"end\n", True)
     assert outcome.stdout == b"a" * head + left_out + b"z" * tail
+
+
+def test_what_is_left_out_is_followed_all_the_same(env: Environment) -> None:
+    # Given a command that prints far more than is kept
+    flood = "for each in a b c; do head -c 2000000 /dev/zero | tr '\\0' $each; done"
+    # When somebody follows it; then all of it is seen as it was printed
+    with followed(env, flood, output_limit_bytes=1000) as command:
+        assert command.outcome().exit_code == 0
+    assert command.seen["stdout"] == b"a" * 2_000_000 + b"b" * 2_000_000 + b"c" * 2_000_000
 
 
 @pytest.mark.parametrize("holder", ["sleep 300", "yes"])

@@ -98,9 +98,9 @@ class Capture:
         """Take what is there; return 0 when nobody writes. Raises `BlockingIOError` when somebody might."""
         printed = self._printed
         came = self._take(most)
-        printed.drop(self._head_bytes, printed.size - self._tail_bytes)
         if self._on_output is not None and came:
             self._on_output(printed.read(printed.size - came, came))
+        printed.drop(self._head_bytes, printed.size - self._tail_bytes)
         return came
 
     def _take(self, most: int) -> int:
