@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+
 import pytest
 
 from tests.workers_cpu.support import admit, followed, printed, run, until
@@ -16,6 +19,16 @@ def exists(environment: Environment, path: str) -> bool:
     except NoSuchFile:
         return False
     return True
+
+
+def held_bytes() -> int:
+    """Return how much this process holds in files in memory."""
+    held = 0
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(path := f"/proc/self/fd/{descriptor}").startswith("/memfd:"):
+                held += 512 * os.stat(path).st_blocks
+    return held
 
 
 def test_the_streams_are_separate(shell_env: Environment) -> None:
@@ -51,6 +64,17 @@ def test_what_is_left_out_is_followed_all_the_same(env: Environment) -> None:
     with followed(env, flood, output_limit_bytes=1000) as command:
         assert command.outcome().exit_code == 0
     assert command.seen["stdout"] == b"a" * 2_000_000 + b"b" * 2_000_000 + b"c" * 2_000_000
+
+
+def test_memory_of_what_was_printed_is_given_back_once_the_end_is_told(env: Environment) -> None:
+    # Given a command that has printed much, which this process holds
+    before = held_bytes()
+    execution = admit(env, "head -c 900000 /dev/zero")
+    assert execution.wait().exit_code == 0 and held_bytes() >= before + 900_000
+    # When its end has been told; then nothing of it is held, and the session goes on
+    execution.note_told()
+    assert held_bytes() < before + 100_000
+    assert printed(env, "echo next") == "next\n"
 
 
 @pytest.mark.parametrize("holder", ["sleep 300", "yes"])

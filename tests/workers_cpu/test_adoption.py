@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from glob import glob
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -96,7 +100,7 @@ RUNNING = (
         "prints",
         f"echo before; echo wrong >&2; echo once >> ~/prints; {WAITS}; head -c 300000 /dev/zero | tr '\\0' x; echo after; (exit 5)",
     ),
-    asked("leaves", "exit 3"),
+    asked("leaves", "touch ~/leaves; until [ -e ~/gone ]; do sleep 0.02; done; exit 3"),
     asked("ends", "echo done; cd /tmp; kept=1"),
     asked("program", "echo $X; exec sleep 0.2; exit 7", interpreter=("sh", "-c"), variables={"X": "2"}),
     asked("late", f"touch ~/late; trap '' TERM; sleep 317.1875{RUN}", timeout_s=0.5),
@@ -107,16 +111,20 @@ RUNNING = (
 
 @pytest.mark.parametrize("isolation", ["none", "bubblewrap"])
 def test_commands_go_on_with_their_output_limits_and_processes_and_each_ends_once(tmp_path: Path, isolation: IsolationChoice) -> None:
-    # Given a worker with a server that a command has left, and commands that run; when it is killed, and so is the next one
+    # Given a worker with a server that a command has left, and commands that run; when it is killed, and so are the next two, of which the
+    # first one goes on with nothing yet
     make(tmp_path / "trial", isolation).close()
     box, first = tmp_path / "box", ("e", "endless", f"sleep 317.3125{RUN} & echo $! > server")
     work = box / "environments" / "e" / "work"
     with to_be_killed(box, first, side_by_side=RUNNING, isolation=isolation) as worker:
-        assert until(lambda: all((work / name).exists() for name in ("prints", "late", "endless", "much")))
+        assert until(lambda: all((work / name).exists() for name in ("prints", "leaves", "late", "endless", "much")))
         worker.kill()
+    (work / "gone").touch()
+    with to_be_killed(box, ("e", "main", "true"), isolation=isolation) as worker:
+        kill(worker)
     with to_be_killed(box, ("e", "main", "true"), goes_on_with=RUNNING, isolation=isolation) as worker:
         kill(worker)
-    # Then the one after that has the outcome of each
+    # Then the last one has the outcome of each
     with next_worker(box, isolation) as third:
         env = third.get("e")
         assert sorted(third.left_messages) == sorted(request.message for request in RUNNING)
@@ -150,6 +158,30 @@ def test_commands_go_on_with_their_output_limits_and_processes_and_each_ends_onc
             execution.note_told()
     with next_worker(box, isolation) as fourth:
         assert not fourth.left_messages
+
+
+def killed_as_it_takes_a_report(frame: FrameType, event: str, function: object) -> None:
+    """Kill this process once the shell's report has left the FIFO; a function for `threading.setprofile`."""
+    if event == "c_return" and function in (os.read, os.splice) and frame.f_code.co_name in ("_read_report", "take_report"):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_that_is_killed_as_it_takes_a_report_loses_none(tmp_path: Path) -> None:
+    # Given a worker that is killed in the moment in which it has taken the report of a command
+    ends, runs = asked("ends", "echo once >> ~/ends; (exit 3)"), ("e", "main", "true")
+    threading.setprofile(killed_as_it_takes_a_report)
+    try:
+        with to_be_killed(tmp_path, runs, side_by_side=[ends]) as worker:
+            threading.setprofile(None)
+            worker.process.join(60)
+            assert worker.process.exitcode == -signal.SIGKILL
+    finally:
+        threading.setprofile(None)
+    # When the next one goes on with it; then the command has its code, and has not run again
+    with next_worker(tmp_path) as box:
+        env = box.get("e")
+        assert env.start(ends).wait().exit_code == 3
+        assert printed(env, "cat ~/ends", session="ends") == "once\n"
 
 
 def test_a_command_that_cannot_go_on_ends_and_its_environment_stays(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.fork_client import close
 from workers.cpu.process.isolation import Folders
 from workers.cpu.process.keeping import STREAMS, End, Kept
-from workers.cpu.shell.backend import Event, Gone, HungUp
+from workers.cpu.shell.backend import Exited, Gone, HungUp
 from workers.cpu.shell.left_run import LeftRun, Shell
 from workers.cpu.shell.output import Drain
 from workers.cpu.shell.record import Record
@@ -120,11 +120,11 @@ class Adoption:
             kept = {end.name: end.channel for end in ends if end.name and end.control == known.control}
             memory = RunMemory({each: os.dup(kept[each]) for each in NAMES}) if kept.keys() >= KEPT else None  # type: ignore[arg-type]
             left = memory.left() if memory is not None else None
-            backend, shell, unread = self._backend(environment, session, backends.get(name), left)
+            backend, shell, exited = self._backend(environment, session, backends.get(name), left)
             run = None
             if left is not None and left["message"]:
                 awaits_run = shell > 0 and session.control.awaits_run()
-                run = LeftRun(Shell(backend, shell) if backend is not None else None, left, unread, awaits_run)
+                run = LeftRun(Shell(backend, shell) if backend is not None else None, left, exited, awaits_run)
                 messages.append(left["message"])
             session.resume(backend, shell, memory, run)
             environment.resume(name, session, backend)
@@ -141,20 +141,20 @@ class Adoption:
 
     def _backend(
         self, environment: ProcessEnvironment, session: Session, end: End | None, left: Mapping[str, Any] | None
-    ) -> tuple[ProcessBackend | None, int, Sequence[Event]]:
-        """Return the backend of a session, its shell, and what it has said that nobody has read.
+    ) -> tuple[ProcessBackend | None, int, Exited | None]:
+        """Return the backend of a session, and its shell, or how that has ended.
 
         Raises `SessionUnavailable` where a command runs that cannot be gone on with and does not end.
         """
         if end is None:
-            return None, 0, ()
+            return None, 0, None
         backends = environment.setup.backends
         assert isinstance(backends, ProcessBackends)
         assert not isinstance(end.channel, int)
         backend = backends.adopt(end.channel, end.pid)
-        shell, unread = backend.shell_now(ANSWER_S)
+        shell, exited = backend.shell_now(ANSWER_S)
         if left is not None and left["message"]:
-            return backend, shell, unread
+            return backend, shell, exited
         while shell and not session.control.awaits_run():
             if left is not None and not is_over(left):
                 log.warning("a command of environment %s is ended: it cannot go on without its worker", environment.spec.id)
@@ -165,7 +165,7 @@ class Adoption:
                 raise SessionUnavailable("a command runs in it")
             else:
                 time.sleep(PAUSE_S)
-        return backend, shell, unread
+        return backend, shell, exited
 
 
 def _end_command(backend: ProcessBackend, state: Mapping[str, Any]) -> None:

@@ -37,8 +37,11 @@ MESSAGE_BYTES = 1 << 16
 KILLED = 128 + signal.SIGKILL
 
 
+@dataclass(frozen=True, slots=True)
 class Told(Spawned):
-    """The shell that there is, as a worker was told that adopts the session."""
+    """The shell that there is, or how the last one has `exited`, as a worker was told that adopts the session."""
+
+    exited: Exited | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,26 +107,28 @@ class ProcessBackend(Backend):
             for descriptor in groups:
                 os.close(descriptor)
 
-    def shell_now(self, limit_s: float) -> tuple[int, list[Event]]:
-        """Return the process id of the shell, 0 where there is none, and what was told to the worker before this one and not read.
+    def shell_now(self, limit_s: float) -> tuple[int, Exited | None]:
+        """Return the process id of the shell, or 0 and how the last one has ended.
+
+        This is asked, not read off the events since: more than one worker may have been killed that has read some.
 
         Raises `SessionUnavailable` where the supervisor does not say.
         """
         self._say(do="tell")
-        poller, deadline, unread = select.poll(), time.monotonic() + limit_s, list[Event]()
+        poller, deadline = select.poll(), time.monotonic() + limit_s
         poller.register(self._channel, select.POLLIN)
         while (left_s := deadline - time.monotonic()) > 0 and poller.poll(left_s * 1000):
             for event in self.events():
                 match event:
-                    case Told(pid):
+                    case Told(pid) if pid < 0:
+                        self._say(do="tell")
+                    case Told(pid, exited):
                         # The worker before may have left all of it in the background, where a shell saves its state slowly.
                         self._in_background = True
                         self.hold(Holding())
-                        return max(0, pid), unread
+                        return pid, exited
                     case HungUp():
                         raise SessionUnavailable("its supervisor has ended")
-                    case _:
-                        unread.append(event)
         raise SessionUnavailable("its supervisor does not answer")
 
     def _joined(self) -> list[int]:
@@ -266,13 +271,15 @@ class ProcessBackend(Backend):
     def _parse(self, said: dict[str, object]) -> Event:
         supervisor = self._supervisor_pid
         match said:
-            case {"event": "spawned" | "told" as event, "pid": int(inside)}:
+            case {"event": "spawned" | "told" as event, "pid": int(inside), **last}:
                 # One that has ended already has no id here any more.
                 shell = next((pid for pid in tree.children(supervisor, 1) if tree.inner_pid(pid) == inside), -inside)
                 self._members, self._shell_inside = Members(supervisor, shell), inside
                 # The shell before it may have left something as it ended.
                 self._has_left = True
-                return Spawned(shell) if event == "spawned" else Told(shell)
+                if event == "spawned":
+                    return Spawned(shell)
+                return Told(shell, Exited(0, **last) if last and not shell else None)  # type: ignore[arg-type]
             case {"event": "refused", "reason": str(reason)}:
                 return Refused(reason)
             case {"event": "exited", "pid": int(inside), "code": int(code), "max_rss_mb": float(rss_mb)}:

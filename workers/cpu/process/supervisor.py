@@ -20,7 +20,7 @@ Messages are JSON objects:
 |--------------------------------------|------------------------------------------------------------------------------|
 | `{"do": "spawn", argv, env, cwd, …}` | `spawned` with pid, or `refused` with reason                                 |
 | `{"do": "kill", spared, grace_s}`    | `gone` with max_rss_mb, left: the ids of those that would not die            |
-| `{"do": "tell"}`                     | `told` with the pid of the shell, 0 where there is none                      |
+| `{"do": "tell"}`                     | `told` with the pid of the shell; 0 with code, max_rss_mb of the one that ended |
 | (the shell ends by itself)           | `exited` with pid, code, max_rss_mb                                          |
 | end of file                          | the end of the socket, once nothing is left                                  |
 
@@ -64,6 +64,8 @@ class Supervisor:
         self.channel = channel
         self.wakeup = Wakeup()
         self.shell = 0
+        self.last_shell: dict[str, float] = {}
+        """How the last shell has ended."""
         self.max_rss_mb = 0.0
         # A forked shell starts its record of memory with that of this process.
         self.own_rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -95,7 +97,7 @@ class Supervisor:
         if asked["do"] == "spawn":
             self.spawn(asked, groups)
         elif asked["do"] == "tell":
-            self.say("told", pid=self.shell)
+            self.say("told", pid=self.shell, **self.last_shell)
         else:
             self.kill(asked)
         return True
@@ -127,7 +129,8 @@ class Supervisor:
             if pid == self.shell:
                 self.shell = 0
                 code = os.waitstatus_to_exitcode(status)
-                self.say("exited", pid=pid, code=code if code >= 0 else 128 - code, max_rss_mb=rss_mb)
+                self.last_shell = {"code": code if code >= 0 else 128 - code, "max_rss_mb": rss_mb}
+                self.say("exited", pid=pid, **self.last_shell)
 
     def kill(self, asked: dict[str, Any]) -> None:
         """End all but the spared processes and report the largest memory among them."""

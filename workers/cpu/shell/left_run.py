@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from workers.cpu.shell.backend import Backend, Event
+from workers.cpu.shell.backend import Backend, Exited
 
 
 @dataclass(slots=True)
@@ -21,13 +21,13 @@ class Shell:
 class LeftRun:
     """A command that the worker before this one has left: it runs, or nobody may have been told of its end.
 
-    `state` is of its memory. `unread` is what its backend has said since. `shell` is None where the backend has ended. `awaits_run` says
-    whether the shell was found waiting for a run.
+    `state` is of its memory. `shell` is None where the backend has ended. `exited` is how the shell has ended, if it has. `awaits_run` says
+    whether it was found waiting for a run.
     """
 
     shell: Shell | None
     state: Mapping[str, Any]
-    unread: Sequence[Event]
+    exited: Exited | None
     awaits_run: bool
 
     @property

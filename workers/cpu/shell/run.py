@@ -13,7 +13,7 @@ import re
 import secrets
 import select
 import time
-from dataclasses import astuple, replace
+from dataclasses import astuple
 from signal import SIGINT, SIGKILL
 
 from workers.cpu.abstract import Data, ExecOutcome, ExecRequest, Signal, Status
@@ -22,7 +22,7 @@ from workers.cpu.pace import Pace
 from workers.cpu.shell.backend import Event, Exited, Gone, HungUp, Meter
 from workers.cpu.shell.dialect import REFUSALS, refusal
 from workers.cpu.shell.left_run import LeftRun, Shell
-from workers.cpu.shell.output import CHUNK_BYTES, Capture
+from workers.cpu.shell.output import Capture
 from workers.cpu.shell.run_parts import Ending, Hooks, NotBegun, both_ends, waits_in
 from workers.cpu.shell.session import Session
 from workers.cpu.shell.streams import CommandStreams
@@ -84,18 +84,17 @@ class Run:
         self._session.control.write(self._session.control.text, text)
         self._began = self._printed = time.monotonic()
         self._spent_s = spent_s
-        if self._session.setup.backends.keeps:
-            self._session.memory.begin(
-                {
-                    "name": self.name,
-                    "action": self._request.action_id,
-                    "message": self._request.message,
-                    "began": self._began,
-                    "spent_s": spent_s,
-                    "spared": list(self._shell.backend.spared),
-                    "baseline": self.meter.baseline(),
-                }
-            )
+        self._session.memory.begin(
+            {
+                "name": self.name,
+                "action": self._request.action_id,
+                "message": self._request.message,
+                "began": self._began,
+                "spent_s": spent_s,
+                "spared": list(self._shell.backend.spared),
+                "baseline": self.meter.baseline(),
+            }
+        )
         self._go.write(f"{self.name}\n".encode())
 
     def resume(self, left: LeftRun) -> None:
@@ -112,18 +111,12 @@ class Run:
         if kill := state.get("kill"):
             self._kill = tuple(kill)
         self._read_report()
-        for event in left.unread:
-            if self._ending is None:
-                # The session has had one shell since the command began.
-                self._take(replace(event, shell=self._shell.pid) if isinstance(event, Exited) else event)
+        if left.exited is not None:
+            self._take(left.exited)
         if self._ending is None and self._kill is not None:
             again, self._kill = self._kill, None
             self._end(again[0], again[2], again[3], again[1])
-        elif self._ending is None and not self._shell.pid:
-            self._ending = Ending(
-                "failed", None, "its worker has ended, and how it ended is not known", self.meter.over(), "sandbox_failed"
-            )
-        elif self._ending is None and left.awaits_run:
+        elif self._ending is None and left.awaits_run and not waits_in(self._go.fileno()):
             # It waited before this looked for a report, which comes before it waits. So it was never told to begin.
             self._go.write(f"{self.name}\n".encode())
 
@@ -209,8 +202,7 @@ class Run:
             self._press(now)
         elif now >= self._sample_at:
             self.meter.sample()
-            if self._session.setup.backends.keeps:
-                self._session.memory.note_figures(*self.meter.figures())
+            self._session.memory.note_figures(*self.meter.figures())
             self._sample_at = now + self.meter.next_interval_s()
             if self._kill is None and (exceeded := self.meter.disk_limit_exceeded()):
                 self._end("failed", exceeded, "disk_limit")
@@ -279,8 +271,7 @@ class Run:
     def _read_report(self) -> None:
         """Take the shell's report if there is one; a line of another run is none of ours."""
         with contextlib.suppress(BlockingIOError):
-            self._report += os.read(self._done, CHUNK_BYTES)
-            self._session.memory.note_report(self._report)
+            self._report = self._session.memory.take_report(self._done, self._report)
         own = self.name.encode()
         found = next((report for report in _REPORT.finditer(self._report) if report["run"] == own), None)
         # Commands can write here, too. No report is as long as what they may leave without an end.

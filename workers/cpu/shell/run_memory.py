@@ -10,7 +10,8 @@ be killed at any moment, so nothing is written at its end. What a successor need
 | the first file,   | the state of the run: its name, its action, when it began, what earlier| once, before the shell is told to begin|
 | before that       | commands have left, and the message of its action                      |                                        |
 |                   | figures of its meter                                                   | with each sample                       |
-|                   | its report, or how it has ended otherwise                              | once it has                            |
+|                   | its report, which the kernel moves from the FIFO, too                  | while the command runs                 |
+|                   | how it has ended otherwise                                             | once it has                            |
 
 | state of the memory | meaning                                                            | next                                |
 |---------------------|--------------------------------------------------------------------|-------------------------------------|
@@ -40,7 +41,7 @@ _KEEP_SIZE_PUNCH_HOLE = 0x01 | 0x02
 _PUNCH_BYTES, _WORTH_BYTES = 1 << 20, 1 << 16
 _LENGTH, _FIGURES = struct.Struct("<I"), struct.Struct("<5d")
 _FIGURES_AT, _REPORT_AT, _TEXT_AT = 64, 128, 512
-REPORT_BYTES = 128
+_REPORT_BYTES = _TEXT_AT - _REPORT_AT
 
 NAMES = ("memory", "errors")
 """What the two files are called among the descriptors of a session."""
@@ -112,9 +113,13 @@ class RunMemory:
                 self._state["message"] = ""
                 self._write()
 
-    def note_report(self, report: bytes) -> None:
-        """Take note of what the shell has reported."""
-        os.pwrite(self._state_file, report[-REPORT_BYTES:].ljust(REPORT_BYTES, b"\0"), _REPORT_AT)
+    def take_report(self, done: int, kept: bytes) -> bytes:
+        """Move what the shell has reported from its FIFO behind what is `kept` of it, and return all. Raises `BlockingIOError`."""
+        if kept:
+            os.pwrite(self._state_file, kept.ljust(_REPORT_BYTES, b"\0"), _REPORT_AT)
+        place = _REPORT_AT + len(kept)
+        came = os.splice(done, self._state_file, _TEXT_AT - place, offset_dst=place, flags=os.SPLICE_F_NONBLOCK)
+        return kept + os.pread(self._state_file, came, place)
 
     def note(self, **changes: Any) -> None:
         """Take note of how the run stands otherwise."""
@@ -154,8 +159,7 @@ class RunMemory:
             return None
         with self._lock:
             self._state = json.loads(os.pread(self._state_file, length, _TEXT_AT))
-            report = head[_REPORT_AT : _REPORT_AT + REPORT_BYTES].rstrip(b"\0")
-            return {**self._state, "report": report, "figures": _FIGURES.unpack_from(head, _FIGURES_AT)}
+            return {**self._state, "report": head[_REPORT_AT:].rstrip(b"\0"), "figures": _FIGURES.unpack_from(head, _FIGURES_AT)}
 
     def close(self) -> None:
         """Give the descriptors back."""
