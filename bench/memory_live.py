@@ -3,8 +3,8 @@
     python -m bench.memory_live --trace FILE
 
 Recorded rollouts are replayed live on one node whose memory is a small part of what their limits add up to. Their commands take and give
-back the memory that the trace says, and sleep instead of computing, since cores are not what is measured. The same rollouts are then
-simulated on the same node. Needs control groups that the worker may write (`memory:enforced`).
+back the memory that the trace says. They sleep instead of computing, since cores are not what is measured, and for some seconds at most.
+The same rollouts are then simulated on the same node. Needs control groups that the worker may write (`memory:enforced`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,14 @@ from statistics import fmean
 from app.replay.replay_command import ReplayOptions, replay_live, simulate
 from app.replay.traces import read_trace
 from scheduler.sim.summary import ReplayRecord
-from scheduler.sim.trace import Trace, Trajectory
+from scheduler.sim.trace import Step, Trace, Trajectory
 from tangram.settings import Settings
 
 GROUPS = ("/sys/fs/cgroup/memory/**/tangram-*/memory.usage_in_bytes", "/sys/fs/cgroup/**/tangram-*/memory.current")
-SAMPLE_S = 0.1
+SAMPLE_S = 0.5
+LONGEST_S = 5.0
+"""Seconds of an action; some of the recorded ones wait for two minutes for their time limit."""
+
 PAUSED_S = 0.02
 """Time without progress from which on an action counts as paused: what is shorter is how late a sample was."""
 
@@ -40,8 +43,13 @@ def chosen(trace: Trace, rollouts: int, limit_mb: int) -> Trace:
 
 def sleeping(trajectory: Trajectory, limit_mb: int) -> Trajectory:
     """Return a rollout with this limit, whose actions sleep."""
-    steps = tuple(replace(step, actions=tuple(replace(action, cpu_s=0.0) for action in step.actions)) for step in trajectory.steps)
-    return replace(trajectory, memory_mb=limit_mb, steps=steps)
+    def asleep(step: Step) -> Step:
+        return replace(step, actions=tuple(replace(each, work_s=min(each.work_s, LONGEST_S), cpu_s=0.0) for each in step.actions))
+
+        replace(step, actions=tuple(replace(action, work_s=min(action.work_s, LONGEST_S), cpu_s=0.0) for action in step.actions))
+        for step in trajectory.steps
+    )
+    return replace(trajectory, memory_mb=limit_mb, steps=tuple(map(asleep, trajectory.steps)))
 
 
 @contextmanager
