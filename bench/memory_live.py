@@ -43,12 +43,10 @@ def chosen(trace: Trace, rollouts: int, limit_mb: int) -> Trace:
 
 def sleeping(trajectory: Trajectory, limit_mb: int) -> Trajectory:
     """Return a rollout with this limit, whose actions sleep."""
+
     def asleep(step: Step) -> Step:
         return replace(step, actions=tuple(replace(each, work_s=min(each.work_s, LONGEST_S), cpu_s=0.0) for each in step.actions))
 
-        replace(step, actions=tuple(replace(action, work_s=min(action.work_s, LONGEST_S), cpu_s=0.0) for action in step.actions))
-        for step in trajectory.steps
-    )
     return replace(trajectory, memory_mb=limit_mb, steps=tuple(map(asleep, trajectory.steps)))
 
 
