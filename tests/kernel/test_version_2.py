@@ -20,10 +20,10 @@ import pytest
 
 from tests.deployment.support import ROOT, missing
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(1700)]
 
 HERE = Path(__file__).parent
-KERNEL, LIMIT_S = "linux.uml", 800.0
+KERNEL, LIMIT_S = "linux.uml", 1500.0
 DISK_BYTES = 2 << 30
 
 SUITES = (
