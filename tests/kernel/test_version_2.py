@@ -32,7 +32,6 @@ SUITES = (
     "tests/sandboxes/test_allowance.py",
     "tests/workers_cpu/test_memory.py",
     "tests/workers_cpu/test_background.py",
-    "tests/workers_cpu/test_adoption.py::test_what_is_paused_for_memory_goes_on_in_the_next_worker_or_ends",
 )
 LEFT_OUT = {
     "container": "the controller cpuset",
