@@ -76,7 +76,7 @@ class Call:
     on_stop: Any = field(default=None, repr=False)
     on_resize: Any = field(default=None, repr=False)
     on_told: Any = field(default=None, repr=False)
-    """Called once its end has been told, or will be without the environment."""
+    """Called once the report of its end is on its way, so that its environment need not remember the end any more."""
 
     def sent_report(self) -> list[dict[str, Any]]:
         """Return what the scheduler is to be told of its request, before its end; nothing if it made none."""

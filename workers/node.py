@@ -40,6 +40,7 @@ from workers.cpu.abstract import Holding, Usage
 from workers.metered import Metered
 from workers.regrants import STALE, Early, Stamp, granted, holding_of, is_stale, resize
 from workers.reporter import Reporter
+from workers.resumed import read
 
 log = logging.getLogger(__name__)
 
@@ -158,10 +159,10 @@ class Node:
         """Send the reports that are left, and no more."""
         self._reporter.stop(timeout_s)
 
-    def go_on_with(self, messages: Sequence[Message]) -> None:
+    def go_on_with(self, messages: Sequence[str]) -> None:
         """Take over what the worker before this one has left running, before this one joins; see `resumed.py`."""
-        self.resumed = list(messages)
-        self._left = {(str(message.headers["id"]), int(message.headers[GRANT_HEADER]["attempt"])) for message in messages}
+        self.resumed = read(messages)
+        self._left = {(str(message.headers["id"]), int(message.headers[GRANT_HEADER]["attempt"])) for message in self.resumed}
 
     def note_arrival(self, action_id: str) -> None:
         """Note that the message of a try has come; its call may still have to wait for a thread."""

@@ -1,8 +1,8 @@
 """The actions that the worker before this one has left running, and that this one goes on with.
 
 The environment of such an action has kept its message, as it was when the command began (`cpu/shell/run_memory.py`). The worker carries
-the message out once more, before it joins. So an action that is gone on with takes the way of any other: it has a call, its grant can be
-changed, and it is stopped, streamed and reported as ever. Two things differ:
+the message out once more, before it joins. So such an action takes the way of any other. It has a call, its grant can be changed, and it is
+stopped, streamed and reported as ever. Two things differ:
 
 | step | an action that is gone on with |
 |---|---|

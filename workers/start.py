@@ -45,7 +45,6 @@ from workers.cpu.topology import Topology
 from workers.cpu.weight import Means
 from workers.memory import MIB, usable_mb
 from workers.node import Node
-from workers.resumed import read
 from workers.shutdown import NodeWorker, Shutdown
 from workers.sole import SoleName
 
@@ -246,9 +245,10 @@ def _set_up_cpu(settings: Settings, blobs: Blobs) -> Prepared:
     machine = Topology.of_this_process()
     domains = _offered_cores(settings, machine)
     core_map = CoreMap(tuple(sorted(machine.without(settings.reserved_cores).cores)))
-    memory_mb, cores = settings.memory_mb or psutil.virtual_memory().total // MIB, sum(map(len, domains))
-    description = describe("cpu", settings, cores=cores, domains=domains, memory_mb=memory_mb)
-    (base := settings.state_dir / "environments" / description["name"]).mkdir(parents=True, exist_ok=True, mode=0o700)
+    memory_mb = settings.memory_mb or psutil.virtual_memory().total // MIB
+    description = describe("cpu", settings, cores=sum(map(len, domains)), domains=domains, memory_mb=memory_mb)
+    base = settings.state_dir / "environments" / description["name"]
+    base.mkdir(parents=True, exist_ok=True, mode=0o700)
     if settings.sandbox == "process":
         sandbox, isolation = _process_sandbox(base, core_map, settings)
     else:
@@ -271,9 +271,9 @@ def _set_up_cpu(settings: Settings, blobs: Blobs) -> Prepared:
 
     def attach(node: Node) -> None:
         sandbox.watcher.on_wanted = node.report
-        node.go_on_with(read(sandbox.left_messages))
+        node.go_on_with(sandbox.left_messages)
 
-    stands = (lambda: sandbox.environments() != ()) if sandbox.outlives_worker else None
+    stands = (lambda: bool(sandbox.environments())) if sandbox.outlives_worker else None
     return Prepared(description=description, now=now, wanted=sandbox.watcher.wanted, attach=attach, close=close, stands=stands)
 
 

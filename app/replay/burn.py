@@ -1,6 +1,8 @@
 """Burn a known amount of CPU, and hold a known amount of memory, as a command that was recorded did.
 
-    python -S -E burn.py WORK_S DOP [PARALLEL_FRACTION [MOST [BUSY [MEMORY_MB RESIDENT_MB]]]]        or python -m app.replay.burn …
+    python -S -E burn.py WORK_S DOP [PARALLEL_FRACTION [MOST [BUSY [MEMORY_MB RESIDENT_MB]]]]
+
+It also runs as `python -m app.replay.burn …`.
 
 It stands in for a command when a trace without commands is replayed, and it is an elastic program. By Amdahl's law, the
 share `1 - PARALLEL_FRACTION` of WORK_S runs on one process first. The rest lies in a shared counter as small chunks, from
@@ -15,7 +17,7 @@ is shared it takes longer, and never does less. BUSY, by default 1, is the part 
 of the time the process sleeps, so that bursts and pauses alternate.
 
 MEMORY_MB is what the environment holds in all while it works, RESIDENT_MB what it holds afterwards: that stays with a process in the
-background, the keeper. Memory is held only where the node bounds it, so that a replay takes no more than that of any machine.
+background, the keeper. Memory is held only where the node bounds it. So no replay fills the memory of a machine that bounds none.
 
 This file is also run by its path: the standard library only, and no import that is slow.
 """

@@ -30,7 +30,6 @@ from workers.cpu.giving import Giving
 from workers.cpu.memory.trial import allowed_now
 from workers.cpu.streams import OutputStreams
 from workers.node import Node, Try
-from workers.resumed import read
 from workers.start import describe
 
 assert tasks, "importing it registers the tasks"
@@ -133,7 +132,7 @@ class VirtualNode:
         runtime().provide(Ledger, self._ledger)
         if self.sandbox is not None:
             self.sandbox.watcher.on_wanted = node.report
-            node.go_on_with(read(self.sandbox.left_messages))
+            node.go_on_with(self.sandbox.left_messages)
         self._go_on(node)
         self.joins(node)
         node.join()

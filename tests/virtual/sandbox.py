@@ -418,6 +418,10 @@ class VirtualSandbox(Sandbox):
                 environment.allowance.adopt()
 
     @property
+    def outlives_worker(self) -> bool:
+        return True
+
+    @property
     def background(self) -> Means:
         return "cgroup"
 

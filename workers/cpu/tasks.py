@@ -166,6 +166,7 @@ def execute(
                 raise
             # What runs already needs neither. Without its variables, nothing of it may be shown.
             text, own_variables = "", None
+        goes_on = cpu().sandbox.outlives_worker and not stdin and terminal is None
         request = ExecRequest(
             action_id=call.id,
             command=text,
@@ -189,7 +190,7 @@ def execute(
             is_held=output.is_full if output is not None else None,
             stdin=stdin,
             terminal=WindowSize(*terminal) if terminal is not None else None,
-            message="" if stdin or terminal is not None else message_again(self.request, call.grant),
+            message=message_again(self.request, call.grant) if goes_on else "",
         )
         opened = cpu().sandbox.get(environment)
         execution = opened.start(request)
