@@ -237,13 +237,15 @@ def main(cells_file: str, results_file: str, cell_timeout_s: float, most: int) -
         cells = json.load(source)
     out, err, kept = Printed(1, most), Printed(2, most), Kept(most)
     told, tells = os.pipe()
-    child = os.fork()
-    if child == 0:
-        sys.exit(run_cells(cells, out, err, tells, cell_timeout_s))
-    os.close(tells)
-    out.collect()
-    err.collect()
-    with open(results_file, "a", encoding="utf-8", errors="replace") as results:  # half of a surrogate pair has no form in UTF-8
+    # Opened before the first cell begins, which may remove it. Half of a surrogate pair has no form in UTF-8.
+    with open(results_file, "a", encoding="utf-8", errors="replace") as results:
+        child = os.fork()
+        if child == 0:
+            results.close()
+            sys.exit(run_cells(cells, out, err, tells, cell_timeout_s))
+        os.close(tells)
+        out.collect()
+        err.collect()
         for line in lines_of(told, child):
             try:
                 shown, error = json.loads(line)
