@@ -4,11 +4,11 @@ This module finds the nodes that are silent, idle or restarted, and sends `NodeS
 
 | a node | counts as |
 |---|---|
-| has missed three beats | silent: what may run elsewhere is given up, all else waits for the node |
+| has missed three beats, or has taken up no grant in as many | silent: what may run elsewhere is given up, all else waits for the node |
 | beats `leaving`, since its worker hands over | silent, though all runs on; the worker is told that no more comes (`tangram.let_go`) |
-| has not beaten for `Limits.node_lost_s` | lost |
+| has not beaten, or has taken up no grant, for `Limits.node_lost_s` | lost |
 | beats as another incarnation, offers the same and has adopted environments | up: these stand, and all else of it is lost |
-| beats as another incarnation otherwise, says that it leaves, or takes up nothing | lost at once |
+| beats as another incarnation otherwise, or says that it leaves | lost at once |
 | beats again as the same incarnation | up: what beats show undone is asked for again, as always |
 
 A beat names the actions and environments of a node. An open environment that two beats in a row do not name is lost: the first may have
@@ -27,7 +27,7 @@ from functools import partial
 from typing import Any
 
 from scheduler.core.core import Core
-from scheduler.core.nodes import HANDS_OVER, RESTARTED, may_run_elsewhere, takes_up_nothing
+from scheduler.core.nodes import HANDS_OVER, RESTARTED, may_run_elsewhere
 from scheduler.live.command_executor import CommandExecutor
 from scheduler.live.descriptions import node_spec, service_spec, services_of
 from scheduler.live.entries import NodeChanged
@@ -63,12 +63,6 @@ IDLENESS = "it beats but does not run what it was handed"
 def silent(state: State, beat_s: float, now: float) -> list[Node]:
     """Return the nodes whose last beat is too old."""
     return [node for node in state.nodes.values() if now - node.last_beat > MISSED_BEATS * beat_s]
-
-
-def idle(state: State, beat: events.NodeBeat) -> bool:
-    """Return whether a node has beaten too often without taking up any grant."""
-    node = state.nodes.get(beat.name)
-    return node is not None and node.idle_beats >= MISSED_BEATS and takes_up_nothing(state, node, beat)
 
 
 class Heartbeats:
@@ -156,14 +150,32 @@ class Heartbeats:
         state, beat_s = self._core.state, self._core.state.limits.beat_s
         if beat_s is None:
             return
-        lost_s = max(state.limits.node_lost_s, MISSED_BEATS * beat_s)
         for node in silent(state, beat_s, now):
-            if now - node.last_beat > lost_s:
-                self.lose(node.spec.name, f"no beat for {lost_s:g} s", now)
+            if now - node.last_beat > self._lost_s:
+                self.lose(node.spec.name, f"no beat for {self._lost_s:g} s", now)
             elif not node.silent:
-                ended = self._give_up([i for i in node.running if may_run_elsewhere(state, state.running[i])])
-                if ended is not None:
-                    self._handle(events.NodeSilent(name=node.spec.name, reason=SILENCE, ended=ended), now)
+                self._silence(node, SILENCE, now)
+
+    @property
+    def _lost_s(self) -> float:
+        limits = self._core.state.limits
+        return max(limits.node_lost_s, MISSED_BEATS * (limits.beat_s or 0.0))
+
+    def _judge_idleness(self, name: str, now: float) -> None:
+        """Have a node that beats and takes up no grant count as silent, and give it up if that lasts."""
+        node, beat_s = self._core.state.nodes.get(name), self._core.state.limits.beat_s
+        if node is None or node.idle_beats <= MISSED_BEATS:
+            return
+        if beat_s is not None and node.idle_beats * beat_s > self._lost_s:
+            self.lose(name, IDLENESS, now)
+        elif not node.silent:
+            self._silence(node, IDLENESS, now)
+
+    def _silence(self, node: Node, reason: str, now: float) -> None:
+        """Let nothing more begin on a node, and give up what may run elsewhere; later, if the store does not say what has ended."""
+        ended = self._give_up([i for i in node.running if may_run_elsewhere(self._core.state, self._core.state.running[i])])
+        if ended is not None:
+            self._handle(events.NodeSilent(name=node.spec.name, reason=reason, ended=ended), now)
 
     def _let_go(self, node: Node, description: Mapping[str, Any], now: float) -> None:
         """Grant nothing more to a node whose worker hands over, and say so behind all that was granted before."""
@@ -222,11 +234,8 @@ class Heartbeats:
         self._beat_at[name] = now
         if isinstance(busy := description.get("busy_cores"), int | float) and math.isfinite(busy):
             self.busy_cores[name] = float(busy)
-        beat = self._beat_of(description)
-        if idle(self._core.state, beat):
-            self.lose(name, IDLENESS, now)
-        else:
-            self._handle(beat, now)
+        self._handle(self._beat_of(description), now)
+        self._judge_idleness(name, now)
         self._ask(name)
         self._sweep(name, description)
         if name in self._unheard:

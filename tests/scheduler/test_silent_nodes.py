@@ -14,6 +14,7 @@ from .deployed import BEAT_S, Cluster
 
 LOST_S = 60.0
 UP, SILENT, LOST = ("up", ""), ("silent", "3 beats missed"), ("lost", "no beat for 60 s")
+IDLE = ("silent", "it beats but does not run what it was handed")
 POLICIES = ["elastic", "paper", "fcfs", "fixed:2", "static:2"]
 
 
@@ -53,6 +54,31 @@ def test_a_node_is_silent_after_three_beats_and_lost_after_its_time() -> None:
     cluster.wait(0.5)
     assert cluster.states() == [UP, SILENT, LOST]
     assert cluster.broker.end("x") == ("lost", "environment_lost")
+
+
+def test_a_node_that_beats_and_takes_up_nothing_is_silent_until_it_does_or_its_time_is_over() -> None:
+    # Given a node that was cut off: it beats again, but what it was handed does not reach it yet
+    cluster = Waiting("a")
+    cluster.open("e")
+    cluster.exec("x", "e")
+
+    def beat(*running: str, for_s: float) -> None:
+        until = cluster.now + for_s
+        while cluster.now < until:
+            cluster.beat(*running, node="a", environments=["e"])
+
+    # When it has beaten three times and once more, then it is silent, and nothing is lost
+    beat(for_s=4.0)
+    assert cluster.states()[-1] == IDLE and cluster.running == ["x"]
+    # And it is up again once it takes something up
+    beat("x", for_s=1.0)
+    assert cluster.states()[-1] == UP
+    # And it is lost when it has taken up nothing for its time
+    cluster.exec("y", "e")
+    beat("x", for_s=LOST_S - 1.0)
+    assert cluster.states()[-1] == IDLE
+    beat("x", for_s=3.0)
+    assert ("lost", IDLE[1]) in cluster.states() and cluster.broker.end("x") == ("lost", "environment_lost")
 
 
 def test_what_may_run_elsewhere_is_given_up_at_once_and_all_else_goes_on_with_its_node() -> None:
