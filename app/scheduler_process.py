@@ -138,7 +138,7 @@ class Scheduler:
         settings, renewal = self._settings, _Renewal(self._lease)
         transport = event_log = None
         try:
-            setup = setup_of(settings, observations(self._engine, settings.history))
+            setup = setup_of(settings, observations(self._engine, settings.history, between=renewal.still_leading))
             if settings.event_log is not None:
                 event_log = EventLogFile(settings.event_log, epoch, setup)
             transport = self._connect(epoch)

@@ -8,7 +8,7 @@ be read. Totals count what retention has rolled up (`app/journal/rollup.py`), to
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -154,8 +154,13 @@ def act_report_in(connection: Connection, selection: Selection) -> ActReport:
     )
 
 
-def observations(engine: Engine, limit: int = 20_000, of_run: RunRecord | None = None) -> list[Observation]:
-    """Return the last `limit` actions that succeeded, oldest first; with `of_run`, only those of a run."""
+def observations(
+    engine: Engine, limit: int = 20_000, of_run: RunRecord | None = None, between: Callable[[], object] = lambda: None
+) -> list[Observation]:
+    """Return the last `limit` actions that succeeded, oldest first; with `of_run`, only those of a run.
+
+    Twenty thousand take seconds. `between` is called before each.
+    """
     columns = (
         *DECLARED, Action.attempts, Action.granted_at, Action.ended_at, Action.units, Action.unit_s, Action.execution_s, Action.cpu_s,
     )  # fmt: skip
@@ -163,7 +168,12 @@ def observations(engine: Engine, limit: int = 20_000, of_run: RunRecord | None =
     wanted = ended if of_run is None else (*ended, *conditions_of(Selection.of_run(of_run)))
     query = select(*columns).where(*wanted).order_by(Action.ended_at.desc(), Action.position.desc()).limit(limit)
     with database_errors(engine.url), engine.connect() as connection:
-        return [_observation(row) for row in connection.execute(query)][::-1]
+        rows = connection.execute(query).all()
+    found = []
+    for row in reversed(rows):
+        between()
+        found.append(_observation(row))
+    return found
 
 
 def _observation(row: AnyRow) -> Observation:

@@ -40,6 +40,7 @@ LONGEST_MS = 2**31 - 1
 _ROW = select(LeaseRow.holder, LeaseRow.epoch, LeaseRow.expires_at).where(LeaseRow.name == bindparam("lease"))
 _LOCKED, _HELD = _ROW.with_for_update(), _ROW.with_for_update(read=True)
 _IDLE = text("SELECT set_config('idle_in_transaction_session_timeout', :most, false)")
+_UNLIMITED = text("SELECT set_config('idle_in_transaction_session_timeout', '0', true)")
 _TAKE = update(table(LeaseRow)).where(LeaseRow.name == bindparam("lease"))
 _CHANGE = _TAKE.where(LeaseRow.holder == bindparam("held_by"), LeaseRow.epoch == bindparam("held_epoch"))
 
@@ -100,6 +101,11 @@ class Lease:
             most_ms = max(1, int(min(SURE * self.ttl_s * 1000, LONGEST_MS)))
             with connection.begin():
                 connection.execute(_IDLE, {"most": f"{most_ms}ms"})
+
+    def let_stand(self, connection: Connection) -> None:
+        """Lift that limit for the transaction that has begun, which reads only: what it has read may take long to make sense of."""
+        if connection.dialect.name == "postgresql":
+            connection.execute(_UNLIMITED)
 
     @property
     def is_sure(self) -> bool:

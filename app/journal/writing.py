@@ -119,7 +119,12 @@ class SqlJournal:
 
         Raises `JournalError` when the database cannot be read.
         """
-        return self._run(load_unfinished)
+        return self._run(self._load)
+
+    def _load(self, connection: Connection) -> Unfinished:
+        if self._lease is not None:
+            self._lease.let_stand(connection)
+        return load_unfinished(connection)
 
     def has_ended(self, action_id: str) -> bool:
         """Return whether an action is known and has ended. Raises `JournalError` when the database cannot be read."""

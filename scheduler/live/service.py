@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from scheduler.core.core import Core
 from scheduler.live import poison, reports
@@ -93,7 +94,12 @@ class Service:
     def recover(self) -> int:
         """Go on from the journal of the scheduler before this one; return the number of unfinished actions."""
         unfinished, now = self._journal.unfinished(), self._clock()
-        deal = self._quarantine.deal
+
+        def deal(*words: Any) -> None:
+            # With many actions this takes long, and a standby must not take that for silence.
+            self._still_leading()
+            self._quarantine.deal(*words)
+
         self._quarantine.load(unfinished.set_aside)
         self._executor.ended.update(dict.fromkeys(unfinished.ended[-REMEMBERED_ENDS:]))
         for end in unfinished.unpublished:

@@ -114,6 +114,8 @@ class Deployment:
         self.nodes: dict[str, dict[str, Any]] = {}
         self.out: list[commands.Command] = []
         """What the cores have decided."""
+        self.looks = 0
+        """How often schedulers have looked at their lease."""
 
     def start(self, policy: str = "fcfs", quotas: Sequence[QuotaSpec] = (), make: Callable[..., Core] = Core, **limits: Any) -> None:
         """Begin with a scheduler that knows nothing but the journal. The nodes have carried out the orders of the one before."""
@@ -127,10 +129,14 @@ class Deployment:
             self.journal,
             epoch=self.epoch,
             clock=lambda: self.now,
-            still_leading=lambda: self.leads,
+            still_leading=self._leads,
             event_log=self,
         )
         self.service.recover()
+
+    def _leads(self) -> bool:
+        self.looks += 1
+        return self.leads
 
     def handled(self, event: events.Event, now: float, out: Sequence[commands.Command]) -> None:
         """Take note of a decision, as an event log does."""

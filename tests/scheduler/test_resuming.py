@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app.journal.database import open_engine
+from app.journal.writing import SqlJournal
 from scheduler.core.core import Core
 from scheduler.cpu.cores import CoreGroup
 from scheduler.model import Grant, Limits, NodeSpec, events
 from scheduler.model.commands import Finish, Resize, Start
 from tangram.action import Action, Cost
 from tangram.elasticity import Amdahl
+from tests.journals import new_journal
 
+from .deployed import Deployment
 from .scene import make_core
 
 NODE = NodeSpec(name="n0", cores=8)
@@ -112,3 +117,17 @@ def test_a_lease_and_a_client_that_an_open_has_named_are_those_of_its_environmen
     # When the client is gone, then only the first is closed
     w.handle(events.ClientGone(client="c", reason="its client is gone"))
     assert [w.core.state.environments[name].state for name in ("leased", "detached")] == ["closing", "open"]
+
+
+def test_a_scheduler_that_takes_up_much_renews_its_lease_meanwhile(tmp_path: Path) -> None:
+    # Given a journal with a hundred actions that have not ended
+    engine = open_engine(new_journal(tmp_path / "journal.sqlite"))
+    deployment = Deployment(SqlJournal(engine))
+    deployment.start()
+    deployment.submit(*(f"a{number}" for number in range(100)))
+    # When a scheduler goes on with them
+    deployment.looks = 0
+    deployment.start()
+    # Then it has looked at its lease again for each of them, so that no standby takes it for silent
+    assert len(deployment.waiting) == 100 and deployment.looks >= 100
+    engine.dispose()

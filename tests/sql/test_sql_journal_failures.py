@@ -17,8 +17,10 @@ from sqlalchemy import Connection, Engine, event, text
 
 from app.gateway.errors import NotFound
 from app.gateway.journal import Journal
+from app.journal import writing
 from app.journal.database import open_engine, sqlite_url
 from app.journal.leader import Lease
+from app.journal.unfinished import Unfinished
 from app.journal.writing import JournalError, LeaseLost, SqlJournal
 from app.local.processes import wait_until
 from tangram.clock import Clock, installed
@@ -256,6 +258,28 @@ def test_a_scheduler_that_stands_still_before_its_commit_has_not_written(postgre
             journal.write([make.received("late")])
     # Then nothing of it is there
     assert stood_still and [row["id"] for row in tables.rows(postgres_engine, "actions")] == ["before"]
+    engine.dispose()
+
+
+def test_a_scheduler_may_take_longer_for_what_it_reads_at_its_start_than_a_transaction_may_stand_still(
+    postgres_engine: Engine, make: Any, tables: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a scheduler whose lease lets transactions stand still for 40 ms, and a journal in which much is unfinished
+    tables.empty(postgres_engine)
+    engine = open_engine(postgres_engine.url.render_as_string(hide_password=False))
+    lease = Lease(postgres_engine, "scheduler", "slow", 0.1)
+    lease.acquire(time.time())
+    load = writing.load_unfinished
+
+    def load_slowly(connection: Connection) -> Unfinished:
+        load(connection)
+        time.sleep(0.5)
+        return load(connection)
+
+    monkeypatch.setattr(writing, "load_unfinished", load_slowly)
+    # When it reads that, and takes half a second; then it has it
+    with SqlJournal(engine, lease=lease, retry_s=0.0) as journal:
+        assert journal.unfinished().actions == []
     engine.dispose()
 
 

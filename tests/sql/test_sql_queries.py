@@ -140,7 +140,10 @@ def test_observations_are_the_last_successes_oldest_first(engine: Engine, make: 
         Observation(**{**usual, "job": "other", "units": (1,), "curve": FLAT, "cpu_s": 3.0}),
     ]
     # And fewer are the last ones
-    assert observations(engine, limit=2) == found[1:]
+    looks: list[int] = []
+    assert observations(engine, limit=2, between=lambda: looks.append(1)) == found[1:]
+    # And between any two of them a scheduler can renew its lease
+    assert len(looks) == 2
     assert observations(engine, limit=0) == []
 
 
