@@ -102,7 +102,9 @@ class FirstEndStays(KeyValueStoreBackend):  # type: ignore[misc]
             call.unstored = True
         stands = retry_over_time(self._offer, (RedisError, OSError), offered, errback=_complain, **policy)
         if not stands:
-            log.warning("the result of action %s is refused: another one stands, or its try was given up", task_id)
+            # A scheduler offers one when somebody asks again for an action that has ended.
+            level = logging.INFO if call is None else logging.WARNING
+            log.log(level, "the result of action %s is refused: another one stands, or its try was given up", task_id)
         if call is not None:
             call.unstored, call.refused, call.end_is_told = False, not stands, stands and message != b""
         return result
