@@ -1,0 +1,109 @@
+"""A hub and hosts around it, each with an address of its own, on this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+from tests.hosts.link import Weather, enter
+
+ROOT = Path(__file__).resolve().parents[2]
+HUB = "10.78.0.1"
+
+
+class NoNamespaces(Exception):
+    """Raised where network namespaces cannot be made; the message says why."""
+
+
+def _ip(*words: str) -> None:
+    try:
+        subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+    except FileNotFoundError:
+        raise NoNamespaces("there is no `ip` (iproute2)") from None
+    except subprocess.CalledProcessError as error:
+        raise NoNamespaces(f"ip {' '.join(words)}: {error.stderr.strip()}") from None
+
+
+class Network:
+    """Namespaces and the lines between them, while its block runs. A host's line can be given delay and loss, and be cut."""
+
+    def __init__(self, hosts: Sequence[str], seed: int = 0) -> None:
+        self.hosts = list(hosts)
+        self._prefix = f"tangram-{uuid.uuid4().hex[:8]}"
+        self._seed = seed
+        self._made: list[str] = []
+        self._lines: dict[str, subprocess.Popen[str]] = {}
+
+    def __enter__(self) -> Self:
+        try:
+            if os.geteuid():
+                raise NoNamespaces("making network namespaces needs root")
+            if not os.access("/dev/net/tun", os.R_OK | os.W_OK):
+                raise NoNamespaces("there is no /dev/net/tun")
+            for host in ["hub", *self.hosts]:
+                _ip("netns", "add", self._named(host))
+                self._made.append(host)
+                _ip("-n", self._named(host), "link", "set", "lo", "up")
+            _ip("-n", self._named("hub"), "address", "add", f"{HUB}/32", "dev", "lo")
+            for number, host in enumerate(self.hosts):
+                self._join(host, number)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for line in self._lines.values():
+            line.communicate()
+        for host in self._made:
+            _ip("netns", "delete", self._named(host))
+
+    def _named(self, host: str) -> str:
+        return f"{self._prefix}-{host}"
+
+    def _path(self, host: str) -> Path:
+        return Path("/run/netns", self._named(host))
+
+    def _join(self, host: str, number: int) -> None:
+        argv = [sys.executable, "-m", "tests.hosts.link", str(self._path("hub")), str(self._path(host)), host, str(self._seed + number)]
+        line = subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._lines[host] = line
+        if self._answer(line) != "\n":
+            raise NoNamespaces(f"the line to {host} ended with {line.wait()}")
+        address = f"10.78.{number + 1}.2"
+        _ip("-n", self._named(host), "address", "add", f"{address}/32", "dev", "hub")
+        _ip("-n", self._named(host), "link", "set", "hub", "up")
+        _ip("-n", self._named(host), "route", "add", f"{HUB}/32", "dev", "hub", "src", address)
+        _ip("-n", self._named("hub"), "link", "set", host, "up")
+        _ip("-n", self._named("hub"), "route", "add", f"{address}/32", "dev", host, "src", HUB)
+
+    @staticmethod
+    def _answer(line: subprocess.Popen[str]) -> str:
+        assert line.stdout is not None
+        return line.stdout.readline()
+
+    def weather(self, host: str, weather: Weather) -> None:
+        """Let the line of a host be so from now on."""
+        line = self._lines[host]
+        assert line.stdin is not None
+        line.stdin.write(weather.to_json() + "\n")
+        line.stdin.flush()
+        assert self._answer(line) == "\n", f"the line to {host} is gone"
+
+    def enter(self, host: str) -> None:
+        """Let this thread, and the threads and processes that it starts, be on a host."""
+        enter(self._path(host))
+
+    def on(self, host: str, argv: Sequence[str]) -> list[str]:
+        """Return a command that runs on a host. Only its network differs: it sees this machine's files and processes."""
+        return ["nsenter", f"--net={self._path(host)}", "--", *argv]
+
+    def start(self, host: str, argv: Sequence[str], variables: Mapping[str, str], log: IO[Any]) -> subprocess.Popen[bytes]:
+        """Start a process on a host."""
+        return subprocess.Popen(self.on(host, argv), cwd=ROOT, env=dict(variables), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
