@@ -72,8 +72,8 @@ install: $(STAMP)
 demo: $(STAMP)
 	@$(BIN)/tangram demo
 
-# More processes of tests than there are cores, since much of it is waiting, and four at most.
-AT_ONCE = $$($(BIN)/python -c 'import os; print(min(4, os.cpu_count() + 2))')
+# More processes of tests than there are cores, since much of it is waiting, and six at most.
+AT_ONCE = $$($(BIN)/python -c 'import os; print(min(6, os.cpu_count() + 3))')
 # A fork has collected nothing by itself, so more of them cost nothing.
 FORKS = $$($(BIN)/python -c 'import os; print(min(8, 2 * os.cpu_count() + 1))')
 
@@ -82,17 +82,23 @@ FORKS = $$($(BIN)/python -c 'import os; print(min(8, 2 * os.cpu_count() + 1))')
 test: $(STAMP)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not real and not long' -p no:xdist -p tests.forks --forks $(FORKS)
 
-# The parts of test-real run one after the other: containers and vLLM bear nothing beside them. Within a part, one process runs
-# the tests that share a stack. A test that fails has a second try after all parts.
+# What test-real runs is in two parts that follow one another: vLLM bears nothing beside it, and all else is mostly waiting or on one core, as
+# the booted kernel. ONLY picks parts, which then follow one another. A fork runs the tests that share a stack. A test that fails has a second
+# try after all parts.
 REAL_PARTS := stacks containers kernel vllm
-REAL_stacks = -m 'real or long' tests $(patsubst %,--ignore=tests/%,containers deployment sandboxes kernel engines vllm) -p no:xdist -p tests.forks --forks $(AT_ONCE)
-REAL_containers = -m real tests/containers tests/deployment tests/sandboxes -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
-REAL_kernel = -m real tests/kernel -p no:xdist
-REAL_vllm = -m real tests/engines tests/vllm
+FOLDERS_containers := tests/containers tests/deployment tests/sandboxes
+FOLDERS_kernel := tests/kernel
+FOLDERS_vllm := tests/engines tests/vllm
+REAL = -m 'real or long' -p no:xdist -p tests.forks --forks $(AT_ONCE)
+REAL_beside = $(REAL) tests $(FOLDERS_vllm:%=--ignore=%)
+REAL_stacks = $(REAL_beside) $(patsubst %,--ignore=%,$(FOLDERS_containers) $(FOLDERS_kernel))
+REAL_containers = $(REAL) $(FOLDERS_containers)
+REAL_kernel = -m real $(FOLDERS_kernel) -p no:xdist
+REAL_vllm = -m real $(FOLDERS_vllm)
 # Where CI is not set, .venv-vllm and .venv-helm are built only if somebody asks for them; without them their tests are skipped.
 test-real: $(STAMP) $(if $(filter vllm,$(or $(ONLY),$(if $(CI),$(REAL_PARTS)))),$(VLLM_STAMP)) $(if $(CI),$(HELM_STAMP))
 	@$(if $(filter-out $(REAL_PARTS),$(ONLY)),echo "ONLY is some of: $(REAL_PARTS)" >&2; exit 2)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.second_try $(foreach part,$(or $(ONLY),$(REAL_PARTS)),--then $(REAL_$(part)))
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.second_try $(foreach part,$(or $(ONLY),beside vllm),--then $(REAL_$(part)))
 
 # What these files list is installed as it is. torch alone goes by what it asks for: only a build for CPU runs by itself.
 .venv-clients/%/.installed: constraints-clients-%.txt

@@ -20,16 +20,12 @@ from workers.cpu.docker.sandbox import ContainerSandbox
 
 from .images import BUSYBOX, busybox, make_busybox
 
-# A node's containers go when another worker of that name starts, so each test run has a name of its own.
-NODE = f"tangram-test-{secrets.token_hex(4)}"
+_RUN = secrets.token_hex(4)
 
 
-LONGEST = ("test_container_hostile.py", "test_known_failures.py", "deployment/test_services.py")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first: files run beside each other, and one that begins last would go on alone."""
-    items.sort(key=lambda item: not str(item.path).endswith(LONGEST))
+def node_name(word: str = "main") -> str:
+    """Return the name of a node for this process alone: the containers of a node go when another worker of that name starts."""
+    return f"tangram-test-{_RUN}-{os.getpid()}-{word}"
 
 
 def needed(missing: str) -> None:
@@ -96,7 +92,7 @@ def options(bounds: ContainerOptions) -> ContainerOptions:
 @pytest.fixture
 def sandbox(options: ContainerOptions, tmp_path: Path) -> Iterator[ContainerSandbox]:
     """Give a sandbox."""
-    box = ContainerSandbox(tmp_path / "box", node=NODE, options=options)
+    box = ContainerSandbox(tmp_path / "box", node=node_name(), options=options)
     yield box
     box.close()
 
@@ -109,8 +105,8 @@ def env(sandbox: ContainerSandbox) -> ContainerEnvironment:
 
 @pytest.fixture(scope="module")
 def module_sandbox(bounds: ContainerOptions, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ContainerSandbox]:
-    """Give a sandbox that the tests of a module share. Its node is another one, whose containers `NODE` does not count."""
-    box = ContainerSandbox(tmp_path_factory.mktemp("module") / "box", node=f"{NODE}-module", options=bounds)
+    """Give a sandbox that the tests of a module share. Its node is another one than `sandbox` has, so that its containers do not count."""
+    box = ContainerSandbox(tmp_path_factory.mktemp("module") / "box", node=node_name("module"), options=bounds)
     yield box
     box.close()
 

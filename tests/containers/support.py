@@ -23,7 +23,7 @@ from workers.cpu.docker.engine import DockerEngine
 from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
 
-from .conftest import NODE
+from .conftest import node_name
 
 ROOT = Path(__file__).parents[2]
 
@@ -152,9 +152,9 @@ def neighbour_at_work(neighbour: Environment, core: int) -> Iterator[Meanwhile]:
 
 
 @contextmanager
-def box_of(base: Path, options: ContainerOptions, node: str = NODE, engine: DockerEngine | None = None) -> Iterator[ContainerSandbox]:
+def box_of(base: Path, options: ContainerOptions, node: str = "", engine: DockerEngine | None = None) -> Iterator[ContainerSandbox]:
     """Give a sandbox with options of its own."""
-    box = ContainerSandbox(base, node=node, options=options, engine=engine)
+    box = ContainerSandbox(base, node=node or node_name(), options=options, engine=engine)
     try:
         yield box
     finally:

@@ -14,7 +14,7 @@ from workers.cpu.docker.environment import ContainerEnvironment
 from workers.cpu.docker.sandbox import ContainerSandbox
 from workers.cpu.errors import EnvironmentGone
 
-from .conftest import NODE
+from .conftest import node_name
 from .images import busybox, make_busybox
 
 ROOTED = "tangram-test-rooted:1"
@@ -31,7 +31,7 @@ if libc.ptrace(16, 1, None, None) == 0:  # PTRACE_ATTACH
 def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ContainerSandbox]:
     """Give a sandbox that all tests share."""
     base = tmp_path_factory.mktemp("escape") / "box"
-    with closing(ContainerSandbox(base, node=f"{NODE}-escape", options=container_options())) as sandbox:
+    with closing(ContainerSandbox(base, node=node_name("escape"), options=container_options())) as sandbox:
         yield sandbox
 
 

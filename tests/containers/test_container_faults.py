@@ -25,7 +25,7 @@ from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
 from workers.cpu.errors import EnvironmentGone
 
-from .conftest import NODE
+from .conftest import node_name
 from .images import make_with_volume
 from .support import box_of, containers
 
@@ -70,7 +70,7 @@ def test_what_a_command_did_stands_when_its_grant_cannot_be_taken_back(quotas: Q
 
 def test_a_shell_that_a_program_stops_while_it_starts_is_the_commands_time(options: ContainerOptions, stops: str, tmp_path: Path) -> None:
     # Given an environment whose shells are stopped as soon as they are about to start; the engine itself has longer than a shell
-    with box_of(tmp_path / "box", replace(options, start_timeout_s=10.0, image=stops), f"{NODE}-stop", DockerEngine()) as box:
+    with box_of(tmp_path / "box", replace(options, start_timeout_s=10.0, image=stops), node_name("stop"), DockerEngine()) as box:
         env = box.open(EnvironmentSpec(id="e1"))
         with running(env, "echo >/home/user/stop; sleep 300", Holding((0,))):
             assert until(lambda: exists(env, "stop"))
@@ -123,7 +123,7 @@ def test_closing_an_environment_that_is_being_opened_ends_the_open(sandbox: Cont
         assert isinstance(opened.exception(60), EnvironmentGone | None)
     with pytest.raises(EnvironmentGone):
         sandbox.get("e2")
-    assert until(lambda: containers(NODE) == [])
+    assert until(lambda: containers(node_name()) == [])
 
 
 def test_a_fence_leaves_room_for_processes(shared: ContainerEnvironment) -> None:

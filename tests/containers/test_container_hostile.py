@@ -18,7 +18,7 @@ from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
 from workers.cpu.errors import EnvironmentGone
 
-from .conftest import NODE
+from .conftest import node_name
 from .support import containers, descriptors, groups_of, neighbour_at_work, processes_of, sandbox_threads
 
 pytestmark = pytest.mark.real
@@ -114,7 +114,7 @@ HOSTILE = [
 MOST = "head -c 33000000 /dev/zero >most"
 """Writes nearly as much as fits on disk, so that little is left to what has half a per cent of a core."""
 
-OWN = f"{NODE}-hostile"
+OWN = node_name("hostile")
 """The node of the sandbox that these tests share, from which each takes an environment of its own."""
 
 

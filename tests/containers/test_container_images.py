@@ -24,7 +24,7 @@ from workers.cpu.docker.options import ContainerOptions, PullPolicy
 from workers.cpu.docker.sandbox import ContainerSandbox
 from workers.cpu.errors import ImageMissing
 
-from .conftest import NODE
+from .conftest import node_name
 from .registry import Registry, served
 from .support import docker, engine_says
 
@@ -55,7 +55,7 @@ def fetching(tmp_path: Path, options: ContainerOptions) -> Fetching:
         pull: PullPolicy = "missing", cache_mb: int | None = None, stall_s: float = 60.0, pull_s: float = 60.0
     ) -> AbstractContextManager[ContainerSandbox]:
         asked = replace(options, pull=pull, pull_s=pull_s, image_cache_mb=cache_mb)
-        return closing(ContainerSandbox(tmp_path / "box", node=NODE, options=asked, engine=DockerEngine(stall_s=stall_s)))
+        return closing(ContainerSandbox(tmp_path / "box", node=node_name(), options=asked, engine=DockerEngine(stall_s=stall_s)))
 
     return make
 

@@ -20,7 +20,7 @@ from workers.cpu.docker.sandbox import ContainerSandbox
 from workers.cpu.errors import ContainerFailed, EnvironmentGone, ImageMissing, StartTimeout
 from workers.cpu.opening import Opening
 
-from .conftest import NODE
+from .conftest import node_name
 from .images import make_busybox
 from .killed_worker import STARTS
 from .support import box_of, containers, docker, groups_of, processes_of, waits_for_its_worker, worker
@@ -43,7 +43,7 @@ def of(identity: str, memory_mb: int | None = None, image: str | None = None) ->
 )
 def test_the_containers_of_a_killed_worker_go_by_themselves(tmp_path: Path, image: str, hold: str) -> None:
     # Given a worker with an environment that works and one that stands ready
-    node = f"{NODE}-killed"
+    node = node_name("killed")
     with worker(tmp_path, node, image, f"sleep {NAP}", hold, ready=1) as (process, container_id):
         assert until(lambda: len(containers(node)) == 2 and all(map(waits_for_its_worker, containers(node))))
         # When it is killed
@@ -59,7 +59,7 @@ def test_the_containers_of_a_killed_worker_go_by_themselves(tmp_path: Path, imag
 
 def test_a_container_that_starts_after_its_worker_was_killed_goes_by_itself(tmp_path: Path, image: str) -> None:
     # Given a worker that is killed while it waits for the start of a container
-    node = f"{NODE}-killed-early"
+    node = node_name("killed-early")
     with worker(tmp_path, node, image, "", STARTS) as (process, container_id):
         process.kill()
         process.wait()
@@ -71,7 +71,7 @@ def test_a_container_that_starts_after_its_worker_was_killed_goes_by_itself(tmp_
 
 def test_a_sandbox_leaves_the_containers_of_other_nodes(tmp_path: Path, options: ContainerOptions, env: ContainerEnvironment) -> None:
     # Given an environment of one node; when another node's sandbox comes and goes
-    with box_of(tmp_path / "other", options, f"{NODE}-other"):
+    with box_of(tmp_path / "other", options, node_name("other")):
         pass
     # Then the environment works
     assert printed(env, "echo here") == "here\n"
@@ -106,7 +106,7 @@ def test_a_container_that_does_not_come_up_in_time_is_given_up(tmp_path: Path, o
             box.open(of("e1", image=hangs))
         # Then nothing is left of it
         assert box.environments() == ()
-        assert until(lambda: containers(NODE) == [])
+        assert until(lambda: containers(node_name()) == [])
         assert list((tmp_path / "box" / "control").iterdir()) == []
         # And the place to start another is free
         assert printed(box.open(of("e1")), "echo up") == "up\n"
@@ -123,7 +123,7 @@ def test_an_image_that_cannot_be_had_or_has_no_shell_is_refused_in_one_line(
     assert {"no-such-image:9": "no-such-image", NO_SHELL: "/bin/sh"}.get(reference, "") in str(caught.value)
     # Then nothing is left
     assert sandbox.environments() == ()
-    assert until(lambda: containers(NODE) == [])
+    assert until(lambda: containers(node_name()) == [])
     assert list((tmp_path / "box" / "control").iterdir()) == []
 
 
@@ -177,13 +177,13 @@ def test_what_stands_ready_is_filled_up_and_not_beyond(tmp_path: Path, options: 
         seen: set[int] = set()
 
         def is_full() -> bool:
-            seen.add(len(containers(NODE)))
+            seen.add(len(containers(node_name())))
             return box._pool.standing(image) == 2
 
         assert until(is_full)
-        assert len(containers(NODE)) == 5
+        assert len(containers(node_name())) == 5
         assert max(seen) <= 5
-    assert until(lambda: containers(NODE) == [])
+    assert until(lambda: containers(node_name()) == [])
 
 
 def test_one_that_stood_ready_and_was_killed_or_is_to_have_what_no_container_can_is_not_given(
@@ -193,7 +193,7 @@ def test_one_that_stood_ready_and_was_killed_or_is_to_have_what_no_container_can
     image = options.image or ""
     with box_of(tmp_path / "box", replace(options, warm={image: 1})) as box:
         assert until(lambda: box._pool.standing(image) == 1)
-        (killed,) = containers(NODE)
+        (killed,) = containers(node_name())
         docker("kill", killed)
         # When an environment is opened; then it works, with another container
         environment = box.open(of("e1"))
@@ -203,7 +203,7 @@ def test_one_that_stood_ready_and_was_killed_or_is_to_have_what_no_container_can
         assert until(lambda: box._pool.standing(image) == 1)
         with pytest.raises(ContainerFailed):
             box.open(of("e2", memory_mb=1 << 44))
-        assert until(lambda: box._pool.standing(image) == 1 and len(containers(NODE)) == 2)
+        assert until(lambda: box._pool.standing(image) == 1 and len(containers(node_name())) == 2)
 
 
 @pytest.mark.parametrize("memory_mb", [24, 256])
@@ -212,7 +212,7 @@ def test_one_that_stood_ready_has_the_memory_of_who_takes_it(tmp_path: Path, opt
     image = options.image or ""
     with box_of(tmp_path / "box", replace(options, warm={image: 1})) as box:
         assert until(lambda: box._pool.standing(image) == 1)
-        (ready,) = containers(NODE)
+        (ready,) = containers(node_name())
         # When an environment with other memory takes it
         environment = box.open(of("e1", memory_mb))
         assert environment.container.id == ready

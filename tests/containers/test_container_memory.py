@@ -18,7 +18,7 @@ from workers.cpu.docker.meter import GroupMeter
 from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
 
-from .conftest import NODE
+from .conftest import node_name
 from .support import containers, engine_says, groups_of, pauses, worker
 
 pytestmark = pytest.mark.real
@@ -42,14 +42,14 @@ class LateEngine(DockerEngine):
 
 def test_a_shell_and_then_its_container_that_the_kernel_ends_for_memory_are_a_loss(tmp_path: Path, options: ContainerOptions) -> None:
     engine = LateEngine()
-    box = ContainerSandbox(tmp_path / "box", node=f"{NODE}-late", options=options, engine=engine)
+    box = ContainerSandbox(tmp_path / "box", node=node_name("late"), options=options, engine=engine)
     try:
         env = box.open(EnvironmentSpec(id="e1"))
         printed(env, ":")
 
         def is_gone() -> bool:
             subprocess.run(["docker", "exec", env.container.id, "sh", "-c", TAKES_PROCESS_1], capture_output=True)
-            return until(lambda: not containers(f"{NODE}-late") and not groups_of(env.container.id), 5.0)
+            return until(lambda: not containers(node_name("late")) and not groups_of(env.container.id), 5.0)
 
         engine.meanwhile = lambda: until(is_gone)
         # Given a command whose shell the kernel ends, as that itself fills the memory
@@ -75,7 +75,7 @@ def test_a_worker_that_stood_still_says_whether_the_kernel_has_ended_a_command_w
     tmp_path: Path, image: str, command: str, said: str
 ) -> None:
     # Given a worker that stands still while a command runs or fills the memory
-    node = f"{NODE}-stopped"
+    node = node_name("stopped")
     with worker(tmp_path, node, image, f"touch begun; until test -e go; do sleep 0.05; done; {command}") as (process, container_id):
         inside = ["docker", "exec", container_id, "sh", "-c"]
         begun = Path(f"/proc/{engine_says(f'/containers/{container_id}/json')['State']['Pid']}/root/home/user/begun")

@@ -13,12 +13,12 @@ from workers.cpu.abstract import EnvironmentSpec
 from workers.cpu.docker.environment import ContainerEnvironment
 from workers.cpu.docker.options import ContainerOptions
 
-from .conftest import NODE
+from .conftest import node_name
 from .support import box_of, docker
 
 pytestmark = pytest.mark.real
 
-INSIDE, OUTSIDE = f"{NODE}-inside", f"{NODE}-outside"
+INSIDE, OUTSIDE = node_name("inside"), node_name("outside")
 GREETING = "hello"
 
 

@@ -22,7 +22,7 @@ from workers.cpu.errors import EnvironmentGone, ImageMissing
 from workers.cpu.opening import Opening
 
 from . import support
-from .conftest import NODE
+from .conftest import node_name
 from .registry import Registry, served
 from .support import containers, sandbox_threads
 
@@ -58,7 +58,7 @@ def registry(image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 @contextmanager
 def box_of(base: Path, options: ContainerOptions, engine: DockerEngine | None = None) -> Iterator[ContainerSandbox]:
     """Give a sandbox that fetches images."""
-    with support.box_of(base, replace(options, pull="missing"), NODE, engine) as box:
+    with support.box_of(base, replace(options, pull="missing"), node_name(), engine) as box:
         yield box
     assert until(lambda: sandbox_threads() == []), sandbox_threads()
 
@@ -86,7 +86,9 @@ def opener_of(box: ContainerSandbox) -> Iterator[Opener]:
 def is_clear(base: Path) -> bool:
     """Say whether nothing of an environment is left: no container, no folder, no pull."""
     return (
-        containers(NODE) == [] and list((base / "control").iterdir()) == [] and not {"tangram-open", "tangram-pull"} & {*sandbox_threads()}
+        containers(node_name()) == []
+        and list((base / "control").iterdir()) == []
+        and not {"tangram-open", "tangram-pull"} & {*sandbox_threads()}
     )
 
 
@@ -211,4 +213,4 @@ def test_closing_the_sandbox_ends_every_open(tmp_path: Path, options: ContainerO
         for _, opened in both:
             with pytest.raises(EnvironmentGone, match="the sandbox is closed"):
                 opened.result(60)
-    assert containers(NODE) == []
+    assert containers(node_name()) == []

@@ -15,7 +15,7 @@ from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
 from workers.cpu.errors import FileTooLarge, FileUnusable, NoSuchFile
 
-from .conftest import NODE
+from .conftest import node_name
 from .images import make_busybox
 from .support import box_of
 
@@ -101,7 +101,7 @@ def test_a_worker_with_a_strict_umask_serves_all_the_same(tmp_path: Path, option
     # Given a worker whose files are for itself alone; when an environment works; then it works
     before = os.umask(0o077)
     try:
-        with box_of(tmp_path / "box", replace(options, start_timeout_s=30.0), f"{NODE}-umask") as box:
+        with box_of(tmp_path / "box", replace(options, start_timeout_s=30.0), node_name("umask")) as box:
             environment = box.open(EnvironmentSpec(id="e1"))
             assert printed(environment, "echo one") == "one\n"
             environment.write_file("f", b"two")

@@ -14,7 +14,7 @@ from tests.workers_cpu.support import until
 from workers.cpu.abstract import EnvironmentSpec
 from workers.cpu.errors import EnvironmentGone
 
-from .conftest import NODE
+from .conftest import node_name
 from .support import box_of, docker
 
 pytestmark = pytest.mark.real
@@ -30,7 +30,7 @@ def networks() -> set[str]:
 
 
 def test_a_container_on_a_named_network_is_reached_by_its_loopback_as_long_as_it_is_there(tmp_path: Path, image: str) -> None:
-    name, own = f"{NODE}-ports", os.readlink("/proc/self/ns/net")
+    name, own = node_name("ports"), os.readlink("/proc/self/ns/net")
     docker("network", "create", "--internal", name)
     try:
         with box_of(tmp_path / "box", container_options(network=name)) as box:

@@ -24,7 +24,7 @@ from workers.cpu.docker.options import ContainerLimits, ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
 from workers.cpu.errors import ContainerFailed, DiskFull
 
-from .conftest import NODE
+from .conftest import node_name
 from .images import make_with_volume
 from .support import box_of, containers, docker, pauses
 
@@ -60,7 +60,7 @@ def networks_of(node: str) -> set[str]:
 
 def test_anonymous_volumes_do_not_fill_the_disk(volume_image: str, options: ContainerOptions, tmp_path: Path) -> None:
     """Source: trajectoryRL #203 (7,135 anonymous volumes filled the disk, then every score was 0)."""
-    node = f"{NODE}-volumes"
+    node = node_name("volumes")
     # Given many environments, each of which has written to its volume
     with box_of(tmp_path / "box", options, node) as box, ThreadPoolExecutor(4) as threads:
 
@@ -82,7 +82,7 @@ def test_anonymous_volumes_do_not_fill_the_disk(volume_image: str, options: Cont
 
 def test_volumes_of_a_killed_worker_go_with_its_containers(volume_image: str, options: ContainerOptions, tmp_path: Path) -> None:
     # Given a container of a worker that is gone
-    node = f"{NODE}-volume-left"
+    node = node_name("volume-left")
     docker("run", "-d", "--label", f"tangram.node={node}", volume_image, "sleep", "300")
     (volume,) = volumes_of(node)
     # When a worker of the node starts, then the volume is gone, too
@@ -92,18 +92,18 @@ def test_volumes_of_a_killed_worker_go_with_its_containers(volume_image: str, op
 
 def test_no_environment_is_opened_below_the_floor_of_free_disk(options: ContainerOptions, tmp_path: Path) -> None:
     """Source: trajectoryRL #203."""
-    with box_of(tmp_path / "box", replace(options, disk_floor_mb=1 << 40), f"{NODE}-floor") as box:
+    with box_of(tmp_path / "box", replace(options, disk_floor_mb=1 << 40), node_name("floor")) as box:
         with pytest.raises(DiskFull, match="less than its TANGRAM_DISK_FLOOR_MB") as caught:
             box.open(EnvironmentSpec(id="e1"))
         assert "\n" not in str(caught.value)
-        assert containers(f"{NODE}-floor") == []
+        assert containers(node_name("floor")) == []
 
 
 def test_many_containers_need_no_network_each(options: ContainerOptions, tmp_path: Path) -> None:
     """Source: control-tower #964 (Docker has addresses for about 30 networks). A network that is missing is named with its command in
     `test_container_refusals.py`. The many environments with volumes, above, are on no network.
     """
-    name = node = f"{NODE}-networks"
+    name = node = node_name("networks")
     limits = ContainerLimits(memory_mb=16, processes=16, disk_mb=8, disk_check_s=5.0)
     docker("network", "create", "--internal", name)
     try:
@@ -124,7 +124,7 @@ def test_a_container_that_the_engine_does_not_remove_is_tried_again(
 ) -> None:
     """Source: google/tunix #2312 (an error in a clean-up skipped the rest of it)."""
     monkeypatch.setattr(leftovers.Leftovers.__init__, "__defaults__", (0.05,))
-    node, refusals = f"{NODE}-remove", iter([True, True, True])
+    node, refusals = node_name("remove"), iter([True, True, True])
     removing = DockerEngine.remove
 
     def remove(engine: DockerEngine, container: str) -> None:
@@ -152,7 +152,7 @@ def test_a_stopped_container_init_holds_nothing_up(sandbox: ContainerSandbox, en
     assert (outcome.status, outcome.stdout) == ("timed_out", b"begun\n")
     assert printed(env, "echo $kept") == "yes\n"
     env.close()
-    assert until(lambda: containers(NODE) == []) and sandbox.environments() == ()
+    assert until(lambda: containers(node_name()) == []) and sandbox.environments() == ()
 
 
 def test_a_frozen_container_ends_its_command_in_bounded_time_and_no_other(
@@ -172,4 +172,4 @@ def test_a_frozen_container_ends_its_command_in_bounded_time_and_no_other(
     assert ended.status == "timed_out" and "processes that cannot be killed" in ended.reason
     # And it can be closed
     env.close()
-    assert until(lambda: env.container.id not in containers(NODE))
+    assert until(lambda: env.container.id not in containers(node_name()))

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import pytest
 
-from tests.containers.conftest import NODE, _missing, needed
+from tests.containers.conftest import _missing, needed, node_name
 from tests.containers.images import make_busybox, make_with_python, make_with_shell
 from tests.workers_cpu.conftest import make
 from tests.workers_cpu.support import printed
@@ -111,7 +111,7 @@ def boxes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Boxes]:
             folder, kind = tmp_path_factory.mktemp(place) / "box", KINDS[name]
             more: dict[str, Any] = {"max_file_bytes": MAX_FILE_BYTES, "memory": "elastic" if shell == "elastic" else "fixed"}
             if kind.isolation is None:
-                box: Sandbox = ContainerSandbox(folder, node=f"{NODE}-suite{shell}", options=container_options(), **more)
+                box: Sandbox = ContainerSandbox(folder, node=node_name(f"suite{shell}"), options=container_options(), **more)
             else:
                 box = make(folder, kind.isolation, shell="sh" if shell == "sh" else None, **more)
                 if name == "view":

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tangram.errors import InvalidAction
-from tests.containers.conftest import NODE
+from tests.containers.conftest import node_name
 from tests.workers_cpu.conftest import make
 from tests.workers_cpu.support import RUN, admit, printed, processes_with, until
 from workers.cpu.abstract import Environment, EnvironmentSpec, ExecRequest, Holding, Sandbox
@@ -25,7 +25,7 @@ from .conftest import Kind, container_options
 def made(kind: Kind, base: Path) -> Sandbox:
     """Make a sandbox of a kind."""
     if kind.isolation is None:
-        return ContainerSandbox(base, node=f"{NODE}-life", options=container_options())
+        return ContainerSandbox(base, node=node_name("life"), options=container_options())
     return make(base, kind.isolation)
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.workers_cpu.support import RUN, printed, run
 from workers.cpu.abstract import Environment, EnvironmentSpec, Sandbox
 
-EATS_100_MB = "python3 -S -c 'print(len(bytearray(100 << 20)))'"
+EATS_100_MB, EATS_50_MB = (f"python3 -S -c 'print(len(bytearray({size} << 20)))'" for size in (100, 50))
 numbers = count()
 
 
@@ -31,8 +31,8 @@ def small(sandbox: Sandbox) -> Iterator[Environment]:
 
 @pytest.fixture
 def middling(sandbox: Sandbox) -> Iterator[Environment]:
-    """Give an environment of 150 MB."""
-    yield from bounded(sandbox, 150)
+    """Give an environment of 75 MB."""
+    yield from bounded(sandbox, 75)
 
 
 def test_a_command_of_too_much_memory_is_killed_and_says_so(small: Environment) -> None:
@@ -47,9 +47,9 @@ def test_a_command_of_too_much_memory_is_killed_and_says_so(small: Environment) 
 
 
 def test_the_sessions_of_an_environment_share_its_memory(middling: Environment) -> None:
-    # Given an environment of 150 MB, which is enough for a command of 100
-    assert printed(middling, EATS_100_MB) == f"{100 << 20}\n"
-    # When one session holds 100 and another takes 100; then the kernel ends one of the two
-    held = f'python3 -S -c \'import time; held = bytearray(100 << 20); open("held", "w"); time.sleep(311.25{RUN})\' >/dev/null 2>&1 &'
+    # Given an environment of 75 MB, which is enough for a command of 50
+    assert printed(middling, EATS_50_MB) == f"{50 << 20}\n"
+    # When one session holds 50 and another takes 50; then the kernel ends one of the two
+    held = f'python3 -S -c \'import time; held = bytearray(50 << 20); open("held", "w"); time.sleep(311.25{RUN})\' >/dev/null 2>&1 &'
     printed(middling, f"{held} while [ ! -e held ]; do sleep 0.01; done", session="one")
-    assert "150 MB of memory were full" in run(middling, EATS_100_MB, session="two").reason
+    assert "75 MB of memory were full" in run(middling, EATS_50_MB, session="two").reason
