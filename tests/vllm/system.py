@@ -7,18 +7,20 @@ import json
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
+import pytest
 
 from app.local.stack import StackPlan
 from tangram import Client
 from tests.freezing import freeze
 from tests.live.support import Live, running
 from tests.vllm.fakes import gone, until
+from workers.gpu.engines.vllm.questions import Pooling, score_request
 
 CELL_MB = 4000
 
@@ -29,9 +31,11 @@ task = "{task}"
 model = "{model}"
 memory_mb = {memory_mb}
 max_concurrency = 4
+{more}
 
 [services.{name}.vllm]
 python = "{python}"
+pooling = "{pooling}"
 sleep_on_cpu = true
 start_timeout_s = 600
 args = ["--max-model-len", "512"]
@@ -39,13 +43,23 @@ env = {{ {env} }}
 """
 
 
-def services_toml(models: Path, python: Path, environments: Mapping[str, Mapping[str, str]]) -> str:
-    """Return a services file with `rm` and `teacher`, of which the cell takes one; `environments` are their servers'."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """A service: the folder of its model, further lines of its table, what its server computes, and variables of that."""
+
+    model: Path
+    more: str = ""
+    pooling: Pooling = "classify"
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+def services_toml(python: Path, rm: Served, teacher: Served) -> str:
+    """Return a services file with `rm` and `teacher`, of which the cell takes one."""
     tables = []
-    for name, task, model in (("rm", "score", "rm-small"), ("teacher", "logprobs", "teacher-0")):
-        env = ", ".join(f"{key} = {json.dumps(value)}" for key, value in environments.get(name, {}).items())
-        shown = _SERVICE.format(name=name, task=task, model=models / model, memory_mb=CELL_MB * 3 // 4, python=python, env=env)
-        tables.append(shown)
+    for name, task, served in (("rm", "score", rm), ("teacher", "logprobs", teacher)):
+        env = ", ".join(f"{key} = {json.dumps(value)}" for key, value in served.env.items())
+        said = {"model": served.model, "more": served.more, "pooling": served.pooling, "env": env}
+        tables.append(_SERVICE.format(name=name, task=task, memory_mb=CELL_MB * 3 // 4, python=python, **said))
     return "".join(tables)
 
 
@@ -107,10 +121,39 @@ def system(folder: Path, services: Path) -> Iterator[System]:
     until(lambda: all(gone(pid) for pid in servers))
 
 
+def take_turns(
+    stack: System, items: list[dict[str, Any]], sequences: list[list[int]], pooling: Pooling, victim: Callable[[], psutil.Process]
+) -> tuple[list[float], list[list[float]], int]:
+    """Have the services take turns on their cell, and kill a process of `rm` at work.
+
+    Return what both answered, and the process of the first server of `rm`.
+    """
+    close: dict[str, Any] = {"abs": 1e-4, "rel": 0.0}
+    scores = list(stack.client.score("rm", items))
+    logprobs = [list(values) for values in stack.client.logprobs("teacher", sequences)]
+    # Given a server that sleeps, of which nothing but `/is_sleeping` tells that it will not answer
+    assert stack.sleeps("rm") and not stack.sleeps("teacher")
+    server = stack.server("rm").pid
+    stack.ask("rm", "GET", "/v1/models")
+    with pytest.raises(httpx.ReadTimeout):
+        stack.ask("rm", *score_request("rm", [[1, 2]], pooling), timeout_s=1.0)
+    # Then it is woken before it is asked
+    assert stack.client.score("rm", items) == pytest.approx(scores, **close)
+    assert stack.sleeps("teacher") and not stack.sleeps("rm") and stack.server("rm").pid == server
+    # And when what computes for it is killed, each action is done by one other
+    for answer in stack.kill_while_it_works(victim(), [lambda: stack.client.score("rm", items)] * 12):
+        assert answer == pytest.approx(scores, **close)
+    for values, before in zip(stack.client.logprobs("teacher", sequences), logprobs, strict=True):
+        assert list(values) == pytest.approx(before, **close)
+    stack.live.until(lambda: stack.ends() == {"succeeded": 16})
+    return scores, logprobs, server
+
+
 def _serves(process: psutil.Process, service: str) -> bool:
     with contextlib.suppress(psutil.Error):
         words = process.cmdline()
-        return "--served-model-name" in words and words[words.index("--served-model-name") + 1] == service
+        # With an adapter, the service's own name is the adapter's.
+        return "--served-model-name" in words and words[words.index("--served-model-name") + 1] in (service, f"{service}-base")
     return False
 
 

@@ -1,7 +1,7 @@
 """As many of the random cycles of `tests/vllm/test_vllm_cycles.py` as `TANGRAM_REAL_CYCLES` says, with vLLM itself on the CPU.
 
 `make test-real` shows what they are made of: servers that sleep and wake in `tests/engines`, and one that is killed at work in
-`tests/vllm/test_vllm_system.py`.
+`tests/vllm/real/test_vllm_real_models.py`.
 """
 
 from __future__ import annotations
