@@ -37,7 +37,7 @@ from scheduler.live.transport import Transport
 from scheduler.model import ServiceSpec, events
 from scheduler.model.commands import Stop
 from scheduler.model.lifecycle import MISSED_BEATS
-from scheduler.model.state import Node, State
+from scheduler.model.state import Node
 
 log = logging.getLogger(__name__)
 
@@ -58,11 +58,6 @@ MOST_RESENT = 2
 
 SILENCE = f"{MISSED_BEATS} beats missed"
 IDLENESS = "it beats but does not run what it was handed"
-
-
-def silent(state: State, beat_s: float, now: float) -> list[Node]:
-    """Return the nodes whose last beat is too old."""
-    return [node for node in state.nodes.values() if now - node.last_beat > MISSED_BEATS * beat_s]
 
 
 class Heartbeats:
@@ -146,36 +141,24 @@ class Heartbeats:
         self._looked_at = now
 
     def judge_silence(self, now: float) -> None:
-        """Have the nodes that have missed too many beats count as silent, and give up those that are silent for too long."""
+        """Have the nodes that have missed too many beats, or take nothing up, count as silent; give up those that do so for too long."""
         state, beat_s = self._core.state, self._core.state.limits.beat_s
         if beat_s is None:
             return
-        for node in silent(state, beat_s, now):
-            if now - node.last_beat > self._lost_s:
-                self.lose(node.spec.name, f"no beat for {self._lost_s:g} s", now)
+        lost_s = max(state.limits.node_lost_s, MISSED_BEATS * beat_s)
+        for node in list(state.nodes.values()):
+            if now - node.last_beat > MISSED_BEATS * beat_s:
+                lasted_s, silence, loss = now - node.last_beat, SILENCE, f"no beat for {lost_s:g} s"
+            elif node.idle_beats > MISSED_BEATS:
+                lasted_s, silence, loss = node.idle_beats * beat_s, IDLENESS, IDLENESS
+            else:
+                continue
+            if lasted_s > lost_s:
+                self.lose(node.spec.name, loss, now)
             elif not node.silent:
-                self._silence(node, SILENCE, now)
-
-    @property
-    def _lost_s(self) -> float:
-        limits = self._core.state.limits
-        return max(limits.node_lost_s, MISSED_BEATS * (limits.beat_s or 0.0))
-
-    def _judge_idleness(self, name: str, now: float) -> None:
-        """Have a node that beats and takes up no grant count as silent, and give it up if that lasts."""
-        node, beat_s = self._core.state.nodes.get(name), self._core.state.limits.beat_s
-        if node is None or node.idle_beats <= MISSED_BEATS:
-            return
-        if beat_s is not None and node.idle_beats * beat_s > self._lost_s:
-            self.lose(name, IDLENESS, now)
-        elif not node.silent:
-            self._silence(node, IDLENESS, now)
-
-    def _silence(self, node: Node, reason: str, now: float) -> None:
-        """Let nothing more begin on a node, and give up what may run elsewhere; later, if the store does not say what has ended."""
-        ended = self._give_up([i for i in node.running if may_run_elsewhere(self._core.state, self._core.state.running[i])])
-        if ended is not None:
-            self._handle(events.NodeSilent(name=node.spec.name, reason=reason, ended=ended), now)
+                ended = self._give_up([i for i in node.running if may_run_elsewhere(state, state.running[i])])
+                if ended is not None:
+                    self._handle(events.NodeSilent(name=node.spec.name, reason=silence, ended=ended), now)
 
     def _let_go(self, node: Node, description: Mapping[str, Any], now: float) -> None:
         """Grant nothing more to a node whose worker hands over, and say so behind all that was granted before."""
@@ -235,7 +218,6 @@ class Heartbeats:
         if isinstance(busy := description.get("busy_cores"), int | float) and math.isfinite(busy):
             self.busy_cores[name] = float(busy)
         self._handle(self._beat_of(description), now)
-        self._judge_idleness(name, now)
         self._ask(name)
         self._sweep(name, description)
         if name in self._unheard:
