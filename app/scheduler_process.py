@@ -141,7 +141,9 @@ class Scheduler:
             setup = setup_of(settings, observations(self._engine, settings.history, between=renewal.still_leading))
             if settings.event_log is not None:
                 event_log = EventLogFile(settings.event_log, epoch, setup)
+            renewal.still_leading()
             transport = self._connect(epoch)
+            renewal.still_leading()
             with SqlJournal(self._engine, lease=self._lease) as journal:
                 service = Service(
                     setup.core(),

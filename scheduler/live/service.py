@@ -94,6 +94,7 @@ class Service:
     def recover(self) -> int:
         """Go on from the journal of the scheduler before this one; return the number of unfinished actions."""
         unfinished, now = self._journal.unfinished(), self._clock()
+        self._still_leading()
 
         def deal(*words: Any) -> None:
             # With many actions this takes long, and a standby must not take that for silence.
