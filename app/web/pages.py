@@ -25,7 +25,7 @@ from app.journal.environments import lease_left
 from app.journal.listing import ACTION_STATES, ENVIRONMENT_STATES, ActionFilter, list_actions, list_environments
 from app.web.attention import notices
 from app.web.looks import LOOKING_FRACTION, Look, Looks
-from app.web.words import address, clock, draining, megabytes, number, percent, quota_state, seconds, state_class
+from app.web.words import address, clock, counted, draining, megabytes, number, percent, quota_state, seconds, state_class
 from tangram.ends import CAUSES
 
 router = APIRouter()
@@ -36,7 +36,7 @@ MOST_PAGES: Final = 500
 MOST_TEXT: Final = 256
 LAST_PAGE: Final = 2000
 
-_FILTERS = (seconds, clock, number, percent, megabytes, address, state_class, quota_state, draining)
+_FILTERS = (seconds, clock, counted, number, percent, megabytes, address, state_class, quota_state, draining)
 
 Found = Mapping[str, Any] | None
 Question = Callable[[Connection, Look], Found]
@@ -125,7 +125,7 @@ def make_templates() -> Environment:
         loader=PackageLoader("app.web"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     templates.filters.update({one.__name__: one for one in _FILTERS})
-    templates.globals.update(ACTION_STATES=ACTION_STATES, ENVIRONMENT_STATES=ENVIRONMENT_STATES)
+    templates.globals.update(ACTION_STATES=ACTION_STATES, ENVIRONMENT_STATES=ENVIRONMENT_STATES, number=number, megabytes=megabytes)
     return templates
 
 
@@ -134,14 +134,15 @@ def _timed(question: Question, connection: Connection, look: Look) -> Timed:
     return question(connection, look), time.monotonic() - began
 
 
-def _pages(request: Request) -> Pages:
+def pages_of(request: Request) -> Pages:
+    """Return what renders the pages."""
     pages: Pages = request.app.state.pages
     return pages
 
 
 async def not_found(request: Request, _error: Exception) -> Response:
     """Answer for paths that nobody serves."""
-    return _pages(request).missing(await request.app.state.looks.now(), request.url.path)
+    return pages_of(request).missing(await request.app.state.looks.now(), request.url.path)
 
 
 async def not_understood(request: Request, error: Exception) -> Response:
@@ -150,7 +151,7 @@ async def not_understood(request: Request, error: Exception) -> Response:
     if "text/html" not in request.headers.get("accept", ""):
         return await request_validation_exception_handler(request, error)
     problems = [(str(one["loc"][-1]), str(one["msg"])) for one in error.errors()]
-    return _pages(request).refused(await request.app.state.looks.now(), request.url.path, problems)
+    return pages_of(request).refused(await request.app.state.looks.now(), request.url.path, problems)
 
 
 Text = Annotated[str, Query(max_length=MOST_TEXT)]
@@ -161,7 +162,7 @@ Hours = Annotated[float, Query(gt=0, le=24 * 366)]
 @router.get("/")
 async def cluster(request: Request) -> Response:
     """Show the cluster."""
-    return await _pages(request).of_look(request, "cluster.html")
+    return await pages_of(request).of_look(request, "cluster.html")
 
 
 @router.get("/actions")
@@ -188,7 +189,7 @@ async def actions(
         listed = list_actions(connection, wanted, page, look.at)
         return {"listed": listed, "wanted": wanted, "hours": hours, "page": page, "page_link": _page_link({**words, "hours": f"{hours:g}"})}
 
-    return await _pages(request).search(request, "actions.html", question)
+    return await pages_of(request).search(request, "actions.html", question)
 
 
 @router.get("/oldest")
@@ -217,7 +218,7 @@ async def action(request: Request, action_id: str) -> Response:
         detail = action_detail(connection, action_id, look.scheduler, look.at)
         return None if detail is None else {"detail": detail, "row": detail.row, "cause": CAUSES.get(detail.row.cause)}
 
-    return await _pages(request).page(request, "action.html", question)
+    return await pages_of(request).page(request, "action.html", question)
 
 
 @router.get("/jobs/{name:path}")
@@ -229,7 +230,7 @@ async def job(request: Request, name: str) -> Response:
         jobs = (look.overview or {}).get("jobs", ())
         return None if detail is None else {"detail": detail, "job": next((one for one in jobs if one["name"] == name), None)}
 
-    return await _pages(request).page(request, "job.html", question)
+    return await pages_of(request).page(request, "job.html", question)
 
 
 @router.get("/environments")
@@ -241,7 +242,7 @@ async def environments(request: Request, job: Text = "", state: Text = "", q: Te
         listed = list_environments(connection, job, state, words["q"], page, look.at)
         return {"listed": listed, **words, "page": page, "page_link": _page_link(words)}
 
-    return await _pages(request).search(request, "environments.html", question)
+    return await pages_of(request).search(request, "environments.html", question)
 
 
 @router.get("/environments/{environment_id:path}")
@@ -255,7 +256,7 @@ async def environment(request: Request, environment_id: str) -> Response:
         left_s = lease_left(detail.row, look.at, (look.scheduler or {}).get("lease_s"), is_used=detail.is_used)
         return {"row": detail.row, "actions": detail.actions, "lease_left_s": left_s}
 
-    return await _pages(request).page(request, "environment.html", question)
+    return await pages_of(request).page(request, "environment.html", question)
 
 
 @router.get("/services/{name:path}")
@@ -266,7 +267,7 @@ async def service(request: Request, name: str) -> Response:
         detail = service_detail(connection, name, look.at)
         return None if detail is None else {"detail": detail}
 
-    return await _pages(request).page(request, "service.html", question)
+    return await pages_of(request).page(request, "service.html", question)
 
 
 @router.get("/nodes/{name:path}")
@@ -278,10 +279,10 @@ async def node(request: Request, name: str) -> Response:
         nodes = (look.overview or {}).get("nodes", ())
         return None if detail is None else {"detail": detail, "node": next((one for one in nodes if one["name"] == name), None)}
 
-    return await _pages(request).page(request, "node.html", question)
+    return await pages_of(request).page(request, "node.html", question)
 
 
 @router.get("/health")
 async def health(request: Request) -> Response:
     """Show what needs attention, and how the scheduler is."""
-    return await _pages(request).of_look(request, "health.html")
+    return await pages_of(request).of_look(request, "health.html")

@@ -3,6 +3,7 @@
 | path | what |
 |---|---|
 | `/`, `/actions`, `/jobs/…`, `/environments`, `/services/…`, `/nodes/…`, `/health` | pages (`pages.py`) |
+| `/machines`, `/machines/plan`, `/api/machines` | how many machines (`machines.py`) |
 | `/events` | a server-sent event for each new look |
 | `/api/overview`, `/api/timeline` | JSON (`feeds.py`) |
 | `/actions/ID/cancel`, `/environments/ID/close` | what a person may do, with the token (`acting.py`) |
@@ -35,7 +36,7 @@ from app.journal.database import open_latest
 from app.metrics import exposition
 from app.metrics.families import histogram
 from app.metrics.loop_lag import watch_loop
-from app.web import acting, feeds, pages
+from app.web import acting, feeds, machines, pages
 from app.web.acting import Actor
 from app.web.looks import Looks
 from app.web.pages import Pages
@@ -83,12 +84,14 @@ def make_app(settings: Settings, database_url: str, hosts: Sequence[str] = ("*",
         looks = Looks(engine, store)
         app.state.looks, app.state.pages = looks, Pages(looks, may_act=settings.web_token is not None)
         app.state.actor = Actor(settings, looks)
+        app.state.last_hour = machines.LastHour(database_url)
         registry = exposition.make_registry(settings, "web")
         exposition.serve(settings, registry)
         lag = asyncio.create_task(watch_loop(histogram("tangram_web_loop_lag_seconds", registry)))
         yield
         lag.cancel()
         await app.state.actor.close()
+        await app.state.last_hour.close()
         looks.close()
         engine.dispose()
         store.close()
@@ -97,7 +100,7 @@ def make_app(settings: Settings, database_url: str, hosts: Sequence[str] = ("*",
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
     app.add_middleware(Headers)
     app.mount("/static", StaticFiles(directory=Path(__file__).parent / "static"))
-    for part in (feeds.router, acting.router, pages.router):
+    for part in (feeds.router, acting.router, machines.router, pages.router):
         app.include_router(part)
     app.add_exception_handler(404, pages.not_found)
     app.add_exception_handler(RequestValidationError, pages.not_understood)

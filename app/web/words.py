@@ -40,6 +40,11 @@ def number(value: float | None) -> str:
     return text.replace(",", "\N{NARROW NO-BREAK SPACE}")
 
 
+def counted(count: float, one: str, more: str = "") -> str:
+    """Return a number of things: `1 core`, `2 cores`."""
+    return f"{number(count)} {one if count == 1 else more or one + 's'}"
+
+
 def percent(value: float | None) -> str:
     """Return a part as a percentage."""
     return "–" if value is None else f"{value:.0%}"
@@ -63,7 +68,7 @@ def draining(node: Mapping[str, Any]) -> str:
 def left_words(actions: int, environments: int) -> str:
     """Return what is to be said of a draining node on which so much is left."""
     counts = ((actions, "action"), (environments, "environment"))
-    left = ", ".join(f"{number(count)} {what}{'' if count == 1 else 's'}" for count, what in counts)
+    left = ", ".join(counted(count, what) for count, what in counts)
     return f"draining: {left} left" if actions or environments else "drained"
 
 

@@ -8,21 +8,28 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
+from app.local.redis_server import RedisServer
 from app.local.stack import StackPlan
+from scheduler.live.entries import ActionGranted, ActionReceived, ActionResized, NodeChanged
 from tangram import Client, calls
 from tangram.client import Environment
 from tangram.handles import Handle
+from tangram.settings import Settings
+from tests.journals import new_journal
 from tests.live.support import Live, running
 from tests.ports import free_port
+from tests.web.journals import DESCRIBED, View, write
 
 TOKEN = "a-token-for-tests-0123"
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=document.title='owned'>"
@@ -204,3 +211,36 @@ def chromium(real_component: None) -> str:
             pytest.fail(message)
         pytest.skip(message)
     return found
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> str:
+    """A journal with a node without isolation, on which one action of two cores runs that had one at first."""
+    url, now = new_journal(tmp_path / "tangram.sqlite"), time.time()
+    header = {"kind": "cpu.exec", "cost": {"cores": [1, 2]}, "job": "coding", "trajectory": "t", "environment": "e"}
+    write(
+        url,
+        NodeChanged(name="n1", state="up", description={**DESCRIBED, "labels": ["isolation:none"]}, at=now - 99),
+        ActionReceived(id="a", header=header, message="", submitted_at=now - 60, received_at=now - 60),
+        ActionGranted(id="a", attempt=1, node="n1", units=1, core_ids=(0,), cell_ids=(), granted_at=now - 60),
+        ActionResized(id="a", attempt=1, core_ids=(0, 1), units=2, background=False, at=now - 20),
+    )
+    return url
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path, log=tmp_path / "redis.log")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def view(journal: str, redis: RedisServer, tmp_path: Path) -> View:
+    """Return what opens the page of the journal; settings may be other ones."""
+    from starlette.testclient import TestClient
+
+    from app.web.server import make_app
+
+    usual = {"broker_url": redis.url, "result_url": redis.url, "database_url": journal, "state_dir": tmp_path}
+    return lambda **settings: TestClient(make_app(Settings(**{**usual, **settings}), journal))

@@ -10,7 +10,7 @@ import socket
 import socketserver
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,89 +26,17 @@ from app.cli.output import _state
 from app.cli.top import page as top_page
 from app.journal.database import open_engine, snapshot
 from app.journal.lanes import Lanes
-from app.journal.overview import Document, overview, read_present
-from app.journal.recent import Recent
-from app.journal.writing import SqlJournal
+from app.journal.overview import read_present
 from app.local.processes import wait_until
 from app.local.redis_server import RedisServer
 from app.shown import SHOWN_TTL_S, read_shown
 from app.web.attention import notices
 from app.web.looks import Looks
-from app.web.server import make_app
-from scheduler.live.entries import ActionGranted, ActionReceived, ActionResized, Entry, EnvironmentChanged, NodeChanged, NodeDraining
+from scheduler.live.entries import ActionGranted, ActionReceived, ActionResized, NodeChanged, NodeDraining
 from tangram.connection import open_store
-from tangram.settings import Settings
 from tangram.wire import SCHEDULER_KEY
 from tests.cli.forked import forked
-from tests.journals import new_journal
-
-SHOWN: dict[str, Any] = {
-    "policy": "elastic", "epoch": 3, "decisions": 5, "resizes": 0, "restores": 0, "decision_us_p50": 1, "decision_us_p99": 2,
-    "nodes": {"n1": {"beat_ago_s": 0.2, "busy_cores": None}},
-    "quotas": {
-        "search": {
-            "names": ["search"], "rate_per_s": None, "concurrency": 2, "tokens_per_min": None, "running": 2,
-            "opens_in_s": None, "throttle": "open", "factor": 1.0,
-        }
-    },
-}  # fmt: skip
-
-
-DESCRIBED: dict[str, Any] = {"name": "n1", "kinds": ["cpu"], "cores": 2, "cells": 0, "memory_mb": 100}
-
-
-def write(url: str, *entries: Entry) -> None:
-    """Have a scheduler write entries into a journal."""
-    engine = open_engine(url)
-    with SqlJournal(engine) as journal:
-        journal.write(list(entries))
-    engine.dispose()
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> str:
-    """A journal with a node without isolation, on which one action of two cores runs that had one at first."""
-    url, now = new_journal(tmp_path / "tangram.sqlite"), time.time()
-    header = {"kind": "cpu.exec", "cost": {"cores": [1, 2]}, "job": "coding", "trajectory": "t", "environment": "e"}
-    write(
-        url,
-        NodeChanged(name="n1", state="up", description={**DESCRIBED, "labels": ["isolation:none"]}, at=now - 99),
-        ActionReceived(id="a", header=header, message="", submitted_at=now - 60, received_at=now - 60),
-        ActionGranted(id="a", attempt=1, node="n1", units=1, core_ids=(0,), cell_ids=(), granted_at=now - 60),
-        ActionResized(id="a", attempt=1, core_ids=(0, 1), units=2, background=False, at=now - 20),
-    )
-    return url
-
-
-def stand(url: str, id: str, state: Any = "open", **changes: Any) -> None:
-    """Have an environment stand on n1, or be in another state."""
-    words: dict[str, Any] = {"node": "n1", "job": "coding", "trajectory": "t", "memory_mb": 1, "pod_cores": 0, "at": time.time(), **changes}
-    write(url, EnvironmentChanged(id=id, state=state, **words))
-
-
-@pytest.fixture
-def redis(tmp_path: Path) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path, log=tmp_path / "redis.log")
-    yield server
-    server.stop()
-
-
-View = Callable[..., TestClient]
-
-
-@pytest.fixture
-def view(journal: str, redis: RedisServer, tmp_path: Path) -> View:
-    """Return what opens the page of the journal; settings may be other ones."""
-    usual = {"broker_url": redis.url, "result_url": redis.url, "database_url": journal, "state_dir": tmp_path}
-    return lambda **settings: TestClient(make_app(Settings(**{**usual, **settings}), journal))
-
-
-def seen(url: str, shown: dict[str, Any] | None) -> Document:
-    engine = open_engine(url)
-    with snapshot(engine) as connection:
-        found = overview(read_present(connection, time.time()), Recent(), shown)
-    engine.dispose()
-    return found
+from tests.web.journals import DESCRIBED, SHOWN, View, seen, stand, write
 
 
 def test_a_node_without_isolation_is_named(journal: str) -> None:
