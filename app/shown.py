@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from redis import Redis, ResponseError
+from redis import Redis, RedisError, ResponseError
 
+from app.journal.overview import Present
+from tangram.life_signs import silences
 from tangram.wire import SCHEDULER_KEY
 
 SHOWN_TTL_S: Final = 60
@@ -22,6 +24,14 @@ def problem_of(store: Redis) -> str:
     except ResponseError as error:
         return f"the result store takes nothing: {error}"
     return ""
+
+
+def silences_of(store: Redis, present: Present) -> dict[str, float | None]:
+    """Return for how many seconds the clients with environments have been silent; of none where the store does not answer."""
+    try:
+        return silences(store, sorted({row.client for row in present.clients}))
+    except (RedisError, OSError):
+        return {}
 
 
 def read_shown(store: Redis) -> dict[str, Any] | None:

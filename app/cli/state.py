@@ -14,7 +14,7 @@ from app.journal.overview import Document, overview, read_present
 from app.journal.recent import Recent
 from app.journal.runs import load_run
 from app.journal.status import status
-from app.shown import problem_of, read_shown
+from app.shown import problem_of, read_shown, silences_of
 from scheduler.learning.durations import Observation
 from tangram.connection import find_addresses, open_store
 from tangram.errors import StackUnreachable, TangramError
@@ -65,7 +65,9 @@ class Overviews:
             present = read_present(connection, now)
             self._recent.read(connection, now)
         scheduler, problem = _shown(self._settings)
-        return overview(present, self._recent, scheduler), problem
+        with open_store(find_addresses(self._settings).result_url, self._settings.connect_timeout_s) as store:
+            silent_s = {} if problem else silences_of(store, present)
+        return overview(present, self._recent, scheduler, silent_s), problem
 
 
 def _shown(settings: Settings) -> tuple[dict[str, Any] | None, str]:

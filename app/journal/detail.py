@@ -18,6 +18,8 @@ from app.journal.recent import INFRASTRUCTURE, Recent, Tally
 from app.journal.waits import Fact, explain
 
 LONGEST_COMMAND = 4000
+LONGEST_SHOWN = 160
+"""Characters of a command in a list."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +95,13 @@ def action_detail(connection: Connection, action_id: str, scheduler: Mapping[str
     return ActionDetail(
         row=row, arguments=_arguments(row.message), way=_way(row, grants), grants=grants, waits=explain(connection, row, scheduler, now)
     )
+
+
+def commands_of(connection: Connection, ids: Sequence[str]) -> dict[str, str]:
+    """Return what the journal has of the commands of actions: texts of those that failed, arguments of those that have not ended."""
+    query = select(Action.id, Action.excerpt, Message.message).join_from(Action, Message, Message.action == Action.id, isouter=True)
+    rows = connection.execute(query.where(Action.id.in_(ids)))
+    return {row.id: (row.excerpt["command"] if row.excerpt else _arguments(row.message))[:LONGEST_SHOWN] for row in rows}
 
 
 def _arguments(message: str | None) -> str:

@@ -6,13 +6,13 @@ little does not read years: `within_s` back from now.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import ColumnElement, Connection, and_, case, or_, select
+from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select, union_all
 
-from app.journal.models import RUNNING, Action, AnyRow, Environment, table
+from app.journal.models import RUNNING, Action, AnyRow, Environment, Job, Node, Service, table
 from scheduler.model.lifecycle import ACTION, ENVIRONMENT
 
 PAGE: Final = 50
@@ -25,7 +25,10 @@ ENVIRONMENT_STATES: Final = ENVIRONMENT.states
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionFilter:
-    """Which actions: empty words match all. `state` may be `active` or a state, `q` is looked for in ids, names and reasons."""
+    """Which actions: empty words match all. `state` may be `active` or a state, `q` is looked for in ids, names and reasons.
+
+    `sort` is a word of `ORDERS`, after `-` for the largest first.
+    """
 
     job: str = ""
     kind: str = ""
@@ -36,6 +39,7 @@ class ActionFilter:
     environment: str = ""
     trajectory: str = ""
     q: str = ""
+    sort: str = ""
     within_s: float = 3600.0
 
 
@@ -78,11 +82,32 @@ _SHOWN = (
 )
 
 
+ORDERS: Final = {
+    "state": "status",
+    "kind": "kind",
+    "job": "job",
+    "trajectory": "trajectory",
+    "node": "node",
+    "submitted": "submitted_at",
+    "act": "act_s",
+}
+"""What actions can be sorted by, and the column."""
+
+
 def list_actions(connection: Connection, wanted: ActionFilter, page: int, now: float) -> Listed:
-    """Return page `page`, from 0, of the actions: those that have not ended first, oldest first, then the latest that ended."""
+    """Return page `page`, from 0, of the actions: those that have not ended first, oldest first, then the latest that ended.
+
+    With another order, all are sorted.
+    """
     narrow = _narrow(wanted)
     start, room = page * PAGE, PAGE + 1
     rows: list[AnyRow] = []
+    if wanted.sort:
+        found = union_all(*(select(*_SHOWN).where(*where) for where in _matching(wanted, now))).subquery()
+        column = found.c[ORDERS[wanted.sort.removeprefix("-")]]
+        order = column.desc().nulls_last() if wanted.sort.startswith("-") else column.nulls_last()
+        rows += connection.execute(select(found).order_by(order, found.c.id).offset(start).limit(room)).all()
+        return Listed(rows=rows[:PAGE], more=len(rows) > PAGE)
     if wanted.state in ("", "active", *ACTIVE):
         unended = [Action.ended_at.is_(None), *narrow]
         if wanted.state in ACTIVE:
@@ -97,6 +122,42 @@ def list_actions(connection: Connection, wanted: ActionFilter, page: int, now: f
         query = select(*_SHOWN).where(*ended).order_by(Action.ended_at.desc(), Action.id).offset(start).limit(room - len(rows))
         rows += connection.execute(query).all()
     return Listed(rows=rows[:PAGE], more=len(rows) > PAGE)
+
+
+def count_actions(connection: Connection, wanted: ActionFilter, now: float) -> int:
+    """Return how many actions match."""
+    counts = (select(func.count()).select_from(table(Action)).where(*where) for where in _matching(wanted, now))
+    return sum(connection.execute(count).scalar_one() for count in counts)
+
+
+def _matching(wanted: ActionFilter, now: float) -> Iterator[list[ColumnElement[bool]]]:
+    """Return the conditions of the unfinished actions and of the ended ones, as far as they match: each has an index."""
+    narrow = _narrow(wanted)
+    if wanted.state not in ("", "active"):
+        narrow.append(Action.status == wanted.state)
+    if wanted.state in ("", "active", *ACTIVE):
+        yield [Action.ended_at.is_(None), *narrow]
+    if wanted.state not in ("active", *ACTIVE):
+        yield [Action.ended_at.is_not(None), Action.ended_at > now - wanted.within_s, *narrow]
+
+
+def known_jobs(connection: Connection, most: int = 200) -> list[str]:
+    """Return the names of the jobs that came last, in order."""
+    return sorted(connection.execute(select(Job.name).order_by(Job.first_seen_at.desc()).limit(most)).scalars())
+
+
+def sort_of(connection: Connection, name: str) -> str:
+    """Return what is called `name` in full: `action`, `environment`, `job`, `node`, `service` or `trajectory`; empty for nothing."""
+    columns = {
+        "action": Action.id,
+        "environment": Environment.id,
+        "job": Job.name,
+        "node": Node.name,
+        "service": Service.name,
+        "trajectory": Action.trajectory,
+    }
+    found = (sort for sort, column in columns.items() if connection.execute(select(column).where(column == name).limit(1)).first())
+    return next(found, "")
 
 
 def _count(connection: Connection, where: Sequence[ColumnElement[bool]]) -> int:

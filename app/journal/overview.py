@@ -15,6 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, func, select
 
 from app.journal.database import size_mb
+from app.journal.environments import SILENCE_S
 from app.journal.models import ABSENT, NODE_UP, RUNNING, WAITING, Action, AnyRow, Environment, Node, ServiceInstance, table
 from app.journal.recent import Recent, Tally
 from app.journal.unfinished import set_aside
@@ -81,6 +82,7 @@ class Present:
     held: tuple[Held, ...]
     waiting: Sequence[AnyRow]
     environments: Sequence[AnyRow]
+    clients: Sequence[AnyRow]
     set_aside: tuple[SetAside, ...]
     journal_mb: float
 
@@ -99,6 +101,9 @@ def read_present(connection: Connection, now: float) -> Present:
     sums = (func.sum(Environment.memory_mb).label("memory_mb"), func.sum(Environment.pod_cores).label("pod_cores"))
     environments = select(*stand, func.count().label("environments"), *sums)
     environments = environments.where(Environment.ended_at.is_(None)).group_by(*stand)
+    whose = (Environment.client, Environment.owner, Environment.job)
+    clients = select(*whose, func.count().label("environments")).group_by(*whose)
+    clients = clients.where(Environment.ended_at.is_(None), Environment.client != "")
     return Present(
         at=now,
         nodes=connection.execute(select(table(Node)).order_by(Node.state != NODE_UP, Node.name)).all(),
@@ -106,6 +111,7 @@ def read_present(connection: Connection, now: float) -> Present:
         held=tuple(_held(row) for row in connection.execute(running)),
         waiting=connection.execute(waiting).all(),
         environments=connection.execute(environments).all(),
+        clients=connection.execute(clients).all(),
         set_aside=set_aside(connection),
         journal_mb=size_mb(connection),
     )
@@ -123,8 +129,10 @@ def lanes_of(description: Mapping[str, Any]) -> tuple[list[int], list[int]]:
     return sorted({int(core) for domain in domains for core in domain}), list(range(int(description.get("cells", 0))))
 
 
-def overview(present: Present, recent: Recent, scheduler: Mapping[str, Any] | None) -> Document:
-    """Return the document of the first page, of `/api/overview` and of `tangram top`."""
+def overview(
+    present: Present, recent: Recent, scheduler: Mapping[str, Any] | None, silent_s: Mapping[str, float | None] | None = None
+) -> Document:
+    """Return the document of the first page, of `/api/overview` and of `tangram top`; `silent_s` has the silences of clients."""
     by_job: defaultdict[str, Tally] = defaultdict(Tally)
     by_node: defaultdict[str, Tally] = defaultdict(Tally)
     ended = Tally()
@@ -150,6 +158,7 @@ def overview(present: Present, recent: Recent, scheduler: Mapping[str, Any] | No
         "nodes": nodes,
         "services": _services(present),
         "environments": dict(_by_state(present)),
+        "silent": _silent(present, silent_s or {}),
         "starting": (scheduler or {}).get("starting"),
         "journal_mb": round(present.journal_mb, 1),
         "set_aside": [
@@ -232,6 +241,8 @@ def _node(
         "ended": tally.ended,
         "ours": tally.ours,
         "causes": dict(tally.causes.most_common()),
+        "ours_first": tally.ours_first,
+        "ours_last": tally.ours_last,
     }
 
 
@@ -297,6 +308,16 @@ def _services(present: Present) -> list[Document]:
         {"name": name, "declared": declared.get(name, []), "states": dict(states[name]), "running": running[name], "waiting": waiting[name]}
         for name in sorted(states)
     ]
+
+
+def _silent(present: Present, silent_s: Mapping[str, float | None]) -> list[Document]:
+    """Return the clients that give no sign of life, with how many environments they have; the one that fell silent last comes first."""
+    found = [
+        {"client": row.client, "owner": row.owner, "job": row.job, "environments": row.environments, "silent_s": silence_s}
+        for row in present.clients
+        if (silence_s := silent_s.get(row.client)) is not None and silence_s > SILENCE_S
+    ]
+    return sorted(found, key=lambda one: (one["silent_s"], one["client"], one["job"]))
 
 
 def _by_state(present: Present) -> Counter[str]:

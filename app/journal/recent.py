@@ -27,7 +27,7 @@ INFRASTRUCTURE: Final = "infrastructure"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """Actions that ended alike: `fault` says whose fault the end was, empty for none; seconds are sums."""
+    """Actions that ended alike, from `first` to `last`: `fault` says whose fault the end was, empty for none; seconds are sums."""
 
     job: str
     kind: str
@@ -36,6 +36,8 @@ class Ended:
     fault: str
     cause: str
     actions: int
+    first: float
+    last: float
     act_s: float
     queue_s: float
     background_s: float
@@ -74,7 +76,8 @@ class Recent:
 
 def _ended_in(connection: Connection, start: float, end: float) -> tuple[Ended, ...]:
     alike: tuple[Any, ...] = (Action.job, Action.kind, Action.node, Action.status, Action.fault, Action.cause)
-    sums = (func.count().label("actions"), *(func.sum(getattr(Action, part)).label(part) for part in PARTS))
+    times = (func.min(Action.ended_at).label("first"), func.max(Action.ended_at).label("last"))
+    sums = (func.count().label("actions"), *times, *(func.sum(getattr(Action, part)).label(part) for part in PARTS))
     query = select(*alike, *sums).where(Action.ended_at.is_not(None), Action.ended_at >= start, Action.ended_at < end).group_by(*alike)
     return tuple(
         filled(
@@ -91,7 +94,7 @@ def _ended_in(connection: Connection, start: float, end: float) -> tuple[Ended, 
 
 @dataclass(slots=True)
 class Tally:
-    """How actions of a group ended; `causes` are those of failures of the infrastructure."""
+    """How actions of a group ended; `causes`, `ours_first` and `ours_last` are those of failures of the infrastructure."""
 
     ended: int = 0
     ours: int = 0
@@ -103,6 +106,8 @@ class Tally:
     overhead_s: float = 0.0
     execution_s: float = 0.0
     causes: Counter[str] = field(default_factory=Counter)
+    ours_first: float | None = None
+    ours_last: float | None = None
 
     def add(self, ended: Ended) -> None:
         """Count a group."""
@@ -114,6 +119,8 @@ class Tally:
             setattr(self, part, getattr(self, part) + getattr(ended, part))
         if ended.ours:
             self.causes[ended.cause] += ended.actions
+            self.ours_first = min(ended.first, self.ours_first or ended.first)
+            self.ours_last = max(ended.last, self.ours_last or ended.last)
 
     def document(self) -> dict[str, object]:
         """Return the counts as JSON has them; means are in seconds."""
@@ -124,4 +131,6 @@ class Tally:
             "caller": self.caller,
             **{f"mean_{part.removesuffix('_s')}": getattr(self, part) / self.ended if self.ended else 0.0 for part in PARTS},
             "causes": dict(self.causes.most_common()),
+            "ours_first": self.ours_first,
+            "ours_last": self.ours_last,
         }

@@ -1,4 +1,4 @@
-"""What on the first page needs an operator's eye, most urgent first, each with the page that tells more."""
+"""What on the first page needs an operator's eye, faults first, the newest first, each with the page that tells more."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final, Literal
 from urllib.parse import urlencode
 
 from app.journal.overview import Document
-from app.web.words import address, draining, number, seconds
+from app.web.words import address, counted, draining, number, seconds
 
 LONG_WAIT_S: Final = 60.0
 SILENT_S: Final = 5.0
@@ -18,20 +18,27 @@ SILENT_S: Final = 5.0
 SILENT_BEATS: Final = 2.0
 """Intervals without a beat after which a node is named here; it is silent after three."""
 
+FLOOD_LEAST: Final = 100
+FLOOD_OF_EACH: Final = 10
+"""Waiting actions of a job from which on it floods, beside other jobs: so many in all, and so many for each core and cell."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """One line, and where it leads."""
+    """One line, and where it leads; `last` is absent for what is so now, `since` where that is not known."""
 
     level: Literal["bad", "warn"]
     text: str
     link: str = ""
     link_text: str = ""
+    since: float | None = None
+    last: float | None = None
 
 
 def notices(document: Document, problem: str = "") -> list[Notice]:
-    """Return what needs attention; `problem` says why the scheduler's own figures could not be read, where that is so."""
-    return [*_of_scheduler(document, problem), *_of_nodes(document), *_of_jobs(document), *_of_queues(document)]
+    """Return what needs attention, faults first, then the newest; `problem` says why the scheduler's own figures could not be read."""
+    found = [*_of_scheduler(document, problem), *_of_nodes(document), *_of_jobs(document), *_of_clients(document), *_of_queues(document)]
+    return sorted(found, key=lambda notice: (notice.level != "bad", -(notice.since or math.inf)))
 
 
 def _of_scheduler(document: Document, problem: str) -> Iterator[Notice]:
@@ -42,10 +49,12 @@ def _of_scheduler(document: Document, problem: str) -> Iterator[Notice]:
         yield Notice(level="bad", text="No scheduler is active: nothing is granted.")
     elif scheduler.get("shown_ago_s", 0.0) > SILENT_S:
         text = f"The scheduler has not shown itself for {seconds(scheduler['shown_ago_s'])}: it is dead or stuck, and nothing is granted."
-        yield Notice(level="bad", text=text, link="/health", link_text="health")
+        since = document["at"] - scheduler["shown_ago_s"]
+        yield Notice(level="bad", text=text, link="/health", link_text="health", since=since)
     if document["set_aside"]:
         text = f"{len(document['set_aside'])} messages are set aside: schedulers failed on them."
-        yield Notice(level="bad", text=text, link="/health", link_text="health")
+        times = [one["failed_at"] for one in document["set_aside"]]
+        yield Notice(level="bad", text=text, link="/health", link_text="health", since=min(times), last=max(times))
 
 
 def _of_nodes(document: Document) -> Iterator[Notice]:
@@ -56,29 +65,44 @@ def _of_nodes(document: Document) -> Iterator[Notice]:
         link, name = address(node["name"], "node"), node["name"]
         if node["state"] == "lost":
             text = f"Node {name} has been lost for {seconds(document['at'] - node['since'])}: {node['reason']}."
-            yield Notice(level="bad", text=text, link=link, link_text=name)
+            yield Notice(level="bad", text=text, link=link, link_text=name, since=node["since"])
         if node["ours"]:
             causes = ", ".join(cause for cause in node["causes"] if cause) or "no cause noted"
             text = f"Node {name} failed {number(node['ours'])} of {number(node['ended'])} actions in the last hour ({causes})."
-            yield Notice(level="bad", text=text, link=link, link_text=name)
+            yield Notice(level="bad", text=text, link=link, link_text=name, since=node["ours_first"], last=node["ours_last"])
         if (node["beat_ago_s"] or 0.0) > silent_s:
             silent = " It is silent: nothing begins there, and what it holds waits for it." if node["state"] == "silent" else ""
             text = f"Node {name} last beat {seconds(node['beat_ago_s'])} ago.{silent}"
-            yield Notice(level="warn", text=text, link=link, link_text=name)
+            yield Notice(level="warn", text=text, link=link, link_text=name, since=document["at"] - node["beat_ago_s"])
         if node["draining"] and node["state"] not in ("lost", "left"):
             text = f"Node {name} is {draining(node)}. Nothing new begins there until that is undone."
             yield Notice(level="warn", text=text, link=link, link_text=name)
         if node["isolation"] == "none" and node["state"] not in ("lost", "left"):
             text = f"Node {name} runs commands without isolation: they see its files, its processes and each other, and share /tmp."
-            yield Notice(level="warn", text=text, link=link, link_text=name)
+            yield Notice(level="warn", text=text, link=link, link_text=name, since=node["since"])
 
 
 def _of_jobs(document: Document) -> Iterator[Notice]:
+    units = document["cores"]["total"] + document["cells"]["total"]
     for job in document["jobs"]:
         if job["ours"]:
             causes = ", ".join(f"{number(count)} × {cause or 'no cause noted'}" for cause, count in job["causes"].items())
             lost = f"Job {job['name']} lost {number(job['ours'])} of {number(job['ended'])} actions to our failures in the last hour"
-            yield Notice(level="bad", text=f"{lost}: {causes}.", link=address(job["name"], "job"), link_text=job["name"])
+            words = {"link": address(job["name"], "job"), "link_text": job["name"]}
+            yield Notice(level="bad", text=f"{lost}: {causes}.", **words, since=job["ours_first"], last=job["ours_last"])
+        if len(document["jobs"]) > 1 and job["waiting"] >= max(FLOOD_LEAST, FLOOD_OF_EACH * units):
+            flood = f"Job {job['name']} floods: {number(job['waiting'])} of {number(document['waiting'])} waiting actions are its own."
+            since = document["at"] - max(group["oldest_s"] for group in document["queue"] if group["job"] == job["name"])
+            query = urlencode({"state": "waiting", "job": job["name"]})
+            yield Notice(level="warn", text=flood, link=f"/actions?{query}", link_text="its actions", since=since)
+
+
+def _of_clients(document: Document) -> Iterator[Notice]:
+    for one in document["silent"]:
+        has = f"Its {counted(one['environments'], 'environment')} in job {one['job']} may be left over."
+        text = f"Trainer {one['owner'] or one['client']} has given no sign of life for {seconds(one['silent_s'])}. {has}"
+        link = f"/environments?{urlencode({'q': one['client']})}"
+        yield Notice(level="warn", text=text, link=link, link_text="environments", since=document["at"] - one["silent_s"])
 
 
 def _of_queues(document: Document) -> Iterator[Notice]:
@@ -88,7 +112,7 @@ def _of_queues(document: Document) -> Iterator[Notice]:
                 f"{group['kind']} of job {group['job']}: the oldest of {number(group['waiting'])} has waited {seconds(group['oldest_s'])}."
             )
             query = urlencode({"job": group["job"], "kind": group["kind"]})
-            yield Notice(level="warn", text=text, link=f"/oldest?{query}", link_text="why")
+            yield Notice(level="warn", text=text, link=f"/oldest?{query}", link_text="why", since=document["at"] - group["oldest_s"])
     for quota in document["quotas"]:
         if quota["throttle"] != "open":
             text = f"Quota {quota['name']} is {quota['throttle']}: its API has refused requests."

@@ -22,7 +22,7 @@ from app.journal.database import DatabaseError, snapshot
 from app.journal.lanes import Lanes
 from app.journal.overview import Document, overview, read_present
 from app.journal.recent import Recent
-from app.shown import problem_of, read_shown
+from app.shown import problem_of, read_shown, silences_of
 
 INTERVAL_S: Final = 1.0
 LOOKING_FRACTION: Final = 0.1
@@ -117,7 +117,7 @@ class Looks:
                     present = read_present(connection, now)
                     self.recent.read(connection, now)
                     self.lanes.read(connection, present)
-                document = overview(present, self.recent, scheduler)
+                document = overview(present, self.recent, scheduler, {} if problem else silences_of(self._store, present))
             except DatabaseError as error:
                 problem = f"the journal cannot be read: {error}"
             ended = time.monotonic()

@@ -20,9 +20,19 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from sqlalchemy import Connection
 
 from app.journal.database import DatabaseError, Unaskable
-from app.journal.detail import action_detail, environment_detail, job_detail, node_detail, service_detail
+from app.journal.detail import action_detail, commands_of, environment_detail, job_detail, node_detail, service_detail
 from app.journal.environments import lease_left
-from app.journal.listing import ACTION_STATES, ENVIRONMENT_STATES, ActionFilter, list_actions, list_environments
+from app.journal.listing import (
+    ACTION_STATES,
+    ENVIRONMENT_STATES,
+    ORDERS,
+    ActionFilter,
+    count_actions,
+    known_jobs,
+    list_actions,
+    list_environments,
+    sort_of,
+)
 from app.web.attention import notices
 from app.web.looks import LOOKING_FRACTION, Look, Looks
 from app.web.words import address, clock, counted, draining, megabytes, number, percent, quota_state, seconds, state_class
@@ -156,6 +166,7 @@ async def not_understood(request: Request, error: Exception) -> Response:
 
 Text = Annotated[str, Query(max_length=MOST_TEXT)]
 PageNumber = Annotated[int, Query(ge=0, le=LAST_PAGE)]
+Order = Annotated[str, Query(pattern=f"^(-?({'|'.join(ORDERS)}))?$")]
 Hours = Annotated[float, Query(gt=0, le=24 * 366)]
 
 
@@ -178,18 +189,47 @@ async def actions(
     trajectory: Text = "",
     q: Text = "",
     hours: Hours = 1.0,
+    sort: Order = "",
     page: PageNumber = 0,
 ) -> Response:
     """List actions by filters."""
     words = {"job": job, "kind": kind, "state": state, "fault": fault, "node": node, "service": service}
-    words |= {"environment": environment, "trajectory": trajectory, "q": q.strip()}
+    words |= {"environment": environment, "trajectory": trajectory, "q": q.strip(), "sort": sort}
+    recent = request.app.state.looks.recent
     wanted = ActionFilter(**words, within_s=hours * 3600.0)
 
     def question(connection: Connection, look: Look) -> Found:
         listed = list_actions(connection, wanted, page, look.at)
-        return {"listed": listed, "wanted": wanted, "hours": hours, "page": page, "page_link": _page_link({**words, "hours": f"{hours:g}"})}
+        queue = look.overview["queue"] if look.overview else ()
+        kinds = {group["kind"] for group in queue} | {ended.kind for ended in recent} | {row.kind for row in listed.rows} | {kind}
+        given = {**words, "hours": f"{hours:g}"}
+        return {
+            "listed": listed,
+            "wanted": wanted,
+            "hours": hours,
+            "page": page,
+            "page_link": _page_link(given),
+            "sort_link": lambda by: "?" + urlencode({**{name: value for name, value in given.items() if value}, "sort": by}),
+            "total": count_actions(connection, wanted, look.at),
+            "commands": commands_of(connection, [row.id for row in listed.rows]),
+            "jobs": sorted({*known_jobs(connection), job} - {""}),
+            "kinds": sorted(kinds - {""}),
+        }
 
     return await pages_of(request).search(request, "actions.html", question)
+
+
+@router.get("/search")
+async def search(request: Request, q: Text = "") -> Response:
+    """Lead to what is called so; where nothing is, to the actions and environments that have the words in their names or reasons."""
+    name = q.strip()
+    try:
+        sort = await request.app.state.looks.ask(lambda connection: sort_of(connection, name))
+    except DatabaseError:
+        sort = ""
+    if sort not in ("", "trajectory"):
+        return RedirectResponse(address(name, sort), 303)
+    return RedirectResponse("/actions?" + urlencode({sort or "q": name, "hours": 24}), 303)
 
 
 @router.get("/oldest")

@@ -72,7 +72,7 @@ def test_environments_keep_their_ids_at_80_columns(monkeypatch: pytest.MonkeyPat
 
 def overview_of(many: int) -> dict[str, Any]:
     """Return an overview with so many rows in each table."""
-    ended = {"ours": 0, "ended": 1234, "running": 110, "share": 0.25, "mean_act": 12.3}
+    ended = {"ours": 0, "ended": 1234, "running": 110, "waiting": 0, "share": 0.25, "mean_act": 12.3}
     node = {
         "state": "up", "draining": False, "ours": 0, "ended": 0, "causes": {}, "beat_ago_s": 0.1, "isolation": "bubblewrap", "cores": 110,
         "cores_granted": 110, "cells": 0, "cells_granted": 0, "running": 110, "environments": 110,
@@ -80,7 +80,8 @@ def overview_of(many: int) -> dict[str, Any]:
     amounts = {"granted": 1234, "total": 1234, "idle": 0, "used": 1200.0}
     quota = {"running": 110, "concurrency": 110, "waiting": 110, "throttle": "open"}
     return {
-        "at": 0.0, "scheduler": {"policy": "elastic", "epoch": 1}, "waiting": 110, "running": 110, "oldest_wait_s": 1.0, "set_aside": [],
+        "at": 0.0, "scheduler": {"policy": "elastic", "epoch": 1}, "waiting": 110, "running": 110, "oldest_wait_s": 1.0,
+        "set_aside": [], "silent": [],
         "cores": amounts, "cells": amounts,
         "queue": [{"job": f"job-{at}", "kind": "cpu.exec", "waiting": 110, "oldest_s": 3.0} for at in range(many)],
         "jobs": [{"name": f"job-{at}", **ended} for at in range(many)],

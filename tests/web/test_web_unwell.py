@@ -165,6 +165,7 @@ def test_a_search_that_took_long_is_not_repeated_at_each_look(view: View) -> Non
     with searching(3.0) as searches, view() as client:
         # Given a search that took three seconds, and so is kept for ten times as long
         client.get("/actions?q=zzzz&state=failed")
+        count = searches.count
         # When it is asked for at two further looks
         for _ in range(2):
             assert client.portal is not None
@@ -172,7 +173,7 @@ def test_a_search_that_took_long_is_not_repeated_at_each_look(view: View) -> Non
             client.portal.call(looks.after, client.portal.call(looks.now).version)
             client.get("/actions?q=zzzz&state=failed")
         # Then
-        assert searches.count == 1
+        assert count and searches.count == count
 
 
 def test_a_terminal_tells_a_result_store_that_is_gone_from_a_scheduler_that_is_gone(

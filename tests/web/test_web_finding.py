@@ -1,0 +1,117 @@
+"""How an operator finds things: what needs attention, since when; search; lists that sort; the five questions in one click each."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from urllib.parse import quote
+
+import pytest
+
+from app.local.redis_server import RedisServer
+from app.shown import SHOWN_TTL_S
+from app.web.attention import notices
+from app.web.words import clock
+from scheduler.live.entries import NodeChanged
+from tangram.connection import open_store
+from tangram.life_signs import LONGEST_SILENCE_S
+from tangram.wire import CLIENT_KEY_PREFIX, SCHEDULER_KEY
+from tests.web.journals import DESCRIBED, SHOWN, View, action, seen, stand, words_of, write
+
+LOST = {"status": "lost", "cause": "node_lost", "reason": "node n2 was lost", "job": "unlucky"}
+
+
+def be_in_trouble(journal: str, redis: RedisServer) -> float:
+    """Write of a lost node, a job that loses actions, one that floods, and a trainer that fell silent; return when that was."""
+    now = time.time()
+    described = {**DESCRIBED, "name": "n2"}
+    write(journal, *(NodeChanged(name="n2", state=state, description=described, reason="lost", at=now - 300) for state in ("up", "lost")))
+    write(journal, *action("lost-1", now - 200, now - 190, now - 150, **LOST), *action("lost-2", now - 200, now - 190, now - 120, **LOST))
+    for number in range(100):
+        write(journal, *action(f"w{number:03}", now - 90, job="flooding"))
+    stand(journal, "left", job="gone", client="c-gone", owner="host-9:77", at=now - 500)
+    with open_store(redis.url, 5.0) as store:
+        store.set(CLIENT_KEY_PREFIX + "c-gone", LONGEST_SILENCE_S * 1000, px=(LONGEST_SILENCE_S - 60) * 1000)
+        store.set(SCHEDULER_KEY, json.dumps(SHOWN), ex=SHOWN_TTL_S)
+    return now
+
+
+def test_the_five_questions_of_an_operator_take_one_click_each(view: View, journal: str, redis: RedisServer) -> None:
+    be_in_trouble(journal, redis)
+    with view() as client:
+        first = client.get("/").text
+        for link, says in (
+            # Why does it wait?
+            ("/oldest?job=flooding&amp;kind=cpu.exec", "Why it waits"),
+            # Which job loses rewards to us?
+            ("/jobs/unlucky", "Lost to our failures"),
+            # Which node is sick?
+            ("/nodes/n2", "Failures on it"),
+            # Who floods?
+            ("/actions?state=waiting&amp;job=flooding", "100 actions match."),
+            # How many machines?
+            ("/machines", "How many machines"),
+        ):
+            assert f'href="{link}"' in first, link
+            assert says in words_of(client, link.replace("&amp;", "&"))
+
+
+def test_what_needs_attention_says_since_when_the_newest_fault_first(view: View, journal: str, redis: RedisServer) -> None:
+    now = be_in_trouble(journal, redis)
+    with view() as client:
+        page = words_of(client, "/health")
+    assert f"2 of 2 actions to our failures in the last hour: 2 × node_lost. since {clock(now - 150)}, last {clock(now - 120)}" in page
+    assert f"Job flooding floods: 100 of 100 waiting actions are its own. since {clock(now - 90)}" in page
+    silent = re.search(r"Trainer host-9:77 has given no sign of life for 1 min \d+ s\. Its 1 environment in job gone", page)
+    faults = [page.index(text) for text in ("Job unlucky lost", "Node n2 has been lost", "Job flooding floods")]
+    assert silent and faults == sorted(faults)
+
+
+def test_a_job_alone_floods_nobody(journal: str) -> None:
+    for number in range(100):
+        write(journal, *action(f"w{number:03}", time.time() - 1))
+    assert not [notice.text for notice in notices(seen(journal, SHOWN)) if "floods" in notice.text]
+
+
+@pytest.mark.parametrize(
+    ("name", "page"),
+    [
+        ("a", "/actions/a"),
+        ("e", "/environments/e"),
+        ("coding", "/jobs/coding"),
+        (" n1 ", "/nodes/n1"),
+        ("t", "/actions?trajectory=t&hours=24"),
+        ("no/such", "/actions?q=no%2Fsuch&hours=24"),
+    ],
+)
+def test_search_leads_to_what_is_called_so(view: View, journal: str, name: str, page: str) -> None:
+    stand(journal, "e")
+    with view() as client:
+        assert client.get(f"/search?q={quote(name)}", follow_redirects=False).headers["location"] == page
+
+
+def test_the_list_of_actions_sorts_and_counts_and_has_commands(view: View, journal: str) -> None:
+    # Given an action of the fixture that runs, a short one that failed, and 60 longer ones
+    now = time.time()
+    excerpt = {"command": "exit <3>", "exit_code": 3, "stdout": "", "stderr": ""}
+    write(journal, *action("short", now - 30, now - 29, now - 28, status="failed", excerpt=excerpt))
+    for number in range(60):
+        write(journal, *action(f"long-{number:02}", now - 100 - number, now - 50, now - 10))
+    with view() as client:
+
+        def ids(query: str) -> list[str]:
+            return re.findall(r'data-key="([^" ]+)"', client.get(f"/actions{query}").text.partition("<tbody>")[2])
+
+        # Then it sorts by what is pressed, over all pages
+        assert ids("?sort=act")[0] == "short" and ids("?sort=-act")[0] == "long-59"
+        assert ids("?sort=act&page=1")[-1] == "a" and len(ids("?sort=act&page=1")) == 12
+        assert ids("?sort=submitted")[0] == "long-59" and ids("?sort=-submitted&state=failed") == ["short"]
+        assert client.get("/actions?sort=header").status_code == 422
+        # and says how many there are, and what the command was
+        words = words_of(client, "/actions")
+        assert "62 actions match." in words and "1 action matches." in words_of(client, "/actions?state=failed")
+        text = client.get("/actions?state=failed&job=coding").text
+        assert "<code><bdi>exit &lt;3&gt;</bdi></code>" in text and clock(now - 30) in text and ">of-short</bdi>" in text
+        # and its filters are chosen from what there is
+        assert "<option selected>coding</option>" in text and "<option>cpu.exec</option>" in text
