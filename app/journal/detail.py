@@ -5,6 +5,7 @@ Every function returns None where the journal does not know the thing. Rows are 
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -101,7 +102,16 @@ def commands_of(connection: Connection, ids: Sequence[str]) -> dict[str, str]:
     """Return what the journal has of the commands of actions: texts of those that failed, arguments of those that have not ended."""
     query = select(Action.id, Action.excerpt, Message.message).join_from(Action, Message, Message.action == Action.id, isouter=True)
     rows = connection.execute(query.where(Action.id.in_(ids)))
-    return {row.id: (row.excerpt["command"] if row.excerpt else _arguments(row.message))[:LONGEST_SHOWN] for row in rows}
+    return {row.id: (row.excerpt["command"] if row.excerpt else _command(row.message))[:LONGEST_SHOWN] for row in rows}
+
+
+def _command(message: str | None) -> str:
+    """Return the command among a message's arguments; empty where there is none, or where they were cut short in it."""
+    try:
+        shown = ast.literal_eval(_arguments(message))
+    except (SyntaxError, ValueError):
+        return ""
+    return str(shown.get("command", "")) if isinstance(shown, dict) else ""
 
 
 def _arguments(message: str | None) -> str:

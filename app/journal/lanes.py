@@ -40,13 +40,14 @@ class Bar:
     job: str
     kind: str
     status: str
+    fault: str = ""
 
     def document(self, origin: float) -> list[Any]:
         """Return what the page draws: times in whole milliseconds since `origin`, cells as negative numbers from -1 on."""
         lanes = [-1 - lane for lane in self.lanes] if self.resource == CELLS else list(self.lanes)
         end = None if self.end is None else round((self.end - origin) * 1000)
         start, sure = round((self.start - origin) * 1000), round((self.sure - origin) * 1000)
-        return [self.key, self.node, lanes, start, end, self.job, self.kind, self.status, self.action, sure]
+        return [self.key, self.node, lanes, start, end, self.job, self.kind, self.status, self.action, sure, self.fault]
 
 
 class Lanes:
@@ -98,9 +99,9 @@ class Lanes:
     def _ended(self, connection: Connection, now: float) -> Iterable[Bar]:
         grant = (Grant.action == Action.id) & Grant.resource.in_((CORES, CELLS))
         columns = (Action.id, Grant.attempt, Grant.node, Grant.resource, Grant.core_ids, Grant.cell_ids, Grant.granted_at)
-        query = select(*columns, Grant.resized_at, Grant.released_at, Action.ended_at, Action.job, Action.kind, Action.status).join_from(
-            Action, Grant, grant
-        )
+        query = select(
+            *columns, Grant.resized_at, Grant.released_at, Action.ended_at, Action.job, Action.kind, Action.status, Action.fault
+        ).join_from(Action, Grant, grant)
         late = (Action.ended_at.is_not(None), Action.ended_at > max(now - WINDOW_S, self._read_to - _LATE_S))
         for row in connection.execute(query.where(*late).order_by(Action.ended_at.desc()).limit(MOST_ENDED)):
             lanes = tuple(row.cell_ids or row.core_ids)
@@ -108,7 +109,7 @@ class Lanes:
                 end = row.released_at or row.ended_at
                 key = f"{row.id}:{row.attempt}" if row.attempt > 1 else row.id
                 sure = row.resized_at or row.granted_at
-                yield Bar(key, row.id, row.node, row.resource, lanes, row.granted_at, sure, end, row.job, row.kind, row.status)
+                yield Bar(key, row.id, row.node, row.resource, lanes, row.granted_at, sure, end, row.job, row.kind, row.status, row.fault)
         # Only now: after a look that failed, the next one reads what this one should have.
         self._read_to = now
 

@@ -86,8 +86,10 @@ def quota_state(quota: Mapping[str, Any]) -> str:
     return "full" if full else str(quota["throttle"])
 
 
-def state_class(state: str) -> str:
-    """Return the class of style of a state's word."""
+def state_class(state: str, fault: str = "") -> str:
+    """Return the class of style of a state's word: a failure that is not ours looks otherwise."""
+    if state in BAD and fault in ("program", "caller"):
+        return "theirs"
     if state in (*BAD, "left"):
         return "bad"
     if state in (

@@ -115,3 +115,15 @@ def test_the_list_of_actions_sorts_and_counts_and_has_commands(view: View, journ
         assert "<code><bdi>exit &lt;3&gt;</bdi></code>" in text and clock(now - 30) in text and ">of-short</bdi>" in text
         # and its filters are chosen from what there is
         assert "<option selected>coding</option>" in text and "<option>cpu.exec</option>" in text
+
+
+def test_the_red_of_our_failures_is_not_that_of_others(view: View, journal: str) -> None:
+    now = time.time()
+    for cause in ("node_lost", "disk_limit"):
+        write(journal, *action(cause, now - 30, now - 29, now - 28, **{**LOST, "cause": cause, "status": "failed"}))
+    with view() as client:
+        classes = [
+            re.findall('class="state ([a-z]*)">failed', client.get(f"/actions/{cause}").text) for cause in ("node_lost", "disk_limit")
+        ]
+        bars = {bar[8]: bar[10] for bar in client.get("/api/timeline").json()["bars"]}
+    assert classes == [["bad"], ["theirs"]] and bars["node_lost"] == "infrastructure" and bars["disk_limit"] == "program"

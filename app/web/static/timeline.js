@@ -17,7 +17,7 @@
   function readColours() {
     const style = getComputedStyle(document.documentElement);
     const get = (name) => style.getPropertyValue(name).trim();
-    colours = { text: get("--text"), muted: get("--muted"), line: get("--line"), soft: get("--soft"), bad: get("--bad"), ground: get("--panel") };
+    colours = { text: get("--text"), muted: get("--muted"), line: get("--line"), soft: get("--soft"), bad: get("--bad"), theirs: get("--theirs"), ground: get("--panel") };
     colours.jobs = Array.from({ length: JOBS }, (_, at) => get(`--j${at}`));
   }
 
@@ -59,8 +59,8 @@
     }).filter((node) => node.lanes.length);
     place();
     const known = new Map(nodes.map((node) => [node.name, node]));
-    for (const [id, node, lanes, start, end, job, kind, status, action, sure] of said.bars) {
-      const bar = { id, node, lanes, start, end, job, kind, status, action, sure };
+    for (const [id, node, lanes, start, end, job, kind, status, action, sure, fault] of said.bars) {
+      const bar = { id, node, lanes, start, end, job, kind, status, action, sure, fault };
       if (known.has(node)) bar.rows = stretches(bar, known.get(node));
       bars.set(id, bar);
     }
@@ -157,7 +157,7 @@
       }
       if (BAD.has(bar.status)) {
         draw2d.globalAlpha = 1;
-        draw2d.fillStyle = colours.bad;
+        draw2d.fillStyle = bar.fault === "infrastructure" ? colours.bad : colours.theirs;
         for (const [row, many] of bar.rows) draw2d.fillRect(x + wide - 2, top + row * lane, 2, many * lane - gap);
       }
     }
