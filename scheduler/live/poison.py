@@ -11,9 +11,6 @@ action of the message ends as `failed`, unless its worker has stored a result.
 | the reload of an environment | the environment's id |
 | any other | its content, for `CONTENT_S`: the same content much later is another message |
 
-A cancel of several actions still has an effect after it is set aside. Nodes stop the running actions, and the core cancels the
-waiting actions by their ids.
-
 A tick is no message. Its failures are written down and shown in the same way, but a tick is never set aside. Without ticks no
 deadline and no lease would end, and no operator would notice. The next scheduler ticks at another time, which may succeed. The
 program that restarts schedulers decides how often.

@@ -206,10 +206,6 @@ class Cancel(BaseModel):
     job: Word | None = None
     trajectory: Word | None = None
 
-    def concerns(self, action_id: str, job: str, trajectory: str) -> bool:
-        """Say whether this is about an action, or an environment, of that job and trajectory."""
-        return action_id in self.ids or (job == self.job and self.trajectory in (None, trajectory))
-
 
 class Give(BaseModel):
     """An item that a client of a job gives to a command. Only the command's worker reads its content (`tangram.wire`)."""

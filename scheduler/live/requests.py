@@ -12,11 +12,8 @@ from functools import partial
 
 from scheduler.live import poison, reports
 from scheduler.live.command_executor import CommandExecutor
-from scheduler.live.entries import SetAside
 from scheduler.live.poison import Quarantine
-from scheduler.live.transport import Transport
-from scheduler.model import commands, events
-from scheduler.model.state import State
+from scheduler.model import events
 
 MOST_EARLY = 4096
 """Cancelled actions that are remembered until they come."""
@@ -27,14 +24,10 @@ class Requests:
 
     def __init__(
         self,
-        state: State,
-        transport: Transport,
         executor: CommandExecutor,
         quarantine: Quarantine,
         handle: Callable[[events.Event, float], None],
     ) -> None:
-        self._state = state
-        self._transport = transport
         self._executor = executor
         self._quarantine = quarantine
         self._handle = handle
@@ -54,7 +47,7 @@ class Requests:
                 self._deal(poison.of_content("drain", drain.model_dump()), drained, now)
             case reports.Cancel() as cancel:
                 cancelled = events.Cancelled(ids=tuple(cancel.ids), job=cancel.job, trajectory=cancel.trajectory)
-                self._deal(poison.of_cancel(cancel), cancelled, now, partial(self._cancel_on_nodes, cancel, now))
+                self._deal(poison.of_cancel(cancel), cancelled, now)
                 self._early.update(dict.fromkeys(one for one in cancel.ids if not self._executor.knows(one)))
                 while len(self._early) > MOST_EARLY:
                     self._early.popitem(last=False)
@@ -65,24 +58,5 @@ class Requests:
             del self._early[action_id]
             self.take({"cancel": {"ids": [action_id]}}, now)
 
-    def _deal(self, message: poison.Message, event: events.Event, now: float, instead: Callable[[SetAside], None] | None = None) -> None:
-        self._quarantine.deal(message, now, partial(self._handle, event, now), instead)
-
-    def _cancel_on_nodes(self, request: reports.Cancel, now: float, found: SetAside) -> None:
-        """Carry out a cancel that is set aside.
-
-        Nodes stop the running actions, and the core cancels the waiting actions by their ids.
-        """
-        state, reason = self._state, poison.reason_of(found)
-        if waiting := [one.id for one in state.waiting.values() if request.concerns(one.id, one.action.job, one.action.trajectory)]:
-            message = poison.of_content("cancel", ["waiting", request.model_dump()])
-            self._deal(message, events.Cancelled(ids=tuple(waiting)), now)
-        for running in state.running.values():
-            one = running.waiting
-            if one.action.kind != "cpu.close" and request.concerns(one.id, one.action.job, one.action.trajectory):
-                node, attempt = running.grant.node, running.grant.attempt
-                self._executor.stop(commands.Stop(id=one.id, node=node, attempt=attempt, reason=reason, cause=poison.CAUSE))
-        for environment in state.environments.values():
-            if environment.state == "open" and environment.node and request.concerns("", environment.job, environment.trajectory):
-                arguments = {"id": environment.id, "attempt": 0, "reason": reason}
-                self._transport.send_control(environment.node, "tangram.close_environment", arguments)
+    def _deal(self, message: poison.Message, event: events.Event, now: float) -> None:
+        self._quarantine.deal(message, now, partial(self._handle, event, now))

@@ -87,7 +87,7 @@ class Service:
         self._heartbeats = Heartbeats(core, transport, self._executor, self._handle, now)
         self._clients = Clients(core.state, transport, self._handle, orphan_s, now)
         self._quarantine = Quarantine(journal, epoch)
-        self._requests = Requests(core.state, transport, self._executor, self._quarantine, self._handle)
+        self._requests = Requests(self._executor, self._quarantine, self._handle)
         self._next_housekeeping = self._keep_blobs_at = 0.0
         self._decision_us: deque[float] = deque(maxlen=REMEMBERED_DECISIONS)
 

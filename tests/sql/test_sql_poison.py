@@ -220,50 +220,6 @@ def test_a_cancel_of_a_job_is_set_aside_for_a_while(fragile: Fragile) -> None:
     assert ("tangram.stop", "a") in fragile.broker.orders()
 
 
-def fails_on_jobs(event: events.Event) -> bool:
-    return isinstance(event, events.Cancelled) and event.job is not None
-
-
-@pytest.mark.parametrize("cancel", [{"job": "coding"}, {"job": "coding", "trajectory": "t"}])
-def test_a_cancel_of_a_job_that_is_set_aside_ends_its_actions_and_environments(fragile: Fragile, cancel: dict[str, str]) -> None:
-    # Given a job with an environment, an action that runs and one that waits, beside those of another one
-    for job in ("coding", "other"):
-        fragile.submit(f"open-{job}", kind="cpu.open", environment=f"e-{job}", cost={}, job=job, trajectory="t")
-        fragile.broker.report(fragile.finished(f"open-{job}"))
-        fragile.submit(f"runs-{job}", cost={"cores": CORES // 2}, job=job, trajectory="t")
-    for job in ("coding", "other"):
-        fragile.submit(f"waits-{job}", cost={"cores": CORES}, job=job, trajectory="t")
-    # When two schedulers have failed on the cancel of the job, and a third gets it
-    fragile.fails_on = fails_on_jobs
-    fragile.broker.request({"cancel": cancel})
-    fragile.fail_and_succeed(2)
-    fragile.broker.orders()
-    fragile.service.step()
-    # Then what waits is cancelled, what runs is stopped, and the environment closes
-    assert fragile.broker.is_done()
-    assert fragile.ended() == {"open-coding": "succeeded", "open-other": "succeeded", "waits-coding": "cancelled"}
-    assert fragile.broker.orders() == [("tangram.stop", "runs-coding"), ("tangram.close_environment", "e-coding")]
-    # And with the reports of the node, nothing of the job is left
-    fragile.finish("runs-coding", status="cancelled")
-    for _ in range(2):  # the first may be from before its opening
-        fragile.beat("runs-other", environments=["e-other"])
-    assert list(fragile.core.state.environments) == ["e-other"]
-    assert {one.waiting.action.job for one in fragile.core.state.running.values()} == {"other"}
-
-
-def test_a_cancel_that_cannot_be_done_by_ids_either_stops_what_runs(fragile: Fragile) -> None:
-    # Given a core that fails on every cancel, an action that runs, and one that waits
-    fragile.fails_on = lambda event: isinstance(event, events.Cancelled)
-    fragile.submit("runs", "waits", cost={"cores": CORES})
-    fragile.broker.request({"cancel": {"job": "coding"}})
-    # When two schedulers have failed on it as it is, and two on the ids of what waits
-    fragile.fail_and_succeed(4)
-    fragile.service.step()
-    # Then the node stops what runs, and the scheduler goes on
-    assert fragile.broker.orders()[-1] == ("tangram.stop", "runs")
-    assert fragile.broker.is_done()
-
-
 def test_ticks_on_which_schedulers_fail_are_shown_and_go_on(fragile: Fragile, caplog: pytest.LogCaptureFixture) -> None:
     # Given a core that fails on ticks while something is wrong
     fragile.fails_on = lambda event: isinstance(event, events.Tick)
