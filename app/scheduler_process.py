@@ -250,7 +250,7 @@ class _Renewal:
     def still_leading(self) -> bool:
         now = clock.time()
         if now < self._next:
-            return True
+            return self._lease.epoch is not None
         self._next = now + self._lease.ttl_s / _LOOKS
         try:
             return self._lease.renew(now)

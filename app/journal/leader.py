@@ -107,6 +107,11 @@ class Lease:
         if connection.dialect.name == "postgresql":
             connection.execute(_UNLIMITED)
 
+    def keep(self) -> None:
+        """Prolong the lease before it might be another's, where it is ours. Raises as `acquire`."""
+        if not self.is_sure:
+            self.renew(clock.time())
+
     @property
     def is_sure(self) -> bool:
         """Whether the lease is ours without a look at the database, and stays so for another `SURE` of its lasting time."""

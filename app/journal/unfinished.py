@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import Connection, Row, select
@@ -50,8 +51,13 @@ def set_aside(connection: Connection) -> tuple[SetAside, ...]:
     )
 
 
-def load_unfinished(connection: Connection) -> Unfinished:
-    """Return all that a scheduler goes on with."""
+def load_unfinished(connection: Connection, between: Callable[[], object] = lambda: None) -> Unfinished:
+    """Return all that a scheduler goes on with. `between` is called before each action: there may be very many."""
+
+    def action_of(row: Row[Any]) -> UnfinishedAction:
+        between()
+        return _unfinished_action(row)
+
     actions = (
         select(table(Action), Message.message)
         .join_from(Action, Message, Message.action == Action.id, isouter=True)
@@ -92,7 +98,7 @@ def load_unfinished(connection: Connection) -> Unfinished:
         .order_by(Action.granted_at)
     )
     return Unfinished(
-        actions=[_unfinished_action(row) for row in connection.execute(actions)],
+        actions=[action_of(row) for row in connection.execute(actions)],
         environments=[
             filled(EnvironmentChanged, row, at=row.changed_at, client=row.client or "") for row in connection.execute(environments)
         ],

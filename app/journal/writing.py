@@ -122,9 +122,10 @@ class SqlJournal:
         return self._run(self._load)
 
     def _load(self, connection: Connection) -> Unfinished:
-        if self._lease is not None:
-            self._lease.let_stand(connection)
-        return load_unfinished(connection)
+        if self._lease is None or connection.dialect.name != "postgresql":  # on SQLite this transaction keeps others from the lease
+            return load_unfinished(connection)
+        self._lease.let_stand(connection)
+        return load_unfinished(connection, between=self._lease.keep)
 
     def has_ended(self, action_id: str) -> bool:
         """Return whether an action is known and has ended. Raises `JournalError` when the database cannot be read."""

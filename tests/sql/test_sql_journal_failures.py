@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -271,16 +272,45 @@ def test_a_scheduler_may_take_longer_for_what_it_reads_at_its_start_than_a_trans
     lease.acquire(time.time())
     load = writing.load_unfinished
 
-    def load_slowly(connection: Connection) -> Unfinished:
+    def load_slowly(connection: Connection, between: Callable[[], None]) -> Unfinished:
         load(connection)
         time.sleep(0.5)
-        return load(connection)
+        return load(connection, between)
 
     monkeypatch.setattr(writing, "load_unfinished", load_slowly)
     # When it reads that, and takes half a second; then it has it
     with SqlJournal(engine, lease=lease, retry_s=0.0) as journal:
         assert journal.unfinished().actions == []
     engine.dispose()
+
+
+class Slow(Clock):
+    """A clock that goes on by 4 s between two looks at it."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def time(self) -> float:
+        self.now += 4.0
+        return self.now
+
+    monotonic = time
+
+
+def test_nobody_takes_the_lease_of_a_scheduler_that_reads_for_longer_than_it_lasts(postgres_engine: Engine, make: Any, tables: Any) -> None:
+    # Given a journal with ten unfinished actions
+    tables.empty(engine := postgres_engine)
+    with SqlJournal(engine) as journal:
+        journal.write([make.received(f"a{number}") for number in range(10)])
+    with installed(slow := Slow()):
+        # When a scheduler takes longer to read them than its lease lasts
+        lease = Lease(engine, "scheduler", "slow", 20.0)
+        lease.acquire(slow.time())
+        ends_at = tables.row(engine, "leases")["expires_at"]
+        with SqlJournal(engine, lease=lease) as journal:
+            assert len(journal.unfinished().actions) == 10 and slow.now > ends_at
+    # Then no standby takes it
+    assert Lease(engine, "scheduler", "standby", 20.0).acquire(slow.now) is None
 
 
 def is_connected(engine: Engine, pid: int) -> bool:
