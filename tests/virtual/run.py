@@ -272,7 +272,8 @@ def running(scenario: Scenario, event_log: Path | None = None) -> Iterator[Run]:
     world = World(scenario.seed)
     network = Network(world)
     database, engine = open_journal()
-    use(APP, network.broker)
+    # The workers' application is one in a process: other tests of this process use it with a broker of theirs.
+    reached = {name: getattr(APP.conf, name) for name in ("broker_url", "broker_transport_options")}
     random.seed(scenario.seed)
     hexes = random.Random(f"hex {scenario.seed}")
     settings = _settings().model_copy(update={"event_log": event_log, "outage_s": scenario.outage_s})
@@ -280,6 +281,7 @@ def running(scenario: Scenario, event_log: Path | None = None) -> Iterator[Run]:
     logging.disable()  # laws say what is wrong, and to format thousands of outages takes a seventh of the time
     with (
         clock.installed(world),
+        patch.object(APP, "_backend_cache", None),
         patch.object(secrets, "token_hex", lambda size=16: hexes.randbytes(size).hex()),
         # A scheduler that takes over remembers no ends, so that it has to ask the journal.
         patch.object(unfinished, "ENDS_LOADED", 0),
@@ -290,9 +292,11 @@ def running(scenario: Scenario, event_log: Path | None = None) -> Iterator[Run]:
         patch.object(functional, "time", clock.monotonic),
         patch.object(allowance, "time", SimpleNamespace(monotonic=clock.monotonic)),
     ):
+        use(APP, network.broker)
         try:
             yield run
         finally:
+            APP.conf.update(reached)
             for trainer in run.trainers:
                 if trainer.session is not None:
                     trainer.session._finalizer.detach()
