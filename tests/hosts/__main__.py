@@ -14,8 +14,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Thread
@@ -169,10 +170,20 @@ class _Busy:
         return self.ended
 
 
+@contextmanager
+def _given_up(client: Client) -> Iterator[None]:
+    """Close the client of a block that is interrupted: its threads would wait for their commands to the end."""
+    try:
+        yield
+    except BaseException:
+        client.close()
+        raise
+
+
 def carry_out(fault: Fault, deployment: Deployment, client: Client, environments: int) -> Round:
     """Open environments, let a fault happen, and look at what is left."""
     row = Round(fault.name, environments)
-    with ThreadPoolExecutor(environments) as threads:
+    with ThreadPoolExecutor(environments) as threads, _given_up(client):
         opened = list(
             threads.map(lambda number: client.open(trajectory=f"{fault.name} {number}", queue_timeout_s=AWAY_S), range(environments))
         )
@@ -221,6 +232,7 @@ def main(words: Sequence[str] | None = None) -> int:
     faults = [fault for fault in FAULTS if any(part in fault.name for part in chosen.only)]
     variables = {"TANGRAM_SANDBOX": "process", "TANGRAM_NODE_LOST_S": str(chosen.lost_s)}
     wrong = 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         with (
             tempfile.TemporaryDirectory(prefix="tangram-hosts-") as folder,

@@ -21,6 +21,7 @@ from typing import IO, Self
 from app.local.processes import wait_until
 from tangram import Settings
 from tests.freezing import freeze
+from tests.hosts.link import Weather
 from tests.hosts.network import HUB, ROOT, Network
 
 UP_S = 120.0
@@ -83,14 +84,12 @@ class Service:
         """End the process for good."""
         self._over.set()
         self.bring_back()
-        self.process.send_signal(signal.SIGCONT)
         self.process.send_signal(sent)
-        self._keeper.join()
         try:
             self.process.wait(UP_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            self.process.wait()
+        self._keeper.join()
         self._log.close()
 
 
@@ -126,7 +125,12 @@ class Deployment:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        # Workers close their environments at an interrupt.
+        # What a fault still holds up would not end. Workers close their environments at an interrupt.
+        for host in self.network.hosts:
+            self.network.weather(host, Weather())
+        for service in self.services.values():
+            service.bring_back()
+            service.thaw()
         order = sorted(self.services, key=lambda name: ("node" not in name, "scheduler" not in name))
         for name in order:
             self.services[name].stop(signal.SIGINT)
@@ -223,7 +227,7 @@ class Deployment:
             rules.write("hostssl all all 10.78.0.0/16 scram-sha-256\n")
         words = [word for name, value in options.items() for word in ("-c", f"{name}={value}")]
         self._start("hub", "postgres", [*own, str(programs[-1] / "postgres"), "-D", str(data / "data"), *words], {})
-        create = ["psql", f"host={HUB} port=5433 user=tangram dbname=postgres", "-c", "create database tangram"]
+        create = [str(programs[-1] / "psql"), f"host={HUB} port=5433 user=tangram dbname=postgres", "-c", "create database tangram"]
         asked = {**os.environ, "PGPASSWORD": self._password}
 
         def created() -> bool:

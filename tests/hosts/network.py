@@ -16,6 +16,14 @@ from tests.hosts.link import Weather, enter
 ROOT = Path(__file__).resolve().parents[2]
 HUB = "10.78.0.1"
 
+_SWEEP = """
+read _
+for space; do
+  [ ! -e "/run/netns/$space" ] || { ip netns pids "$space" | grep -vx "$0" | xargs -r kill -KILL; ip netns delete "$space"; }
+done
+"""
+"""Waits for the end of its standard input, as when the process `$0` is gone. Then no namespace is left, and no other process in one."""
+
 
 class NoNamespaces(Exception):
     """Raised where network namespaces cannot be made; the message says why."""
@@ -37,7 +45,7 @@ class Network:
         self.hosts = list(hosts)
         self._prefix = f"tangram-{uuid.uuid4().hex[:8]}"
         self._seed = seed
-        self._made: list[str] = []
+        self._sweeper: subprocess.Popen[bytes] | None = None
         self._lines: dict[str, subprocess.Popen[str]] = {}
 
     def __enter__(self) -> Self:
@@ -46,9 +54,11 @@ class Network:
                 raise NoNamespaces("making network namespaces needs root")
             if not os.access("/dev/net/tun", os.R_OK | os.W_OK):
                 raise NoNamespaces("there is no /dev/net/tun")
+            spaces = [self._named(host) for host in ("hub", *self.hosts)]
+            argv = ["sh", "-c", _SWEEP, str(os.getpid()), *spaces]
+            self._sweeper = subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True)
             for host in ["hub", *self.hosts]:
                 _ip("netns", "add", self._named(host))
-                self._made.append(host)
                 _ip("-n", self._named(host), "link", "set", "lo", "up")
             _ip("-n", self._named("hub"), "address", "add", f"{HUB}/32", "dev", "lo")
             for number, host in enumerate(self.hosts):
@@ -61,8 +71,8 @@ class Network:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for line in self._lines.values():
             line.communicate()
-        for host in self._made:
-            _ip("netns", "delete", self._named(host))
+        if self._sweeper is not None:
+            self._sweeper.communicate()
 
     def _named(self, host: str) -> str:
         return f"{self._prefix}-{host}"
@@ -72,7 +82,8 @@ class Network:
 
     def _join(self, host: str, number: int) -> None:
         argv = [sys.executable, "-m", "tests.hosts.link", str(self._path("hub")), str(self._path(host)), host, str(self._seed + number)]
-        line = subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        pipe = subprocess.PIPE
+        line = subprocess.Popen(argv, cwd=ROOT, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
         self._lines[host] = line
         if self._answer(line) != "\n":
             raise NoNamespaces(f"the line to {host} ended with {line.wait()}")
@@ -105,5 +116,6 @@ class Network:
         return ["nsenter", f"--net={self._path(host)}", "--", *argv]
 
     def start(self, host: str, argv: Sequence[str], variables: Mapping[str, str], log: IO[Any]) -> subprocess.Popen[bytes]:
-        """Start a process on a host."""
-        return subprocess.Popen(self.on(host, argv), cwd=ROOT, env=dict(variables), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        """Start a process on a host. A terminal's interrupt does not reach it."""
+        there, own, nothing = self.on(host, argv), dict(variables), subprocess.DEVNULL
+        return subprocess.Popen(there, cwd=ROOT, env=own, stdin=nothing, stdout=log, stderr=log, start_new_session=True)
