@@ -69,7 +69,7 @@ def _table() -> tuple[Family, ...]:
         Family("scheduler", "gauge", "tangram_quota_speed_ratio", ("quota",), "Part of the account's rate used since its last refusals."),
         # Nodes and environments
         Family("scheduler", "gauge", "tangram_nodes", (), "Nodes that are up."),
-        Family("scheduler", "gauge", "tangram_nodes_silent", (), "Nodes that have missed three beats and are not lost yet."),
+        Family("scheduler", "gauge", "tangram_nodes_silent", (), "Silent nodes, which are not lost yet."),
         Family("scheduler", "gauge", "tangram_nodes_draining", (), "Nodes that are up and take nothing new."),
         Family("scheduler", "counter", "tangram_nodes_lost_total", (), "Nodes that were lost."),
         Family("scheduler", "gauge", "tangram_node_beat_age_seconds", ("node",), "Time since the last beat of a node that is up."),
