@@ -8,7 +8,7 @@ have fitted beside what was held: an action that waits while units are idle wait
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from sqlalchemy import Connection, and_, case, func, or_, select
 
@@ -32,11 +32,6 @@ class Slot:
         """Return what was wanted beyond what is there."""
         return max(0.0, min(self.waiting[sort], self.held[sort] + self.waiting[sort] - there))
 
-    def add(self, means: dict[str, float], sort: str, since: float, until: float, amount: float) -> None:
-        """Count an amount that went on from `since` until `until`."""
-        if sort in means and (shared_s := min(until, self.end) - max(since, self.start)) > 0:
-            means[sort] += amount * shared_s / (self.end - self.start)
-
 
 _UNGRANTED = case((Action.kind == "cpu.exec", CORES), (Action.service.is_not(None), CELLS), else_="")
 _SORT = case((Action.granted_at.is_(None), _UNGRANTED), else_=Action.resource)
@@ -58,6 +53,16 @@ def demand(connection: Connection, hours: float, now: float) -> list[Slot]:
     return slots
 
 
+def _add(slots: list[Slot], what: Literal["held", "waiting"], sort: str, since: float, until: float, amount: float) -> None:
+    """Count an amount that went on from `since` until `until` in the slots of that time."""
+    if sort not in SORTS:
+        return
+    start, length = slots[0].start, slots[0].end - slots[0].start
+    for slot in slots[max(0, int((since - start) / length)) : max(0, int((until - start) / length) + 1)]:
+        shared_s = max(0.0, min(until, slot.end) - max(since, slot.start))
+        (slot.held if what == "held" else slot.waiting)[sort] += amount * shared_s / (slot.end - slot.start)
+
+
 def _add_ended(connection: Connection, slots: list[Slot], slot: Slot) -> None:
     ended = (Action.ended_at.is_not(None), Action.ended_at >= slot.start, Action.ended_at < slot.end)
     # Most actions begin and end in one slot. Their sums are enough, and the database makes them.
@@ -71,10 +76,8 @@ def _add_ended(connection: Connection, slots: list[Slot], slot: Slot) -> None:
     others = select(_SORT.label("sort"), _UNITS.label("units"), Action.unit_s, *times).where(*ended, Action.submitted_at < slot.start)
     for row in connection.execute(others):
         held = (row.unit_s or 0.0) / max(1e-9, row.ended_at - row.granted_at)
-        for other in slots:
-            if other.start <= row.ended_at:
-                other.add(other.waiting, row.sort, row.submitted_at, row.granted_at, row.units)
-                other.add(other.held, row.sort, row.granted_at, row.ended_at, held)
+        _add(slots, "waiting", row.sort, row.submitted_at, row.granted_at, row.units)
+        _add(slots, "held", row.sort, row.granted_at, row.ended_at, held)
 
 
 def _add_unended(slots: list[Slot], row: Any, now: float) -> None:
@@ -82,10 +85,9 @@ def _add_unended(slots: list[Slot], row: Any, now: float) -> None:
     waits = row.status == WAITING or row.granted_at is None
     sort = next((name for name in (CORES, CELLS) if name in cost), "") if waits else row.resource
     units, granted_at = (min(cost.get(sort, [0])), now) if waits else (row.units, row.granted_at)
-    for slot in slots:
-        slot.add(slot.waiting, sort, row.submitted_at, granted_at, units)
-        # In the background it has nothing of its own: it waits for that.
-        slot.add(slot.waiting if row.background else slot.held, sort, granted_at, now, units)
+    _add(slots, "waiting", sort, row.submitted_at, granted_at, units)
+    # In the background it has nothing of its own: it waits for that.
+    _add(slots, "waiting" if row.background else "held", sort, granted_at, now, units)
 
 
 def _add_environments(connection: Connection, slots: list[Slot], now: float) -> None:
@@ -94,6 +96,5 @@ def _add_environments(connection: Connection, slots: list[Slot], now: float) -> 
     for row in connection.execute(select(*columns).where(or_(Environment.ended_at.is_(None), late))):
         ended_at = now if row.ended_at is None else row.ended_at
         opened_at = ended_at if row.opened_at is None else row.opened_at
-        for slot in slots:
-            slot.add(slot.waiting, MEMORY_MB, row.created_at, opened_at, row.memory_mb)
-            slot.add(slot.held, MEMORY_MB, opened_at, ended_at, row.memory_mb)
+        _add(slots, "waiting", MEMORY_MB, row.created_at, opened_at, row.memory_mb)
+        _add(slots, "held", MEMORY_MB, opened_at, ended_at, row.memory_mb)

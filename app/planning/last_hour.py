@@ -39,15 +39,16 @@ def plan_last_hour(database_url: str, now: float) -> dict[str, Any]:
     engine.dispose()
     if len(found.actions) < LEAST_ACTIONS:
         raise TangramError(f"{len(found.actions)} actions in the last hour say nothing of its load: {LEAST_ACTIONS} do")
-    trace = with_limits(export(found, {}).trace)
+    exported = export(found, {})
+    trace = with_limits(exported.trace)
     labels = tuple(dict.fromkeys(label for action in trace.actions() for label in action.requires))
     than_cores = most_units(trace, "cpu.", "elastic")
     base = ReplayOptions(labels=labels)
     request = Request(base=base, no_worse_than="elastic", than_cores=than_cores, within=WITHIN, extras=False)
     with Simulations(trace, 1) as simulations:
         document = plan_document(Planner(request, simulations).plan(), trace, simulations.done)
-    actions = sum(1 for _ in trace.actions())
-    return {**{key: document[key] for key in _KEYS}, "actions": actions, "trajectories": len(trace.trajectories), "at": now}
+    of_load = {"actions": sum(1 for _ in trace.actions()), "trajectories": len(trace.trajectories), "notes": exported.notes}
+    return {**{key: document[key] for key in _KEYS}, **of_load, "at": now}
 
 
 if __name__ == "__main__":
