@@ -97,6 +97,7 @@ FAULTS = (
     _away("postgres", 10.0),
     _ended("scheduler-1", signal.SIGKILL),
     _frozen("scheduler-1", 30.0),
+    Fault("50 ms everywhere, 30 s", 30.0, _weather(Weather(delay_s=0.025)), _weather(Weather())),
     Fault("50 ms and 2 % loss everywhere, 60 s", 60.0, _weather(Weather(delay_s=0.025, loss=0.02)), _weather(Weather())),
 )
 
