@@ -10,7 +10,7 @@ from redis import RedisError
 
 from app.journal.database import open_latest, snapshot, sqlite_url
 from app.journal.figures import observations
-from app.journal.overview import Document, overview, read_present
+from app.journal.overview import Document, Present, overview, read_present
 from app.journal.recent import Recent
 from app.journal.runs import load_run
 from app.journal.status import status
@@ -45,7 +45,7 @@ def read_state(settings: Settings) -> tuple[dict[str, Any], str]:
     engine = open_latest(database_of(settings), connect_timeout_s=settings.connect_timeout_s)
     document = asdict(status(engine, time.time()))
     engine.dispose()
-    scheduler, problem = _shown(settings)
+    scheduler, _, problem = _shown(settings)
     return {"scheduler": scheduler, **document}, problem
 
 
@@ -64,19 +64,18 @@ class Overviews:
         with snapshot(self._engine) as connection:
             present = read_present(connection, now)
             self._recent.read(connection, now)
-        scheduler, problem = _shown(self._settings)
-        with open_store(find_addresses(self._settings).result_url, self._settings.connect_timeout_s) as store:
-            silent_s = {} if problem else silences_of(store, present)
+        scheduler, silent_s, problem = _shown(self._settings, present)
         return overview(present, self._recent, scheduler, silent_s), problem
 
 
-def _shown(settings: Settings) -> tuple[dict[str, Any] | None, str]:
-    """Return what the scheduler shows of itself, and in one line what is wrong with the result store, where something is."""
+def _shown(settings: Settings, present: Present | None = None) -> tuple[dict[str, Any] | None, dict[str, float | None], str]:
+    """Return what the scheduler shows of itself, how long the clients of `present` are silent, and what is wrong with the result store."""
     try:
         with open_store(find_addresses(settings).result_url, settings.connect_timeout_s) as store:
-            return read_shown(store), problem_of(store)
+            problem = problem_of(store)
+            return read_shown(store), {} if problem or present is None else silences_of(store, present), problem
     except (StackUnreachable, RedisError, OSError) as error:
-        return None, f"the result store cannot be read: {error}"
+        return None, {}, f"the result store cannot be read: {error}"
 
 
 def read_history(settings: Settings, run: str) -> list[Observation]:

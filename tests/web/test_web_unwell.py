@@ -203,6 +203,9 @@ def test_a_terminal_tells_a_result_store_that_is_gone_from_a_scheduler_that_is_g
     # Then both say so, and not that no scheduler is active
     assert "The result store cannot be read: Error 2 connecting to" in top and status.startswith("the result store cannot be read: ")
     assert "o scheduler" not in top and "o scheduler" not in status
+    # And top shows the journal also where nobody says which store it is
+    unknown = forked("top", cwd=tmp_path, COLUMNS="300", TANGRAM_DATABASE_URL=journal)
+    assert (unknown.returncode, unknown.stderr) == (0, "") and "The result store cannot be read: " in unknown.stdout
     # and the figures of the journal are there, the same for programs
     assert "n1" in top and "n1" in status
     assert json.loads(said("status", "--json"))["scheduler"] is None
