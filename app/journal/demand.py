@@ -1,8 +1,8 @@
 """How much was held, and how much was waited for, over the last hours: cores, GPU cells and the memory of environments.
 
 The hours are cut into `SLOTS` slots. A slot has means over its time. An action waits for its units until it is granted, and holds what its
-grants held. An environment waits for its limit until it is open. What is wanted *beyond* what is there is what of the waiting would not
-have fitted beside what was held: an action that waits while units are idle waits for something else.
+grants held. An environment waits for its limit until it is open. Some of what waits would fit beside what is held. So it waits for
+something else. The rest is wanted *beyond* what is there.
 """
 
 from __future__ import annotations

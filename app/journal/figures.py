@@ -159,7 +159,7 @@ def observations(
 ) -> list[Observation]:
     """Return the last `limit` actions that succeeded, oldest first; with `of_run`, only those of a run.
 
-    Twenty thousand take seconds. `between` is called before each.
+    Very many take long, so `between` is called before each.
     """
     columns = (
         *DECLARED, Action.attempts, Action.granted_at, Action.ended_at, Action.units, Action.unit_s, Action.execution_s, Action.cpu_s,

@@ -296,7 +296,7 @@ class Heartbeats:
     def _ask(self, name: str) -> None:
         """Ask a node for granted actions that it does not run. A message may have been lost in either direction.
 
-        The node reports their ends again, or that it does not know them. A node that takes up no grant meanwhile is soon lost.
+        The node reports their ends again, or that it does not know them. A node that takes up no grant meanwhile is soon silent.
         """
         node = self._core.state.nodes.get(name)
         for action_id in node.running if node is not None else ():

@@ -253,7 +253,7 @@ class StoredEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSilent:
-    """A node has missed its beats. Its driver has given up the tries of what may run elsewhere.
+    """A node has missed its beats, or takes up no grant. Its driver has given up the tries of what may run elsewhere.
 
     The actions in `ended` had stored their results before. Where its worker `hands_over`, nothing is given up.
     """

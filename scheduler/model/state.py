@@ -29,8 +29,9 @@ class Node:
 
     A node that is not `heard` was up before this scheduler, and has not reported the instances on its cells yet.
 
-    Actions and environments on a `draining` node go on to their end; nothing else begins on it. A `silent` node has missed its beats,
-    and nothing at all begins on it. In its last `idle_beats` beats the node has taken up no grant, though grants were sent to it.
+    Actions and environments on a `draining` node go on to their end; nothing else begins on it. Nothing at all begins on a `silent` node,
+    which has missed its beats or takes up no grant. In its last `idle_beats` beats the node has taken up no grant, though grants were sent
+    to it.
 
     A node that could not open an environment *rests* until `rests_until`, for `rest_s`: no environment begins to open on it.
     """
