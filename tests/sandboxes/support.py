@@ -25,7 +25,10 @@ for call in sys.argv[1:]:
 
 @dataclass
 class Clock:
-    """The clock by which commands run out of time. It is put forward where a test would have to wait."""
+    """The clock by which commands run out of time. It is put forward where a test would have to wait.
+
+    Before that and afterwards one waits until the commands that run have looked at it. What they have done so far then has its time.
+    """
 
     ahead_s: float = 0.0
     asked: int = 0
@@ -35,10 +38,19 @@ class Clock:
         return time.monotonic() + self.ahead_s
 
     def forward(self, by_s: float) -> None:
-        """Put it forward, and wait until the command that runs has looked at it."""
+        """Put it forward; the command runs on."""
+        self.end(by_s)
+        self._be_looked_at()
+
+    def end(self, by_s: float) -> None:
+        """Put it forward; the command is out of time."""
+        self._be_looked_at()
         self.ahead_s += by_s
+
+    def _be_looked_at(self) -> None:
+        """Wait until a command has looked at it from its one poll to the next but one."""
         asked = self.asked
-        assert until(lambda: self.asked > asked + 4)
+        assert until(lambda: self.asked > asked + 12)
 
 
 def quota_of(pid: int) -> int:
