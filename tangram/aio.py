@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
 from concurrent.futures import Future
 from types import TracebackType
@@ -25,6 +26,8 @@ from tangram.requests import Headers
 from tangram.results import Chunk, ExecResult, HttpAnswer, Logprobs, Response, Scores, Snapshot, Texts
 from tangram.session import CLOSE_WAIT_S, Session
 from tangram.settings import Settings
+
+_log = logging.getLogger(__name__)
 
 
 class AsyncClient:
@@ -209,12 +212,11 @@ class AsyncEnvironment:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Close; an error of closing never hides the one that is already on its way."""
+        """Close; see `Environment.__exit__`."""
         try:
             await self.close()
-        except TangramError:
-            if error is None:
-                raise
+        except TangramError as problem:
+            _log.warning("environment %s, as its block was left: %s", self.id, problem)
 
 
 async def open_session(job: str, settings: Settings | None = None, *, client_id: str | None = None) -> Session:

@@ -6,6 +6,7 @@ and its environments may be used by many threads at once. `tangram.aio` has the 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import wait
 from types import TracebackType
@@ -23,6 +24,8 @@ from tangram.requests import Headers
 from tangram.results import Chunk, ExecResult, HttpAnswer, Logprobs, Response, Scores, Snapshot, Texts
 from tangram.session import CLOSE_WAIT_S, Session
 from tangram.settings import Settings
+
+_log = logging.getLogger(__name__)
 
 
 class Client:
@@ -235,9 +238,8 @@ class Environment:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Close; an error of closing never hides the one that is already on its way."""
+        """Close. What goes wrong then is only logged, since it changes nothing of what was done before."""
         try:
             self.close()
-        except TangramError:
-            if error is None:
-                raise
+        except TangramError as problem:
+            _log.warning("environment %s, as its block was left: %s", self.id, problem)

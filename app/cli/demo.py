@@ -84,7 +84,7 @@ def _services(trace: Trace, state_dir: Path, say: Callable[[str], None]) -> Path
     """Return the services file of the demo; None where torch is not installed, so that the replay makes stand-ins."""
     models = tiny_services(state_dir, say)
     if models is None:
-        say("torch is not installed, so stand-ins answer for the models; `pip install 'arl-tangram-server[gpu]'` brings real ones")
+        say("stand-ins answer for the models")
         return None
     services_file = models.with_name("demo.toml")
     services_file.write_text(models.read_text(encoding="utf-8") + quotas_toml(trace), encoding="utf-8")
@@ -92,8 +92,9 @@ def _services(trace: Trace, state_dir: Path, say: Callable[[str], None]) -> Path
 
 
 def tiny_services(state_dir: Path, say: Callable[[str], None]) -> Path | None:
-    """Make the tiny models that demo and embedded stack serve; None where torch is not installed."""
+    """Make the tiny models that demo and embedded stack serve; None where torch is not installed, which is said."""
     if importlib.util.find_spec("torch") is None:
+        say("torch is not installed, so there are no tiny models; `pip install 'arl-tangram-server[gpu]'` brings them")
         return None
     folder = state_dir / "models"
     if not (folder / "services.toml").exists():

@@ -258,6 +258,19 @@ def test_cancelling_a_trajectory_names_its_job_and_forgets_its_environments(peer
     assert closed(peer) == [kept.id]
 
 
+def test_leaving_the_block_of_an_environment_that_cannot_be_closed_keeps_what_was_earned(
+    peer: Any, settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    peer.behave = lambda seen: ActionLost("node n1 is lost") if seen.kind == "cpu.close" else peer.usual(seen)
+    with Client(settings=settings) as client:
+        with client.open(trajectory="a") as env:
+            reward = env.exec("1.0").stdout
+        # Then it is said, and whoever closes it by hand is told by an exception
+        assert reward == "1.0" and caplog.messages == [f"environment {env.id}, as its block was left: node n1 is lost"]
+        with pytest.raises(ActionLost):
+            client.open(trajectory="b").close()
+
+
 def test_leaving_the_context_by_an_exception_closes_what_was_opened(peer: Any, settings: Settings) -> None:
     # Given a stack that cannot close environments, which does not hide the first error
     peer.behave = lambda seen: ActionLost("node n1 is lost") if seen.kind == "cpu.close" else peer.usual(seen)

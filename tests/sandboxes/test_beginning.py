@@ -15,9 +15,9 @@ SH = ["sh", "-c"]
 REFUSED = [
     (NoSuchFolder, "cwd '/testbed' does not exist", {"cwd": "/testbed"}),
     (NoSuchFolder, "cwd '~/a b' does not exist", {"cwd": "~/a b", "interpreter": SH}),
-    (FolderUnusable, "cwd 'file' cannot be used", {"cwd": "file"}),
-    (FolderUnusable, "cwd 'file' cannot be used", {"cwd": "file", "interpreter": SH}),
-    (NoSuchFolder, "cwd 'nowhere' does not exist", {"cwd": "nowhere", "interpreter": ["no-such-program"]}),
+    (FolderUnusable, "cwd 'file' cannot be used in HERE, where the session is", {"cwd": "file"}),
+    (FolderUnusable, "cwd 'file' cannot be used in HERE, where the session is", {"cwd": "file", "interpreter": SH}),
+    (NoSuchFolder, "cwd 'nowhere' does not exist in HERE, where the session is", {"cwd": "nowhere", "interpreter": ["no-such-program"]}),
     (NoSuchProgram, "program 'no-such-program' does not exist", {"interpreter": ["no-such-program"]}),
     (NoSuchProgram, "program './run' does not exist", {"interpreter": ["./run"], "cwd": "empty"}),
     (NoSuchProgram, "program 'cd' does not exist", {"interpreter": ["env", "-i", "PATH=/nowhere", "cd"]}),
@@ -38,11 +38,13 @@ def with_files(shell_env: Environment) -> Environment:
 
 
 def test_what_cannot_begin_is_the_callers_error_and_leaves_no_trace(with_files: Environment) -> None:
+    here = printed(with_files, "pwd").strip()
     for kind, message, how in REFUSED:
         # When a command cannot begin; then that is said, whatever it would have done
         with pytest.raises(SandboxError) as refused:
             admit(with_files, "touch begun; exit 1", **how).wait()  # type: ignore[arg-type]
-        assert (type(refused.value), str(refused.value), refused.value.fault) == (kind, message, "caller"), how
+        said = str(refused.value).replace(here, "HERE")
+        assert (type(refused.value), said, refused.value.fault) == (kind, message, "caller"), how
         # And the session goes on where it was
         assert printed(with_files, "ls; set -e; set +e") == "empty\nfile\nrun\n", how
 

@@ -170,4 +170,4 @@ def _read(adapter: TypeAdapter[T], raw: object, where: str) -> T:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = where + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
-        raise BadInput(f"{place}: {first['msg'].removeprefix('Value error, ')}") from error
+        raise BadInput(f"{place}: {first['msg'].removeprefix('Value error, ').replace(' after validation', '')}") from error

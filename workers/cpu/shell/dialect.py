@@ -100,10 +100,18 @@ def started(words: Sequence[str], path: str | None) -> tuple[str, str | None]:
     return words[0], path
 
 
-def refusal(word: str, cwd: str | None, words: Sequence[str] | None) -> SandboxError:
-    """Return what kept a command from beginning in a folder, or by a program and arguments; without a word it is the folder."""
-    subject = f"program {started(words, None)[0]!r}" if words and "Program" in word else f"cwd {cwd!r}"
-    return REFUSALS.get(word, FolderUnusable)(f"{subject} {'does not exist' if word.startswith('NoSuch') else 'cannot be used'}")
+def refusal(word: str, cwd: str | None, words: Sequence[str] | None, folder: str | None) -> SandboxError:
+    """Return what kept a command from beginning in a folder, or by a program and arguments; without a word it is the folder.
+
+    `folder` is where the shell is, as far as that is known.
+    """
+    subject, where = f"cwd {cwd!r}", ""
+    if words and "Program" in word:
+        subject = f"program {started(words, None)[0]!r}"
+    elif folder and cwd and cwd[0] not in "/~":
+        where = f" in {folder}, where the session is"
+    problem = "does not exist" if word.startswith("NoSuch") else "cannot be used"
+    return REFUSALS.get(word, FolderUnusable)(f"{subject} {problem}{where}")
 
 
 @dataclass(frozen=True, slots=True)

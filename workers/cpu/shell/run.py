@@ -291,7 +291,7 @@ class Run:
         if has_no_terminal and any(capture.was_opened() for capture in self._streams.captures):
             return
         if word in REFUSALS or (has_no_terminal and self._streams.words is not None):
-            raise refusal(word, self._request.cwd, self._streams.words)
+            raise refusal(word, self._request.cwd, self._streams.words, self._shell.backend.folder())
 
     def _end(self, status: Status, reason: str, cause: str, exit_code: int | None = None) -> None:
         """Have the command's processes killed, unless that is under way."""
