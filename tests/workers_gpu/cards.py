@@ -42,11 +42,24 @@ class Cards:
 
 
 class Server(StubEngine):
-    """Holds memory of cards as the process of a server does, and keeps `residue_mb` of each while it sleeps."""
+    """Holds memory of cards as the process of a server does, and keeps `residue_mb` of each while it sleeps.
 
-    def __init__(self, name: str, declared_mb: float, cards: Cards, *, held_mb: float | None = None, residue_mb: float = 300.0) -> None:
+    Where it cannot be measured, it is assumed to hold `assumed_mb`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        declared_mb: float,
+        cards: Cards,
+        *,
+        held_mb: float | None = None,
+        residue_mb: float = 300.0,
+        assumed_mb: float = 0.0,
+    ) -> None:
         super().__init__(name, "score", declared_mb, 4)
         self.cards, self.awake_mb, self.residue_mb = cards, declared_mb if held_mb is None else held_mb, residue_mb
+        self.assumed_mb = assumed_mb
         self.on: list[Device] = []
         self.holdings: Holdings | None = None
         self.copied: list[bool] = []
@@ -62,6 +75,10 @@ class Server(StubEngine):
     @property
     def measured_exactly(self) -> bool:
         return self.holdings is None or self.holdings.exact
+
+    @property
+    def assumed(self) -> bool:
+        return self.holdings is not None and self.holdings.assumed
 
     def can_restore(self, devices: Sequence[Device]) -> bool:
         return list(devices) == self.on
@@ -101,7 +118,7 @@ class Server(StubEngine):
         self.holdings.begin()
         for device in self.on:
             self.cards.take(device, mb(device) - self.cards.held.get((device.uuid, id(self)), 0.0), id(self))
-        self.holdings.measure([id(self)])
+        self.holdings.measure([id(self)], self.assumed_mb)
 
 
 class NoSuch(Exception):

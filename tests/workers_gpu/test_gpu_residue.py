@@ -90,6 +90,33 @@ def test_where_only_the_device_can_be_measured_a_leak_is_what_shows_twice() -> N
     assert [cycle(host, "a").leaks, cycle(host, "a").leaks] == [0, 1]
 
 
+def test_a_server_that_woke_while_another_ended_on_its_device_is_not_taken_for_one_that_frees_nothing() -> None:
+    # Given a device that can only be measured as a whole
+    cards = Cards(20_000)
+    b = Server("b", 5900, cards)
+
+    class Wakes(Server):
+        """Wakes just as the other server ends."""
+
+        def _restore(self, devices: Sequence[Device]) -> None:
+            self._have(lambda device: b.die() or self.awake_mb)
+
+    a = Wakes("a", 6000, cards, assumed_mb=500.0)
+    host = hosting_servers(cards, a, b)
+    cycle(host, "a")
+    host.ensure_resident("b", (0,))
+    # And a server that is measured to hold 100 MiB, since the other one has freed the rest
+    host.ensure_resident("a", (0,))
+    assert a.held_mb() == (100.0,)
+
+    # When it sleeps and more becomes free than that
+    host.evict(at("a", 0))
+    host.check()
+
+    # Then it is assumed to keep some memory, which is no leak
+    assert (of(host, "a").state, of(host, "a").leaks, host.held_mb(0)) == ("host", 0, 500.0)
+
+
 def test_an_eviction_that_frees_nothing_stops_the_server() -> None:
     cards = Cards(10_000)
     a = Server("a", 6000, cards, residue_mb=5500)

@@ -117,6 +117,8 @@ class Holdings:
         self.mb: tuple[float, ...] = tuple(0.0 for _ in devices)
         self.exact = True
         """Whether the last measurement is that of the processes, and not the change of a device."""
+        self.assumed = False
+        """Whether the last change of a device was also that of others, so that nothing is known of the processes."""
         self._before: list[tuple[float, float]] = []
 
     def begin(self) -> None:
@@ -130,11 +132,9 @@ class Holdings:
         """
         held = [self._memory.held_mb(device, pids) for device in self._devices]
         self.exact = None not in held
-        self.mb = tuple(
-            _or_else(held_mb + (self._memory.used_mb(device) or 0.0) - used_mb, otherwise_mb) if exact_mb is None else exact_mb
+        after = [
+            held_mb + (self._memory.used_mb(device) or 0.0) - used_mb if exact_mb is None else exact_mb
             for device, exact_mb, (held_mb, used_mb) in zip(self._devices, held, self._before, strict=True)
-        )
-
-
-def _or_else(mb: float, otherwise_mb: float) -> float:
-    return mb if mb > 0.0 else otherwise_mb
+        ]
+        self.assumed = any(mb <= 0.0 and exact_mb is None for mb, exact_mb in zip(after, held, strict=True))
+        self.mb = tuple(otherwise_mb if mb <= 0.0 and exact_mb is None else mb for mb, exact_mb in zip(after, held, strict=True))

@@ -122,7 +122,8 @@ class Reservations:
         `before_mb` is what it held of each before.
         """
         engine, residual_mb = instance.engine, instance.held_mb
-        if engine is None or not residual_mb:
+        # What is assumed shows nothing. What it held before may be wrong as well: of a server that ends while another wakes on its device.
+        if engine is None or not residual_mb or engine.assumed:
             return None
         if residual_mb > (1.0 - LEAST_FREED) * before_mb:
             return f"its eviction did not free the memory of its cells: it keeps {residual_mb:.0f} of {before_mb:.0f} MiB"

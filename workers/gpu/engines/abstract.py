@@ -199,6 +199,11 @@ class Engine(ABC):
         """Whether what it holds is known of itself; otherwise from the change of its devices, which other programs blur."""
         return True
 
+    @property
+    def assumed(self) -> bool:
+        """Whether nothing is known of what it holds since its last change: others freed more of its devices meanwhile."""
+        return False
+
     def host_mb(self) -> float:
         """Return the MiB of host memory that its restorable copy holds now, as measured."""
         return 0.0

@@ -151,6 +151,11 @@ class VllmEngine(Engine):
         """Whether the server was measured by its processes; otherwise by the change of its devices."""
         return self._served is None or self._served.holdings.exact
 
+    @property
+    def assumed(self) -> bool:
+        """Whether what the server holds could not be measured at its last change."""
+        return self._served is not None and self._served.holdings.assumed
+
     def host_mb(self) -> float:
         """Return the MiB of host memory that the processes of a sleeping server hold, as measured when it fell asleep.
 
