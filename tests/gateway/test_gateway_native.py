@@ -119,6 +119,8 @@ def test_an_environment_is_reached_by_its_id_whoever_has_opened_it(served: Serve
         there = client.environment(environment.rpartition("/")[2])
         there.write_file("b", "by the gateway")
         assert http.get(f"{environment}/files", params={"path": "b"}).text == "by the gateway"
+    # And the gateway hears of its end from the journal, which is written after the client has been answered
+    served.live.until(lambda: http.get(f"/api/v1/environments/{opened.id}").status_code == 404)
     assert http.get(f"/api/v1/environments/{opened.id}").json()["error"]["cause"] == "environment_closed"
 
 
