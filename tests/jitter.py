@@ -1,7 +1,7 @@
 """Holds threads back at random while a test runs, to find tests that go by luck: `pytest -p tests.jitter --jitter SEED`.
 
 A loaded machine stops a thread between two statements, seldom and never where one looks. Here a thread stops as it enters or leaves a
-function of the product or of a test, or calls one of C: a few times in its life, each time for longer than most of what a test waits for
+function of the product or of a test, or calls one of C: a few times in a test, each time for longer than most of what a test waits for
 takes. The places are drawn from the seed, the test's name and the number of the thread in it. A test that fails shows where its threads
 have stopped. Other processes, such as shells and servers, are not held back.
 """
@@ -16,12 +16,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-STOPS, STOP_S = 5, (0.05, 0.4)
-"""How often a thread is stopped at most, and for how many seconds, from and to."""
+STOPS = ((5, 0.05, 0.4), (1, 1.0, 3.0))
+"""How often a thread is stopped at most, and for how many seconds, from and to; one of these is drawn for each thread."""
 
 ONE_IN = (20, 60, 200, 600)
 """How many events of a thread there are for each stop in the mean; one of these is drawn for each thread."""
@@ -36,50 +36,80 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Hold back every thread that begins during the call of a test, and the test's own."""
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    """Hold back every thread of a test from here on, also those of its fixtures."""
     seed = item.config.getoption("jitter")
-    if seed is None:
-        yield
-        return
-    numbers, stopped = itertools.count(), list[str]()
+    if seed is not None:
+        Test.now = Test(f"{seed} {item.nodeid}")
+        threading.setprofile(begin)
+        sys.setprofile(begin)
+    yield from _told(item, "setup")
 
-    def begin(*event: Any) -> None:
-        stops = Stops(random.Random(f"{seed} {item.nodeid} {next(numbers)}"), stopped)
-        sys.setprofile(stops)
-        stops(*event)
 
-    threading.setprofile(begin)
-    sys.setprofile(begin)
-    try:
-        yield
-    finally:
-        sys.setprofile(None)
-        threading.setprofile(None)
-        item.add_report_section("call", f"jitter {seed}", "\n".join(stopped))
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Tell where threads have stopped by the end of the call."""
+    yield from _told(item, "call")
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """Hold nothing back once a test is over."""
+    yield from _told(item, "teardown")
+    sys.setprofile(None)
+    threading.setprofile(None)
+    Test.now = None
+
+
+def _told(item: pytest.Item, when: str) -> Iterator[None]:
+    yield
+    if Test.now is not None:
+        item.add_report_section(when, "jitter", "\n".join(Test.now.stopped))
+        Test.now.stopped.clear()
+
+
+class Test:
+    """A test that runs, and where its threads have stopped."""
+
+    __test__ = False
+    now: ClassVar[Test | None] = None
+
+    def __init__(self, name: str) -> None:
+        self.name, self.stopped = name, list[str]()
+        self.threads = itertools.count()
+
+
+def begin(*event: Any) -> None:
+    """Hold back the thread that calls this, from its first event on."""
+    stops = Stops()
+    sys.setprofile(stops)
+    stops(*event)
 
 
 class Stops:
-    """The stops of one thread."""
+    """The stops of one thread. They are drawn anew for each test in which the thread lives."""
 
-    def __init__(self, drawn: random.Random, stopped: list[str]) -> None:
-        self._random, self._stopped = drawn, stopped
-        self._one_in = drawn.choice(ONE_IN)
-        self._left = STOPS
-        self._next = self._draw()
+    def __init__(self) -> None:
+        self._test: Test | None = None
 
     def __call__(self, frame: FrameType, event: str, argument: object) -> None:
         """Count one event of Python's, and stop where it is the one."""
-        if not frame.f_code.co_filename.startswith(_PLACES):
+        test = Test.now
+        if test is None or not frame.f_code.co_filename.startswith(_PLACES):
             return
+        if test is not self._test:
+            self._test, self._random = test, random.Random(f"{test.name} {next(test.threads)}")
+            self._left, *self._from_to_s = self._random.choice(STOPS)
+            self._one_in = self._random.choice(ONE_IN)
+            self._next = self._draw()
         self._next -= 1
         if self._next <= 0 and self._left:
             self._next = self._draw()
             self._left -= 1
-            seconds = self._random.uniform(*STOP_S)
+            seconds = self._random.uniform(*self._from_to_s)
             thread, place = threading.current_thread().name, frame.f_code.co_filename.removeprefix(f"{_ROOT}/")
             called = f" {getattr(argument, '__qualname__', '')}" if event.startswith("c_") else f" {frame.f_code.co_qualname}"
-            self._stopped.append(f"{thread}: {seconds:.2f} s at {event}{called}, {place}:{frame.f_lineno}")
+            test.stopped.append(f"{thread}: {seconds:.2f} s at {event}{called}, {place}:{frame.f_lineno}")
             time.sleep(seconds)
 
     def _draw(self) -> int:
