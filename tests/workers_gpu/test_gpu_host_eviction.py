@@ -14,24 +14,34 @@ from workers.gpu.devices import Device
 from workers.gpu.engines.abstract import Engine
 from workers.gpu.engines.stub import StubEngine
 from workers.gpu.errors import EngineFailed, OverBudget
+from workers.gpu.instances import Instance
 
 
-def test_one_to_be_evicted_that_dies_while_its_calls_are_waited_for_costs_the_newcomer_nothing(cells: list[Device]) -> None:
+def test_one_to_be_evicted_that_dies_while_its_calls_are_waited_for_costs_the_newcomer_nothing(
+    cells: list[Device], monkeypatch: pytest.MonkeyPatch
+) -> None:
     heard: list[tuple[str, str]] = []
     engine = Mortal("a", "score", 600.0)
     host = hosting(cells, "ab", {"a": engine}, on_change=lambda status: heard.append((status.name.service, status.state)))
     host.ensure_resident("a", (0,))
-    entered, leave = threading.Event(), threading.Event()
+    entered, waits, leave = threading.Event(), threading.Event(), threading.Event()
+    wait_idle = Instance.wait_idle
 
     def hold() -> None:
         with host.serving("a", (0,)):
             entered.set()
             leave.wait(60)
 
+    def wait(self: Instance, timeout_s: float) -> bool:
+        waits.set()
+        return wait_idle(self, timeout_s)
+
+    monkeypatch.setattr(Instance, "wait_idle", wait)
     with ThreadPoolExecutor(2) as pool:
         call = pool.submit(hold)
         assert entered.wait(60)
         newcomer = pool.submit(host.ensure_resident, "b", (0,), [at("a", 0)])
+        assert waits.wait(60)
         engine.die()
         leave.set()
         newcomer.result(timeout=60)
