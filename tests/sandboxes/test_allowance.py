@@ -122,11 +122,28 @@ def paused(
     assert not thread.is_alive()
 
 
+GROWS = """
+import os, time
+held = []
+for go in "one", "two":
+    held.append(bytearray(50 << 20))
+    while not os.path.exists(go):
+        time.sleep(0.01)
+print(sum(map(len, held)))
+"""
+
+
 def test_a_command_is_paused_where_its_grant_ends_and_goes_on_when_more_is_allowed(env: Environment, scheduler: Scheduler) -> None:
-    # Given a scheduler that answers at once with twice as much
-    scheduler.answer = lambda allowance: 2 * allowance.allowed_mb
-    # When a command takes more than it was granted; then it ends well, and the scheduler was asked for each part
-    outcome, memory = granted(env, TAKES_100_MB)
+    env.write_file("grows.py", GROWS.encode())
+    with ThreadPoolExecutor() as pool:
+        # Given a command that takes more than it was granted, twice, and each time stays at what the kernel allows until it is paused
+        command = pool.submit(granted, env, "python3 -S grows.py")
+        # When the scheduler gives twice as much each time; then it ends well, and the scheduler was asked for each part
+        for go in ("one", "two"):
+            scheduler.await_pause()
+            env.write_file(go, b"")
+            scheduler.allow(allowance_of(env), 2 * allowance_of(env).allowed_mb)
+        outcome, memory = command.result()
     assert (outcome.stdout, outcome.exit_code, outcome.reason) == (TOOK_100_MB, 0, "")
     assert scheduler.asked == [(env.spec.id, 40), (env.spec.id, 80)]
     # And the most that was held is known, and so is what is left, to which the allowance falls
@@ -191,7 +208,6 @@ def test_a_command_that_grows_to_the_limit_ends_by_its_own_fault(env: Environmen
     assert (outcome.exit_code, outcome.cause) == (137, "out_of_memory"), outcome
     assert outcome.reason == f"the environment's {LIMIT_MB} MB of memory were full: the kernel has ended 1 of its processes"
     # And the next one has its allowance again
-    scheduler.answer = lambda allowance: 2 * allowance.allowed_mb
     assert granted(env, TAKES_100_MB)[0].stdout == TOOK_100_MB
 
 
