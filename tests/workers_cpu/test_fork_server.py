@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.freezing import freeze
+from workers.cpu import control_files
 from workers.cpu.process.sandbox import ProcessSandbox
 
 from .conftest import make
@@ -78,3 +80,25 @@ def test_sessions_outlive_the_fork_server_and_others_start(sandbox_alone: Proces
     assert run(env, f"setsid sleep 313.5{RUN} >/dev/null 2>&1 &").exit_code == 0
     env.close()
     assert not processes_with(f"sleep\x00313.5{RUN}\x00")
+
+
+def test_the_group_of_a_session_is_removed_once_the_last_process_in_it_has_ended(
+    sandbox_alone: ProcessSandbox, request: pytest.FixtureRequest
+) -> None:
+    # Given the group of a session, in which a process is that its supervisor does not reach
+    env = open_one(sandbox_alone)
+    supervisor = int(printed(env, "echo $PPID"))
+    if not (folders := sandbox_alone._groups.folders(supervisor)):
+        pytest.skip("there are no control groups here")
+    with subprocess.Popen(["sleep", f"313.625{RUN}"]) as stranger:
+        request.addfinalizer(stranger.kill)
+        for folder in folders:
+            control_files.write(f"{folder}/cgroup.procs", str(stranger.pid))
+        # When the session ends, and that process later
+        env.close_session("main")
+        assert all(map(os.path.exists, folders))
+        stranger.kill()
+    # Then the group goes as the next session ends
+    printed(env, ":", session="other")
+    env.close_session("other")
+    assert until(lambda: not any(map(os.path.exists, folders)))

@@ -95,6 +95,7 @@ class ForkServer:
         self.anchors: dict[int, End] = {}
         self.streams: list[End] = []
         self.anchor_groups: dict[int, list[str]] = {}
+        self.left_groups: list[str] = []
         self.entering: set[int] = set()
         self.messengers: dict[int, tuple[int, Session]] = {}
         self.ended: list[Session] = []
@@ -341,6 +342,7 @@ class ForkServer:
             # While its init ends, they are in use.
             if all([is_removed(folder) for folder in self.anchor_groups[pid]]):
                 del self.anchor_groups[pid]
+        self.left_groups = [folder for folder in self.left_groups if not is_removed(folder)]
         # What a supervisor inside of an anchor leaves does not come here.
         self.ended = [session for session in self.ended if not session.anchor or not self.is_over(session)]
         if all(session.anchor for session in self.ended):
@@ -359,8 +361,8 @@ class ForkServer:
         """Say the end of a session of which nothing is left: remove its groups, and close its socket."""
         if session.was_killed and self.init_of(session.anchor) is not None:
             return False
-        for folder in session.groups:
-            is_removed(folder)
+        # What dies slowly in an anchor, for want of a core, may outlive its supervisor.
+        self.left_groups += [folder for folder in session.groups if not is_removed(folder)]
         session.close()
         return True
 
