@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any, Literal
@@ -21,7 +22,8 @@ from workers.memory import for_environments_mb
 
 LIMIT_MB, GRANT_MB, TAKEN_MB = 192, 16, 128
 """More is taken than the kernel gives before the watcher looks."""
-WAIT_S = 10.0
+WAIT_S, POLL_S = 60.0, 0.05
+"""A busy machine may take many seconds to start a program. One that is not paused ends."""
 NO_GROUPS = "this worker may not write control groups for memory"
 BY_LIMIT = "the worker was not told to pause environments"
 
@@ -82,8 +84,10 @@ def _tried(controls: Controls, folders: list[str]) -> str:
                     assert child.stdin is not None
                     child.stdin.write(b"\n")
                     child.stdin.flush()
-                    if not paused.wait(WAIT_S):
-                        return "a program was not paused"
+                    until = time.monotonic() + WAIT_S
+                    while not paused.wait(POLL_S):
+                        if child.poll() is not None or time.monotonic() > until:
+                            return "a program was not paused"
                     allowance.allow(LIMIT_MB, (1, 2))
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         said, _ = child.communicate(timeout=WAIT_S)
