@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -9,7 +10,7 @@ from functools import cache
 
 import pytest
 
-from tests.workers_cpu.support import RUN, in_background, printed, processes_with, running, sleepers, until
+from tests.workers_cpu.support import RUN, STUCK, in_background, printed, processes_with, running, sleepers, until
 from workers.cpu.abstract import Environment, ExecRequest, Execution, Holding, Sandbox, Usage
 from workers.cpu.errors import ContainerFailed, SessionUnavailable
 from workers.cpu.process.sandbox import ProcessSandbox
@@ -205,6 +206,24 @@ def test_time_without_a_core_does_not_count(sandbox: Sandbox, env: Environment) 
         env.write_file("go", b"")
         assert until(lambda: bool(outcomes))
     # Then it has ended by itself, and what it waited is counted apart
+    (outcome,) = outcomes
+    assert (outcome.status, outcome.exit_code) == ("succeeded", 0), outcome
+    assert outcome.background_s > 0
+
+
+@on_one_core
+def test_time_in_which_a_command_cannot_go_on_in_the_kernel_does_not_count(env: Environment) -> None:
+    # Given a command in the background that is held up in the kernel, as by a lock whose holder has no core
+    command = f"mkfifo go; echo $$ >pid; exec python3 -c '{STUCK}'"
+    with running(env, f"sh -c {shlex.quote(command)}", BACK, timeout_s=1.0, output_timeout_s=1.0) as (execution, outcomes):
+        is_stuck = "until [ -e pid ] && grep -q '^State:.D' /proc/$(cat pid)/status; do sleep 0.05; done"
+        assert printed(env, is_stuck, session="other") == ""
+        # When it has stood for longer than it may run, and was looked at
+        began = time.monotonic()
+        assert until(lambda: (time.monotonic() > began + 1.5 and execution.used() is not None) or bool(outcomes))
+        assert printed(env, "echo on 1<>go", session="other") == ""
+        assert until(lambda: bool(outcomes))
+    # Then it has ended by itself, and what it stood is counted apart
     (outcome,) = outcomes
     assert (outcome.status, outcome.exit_code) == ("succeeded", 0), outcome
     assert outcome.background_s > 0

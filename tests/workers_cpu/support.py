@@ -24,6 +24,12 @@ from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.sandbox import ProcessSandbox
 from workers.cpu.weight import Means
 
+STUCK = """
+import os
+os.posix_spawn("/bin/true", ["true"], os.environ, file_actions=[(os.POSIX_SPAWN_OPEN, 0, "go", os.O_RDONLY, 0)])
+"""
+"""A Python program that cannot go on in the kernel (state D) until somebody opens the FIFO `go`: its child has its memory until then."""
+
 RUN = f"{secrets.randbelow(10**7):07d}"
 """Random digits at the end of the seconds that a process of these tests sleeps. Each run finds its own processes by them."""
 

@@ -19,7 +19,7 @@ class Scripted(Meter):
 
     def measure(self) -> float | None:
         """Return the total."""
-        self.is_runnable = self.busy
+        self.wants_core = self.busy
         return self.found_s
 
 

@@ -34,7 +34,7 @@ class GroupMeter(Meter):
         with contextlib.suppress(OSError):
             found = list(filter(None, map(tree.read_process, self._group.processes())))
             self.note_rss(sum(process.rss_bytes for process in found) / (1 << 20))
-            self.is_runnable = any(map(tree.is_runnable, found))
+            self.wants_core = any(map(tree.wants_core, found))
             return self._group.cpu_s() - self._before_s
         return None
 

@@ -51,7 +51,7 @@ class TreeMeter(Meter):
         found = self._members.with_zombies(self._spared)
         self._seen(found)
         self.note_rss(sum(process.rss_bytes for process in found) / (1 << 20))
-        self.is_runnable = any(map(tree.is_runnable, found))
+        self.wants_core = any(map(tree.wants_core, found))
         return self._total_s(found)
 
     def remark(self) -> str:

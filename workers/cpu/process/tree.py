@@ -150,12 +150,16 @@ def _walk(root: int, spared: Collection[Identity]) -> tuple[list[Process], set[i
     return found, fading
 
 
-def is_runnable(process: Process) -> bool:
-    """Return whether a thread of a process uses a core, or waits for one. Of very many threads only the first are looked at."""
-    if process.state == "R" or process.thread_count <= 1:
-        return process.state == "R"
+def wants_core(process: Process) -> bool:
+    """Return whether a thread of a process uses a core or waits for one, or cannot go on in the kernel, as the load average counts it.
+
+    In the kernel (state D) it waits for a disk, or for a lock such as that on the mappings of the C library, which every start and end
+    of a program takes. Whoever holds the lock may itself have no core. Of very many threads only the first are looked at.
+    """
+    if process.state in "RD" or process.thread_count <= 1:
+        return process.state in "RD"
     some = itertools.islice(threads(process.pid), THREADS_READ)
-    return any(_status(f"{process.pid}/task/{thread}")[:1] == [b"R"] for thread in some)
+    return any(_status(f"{process.pid}/task/{thread}")[:1] in ([b"R"], [b"D"]) for thread in some)
 
 
 def is_alive(process: Process) -> bool:

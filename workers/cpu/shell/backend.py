@@ -97,7 +97,7 @@ class Meter(ABC):
     `usage` is as of the last sample, None before the first. It grows by what was used between two samples. The total of a sample can
     fall, since what a process has used is in nobody's count once it has ended and nobody waits for it. In the background
     a command waits for as many seconds as it gets fewer core-seconds: `waited_s`, as of the last sample. For a part of this time it
-    may sleep by itself. `starved_s` is the time in which it wanted a core and had none: the time in which samples find it runnable, less
+    may sleep by itself. `starved_s` is the time in which it wanted a core and had none: the time in which samples find `wants_core`, less
     the core-seconds that it got. This difference is right in the mean, so a later sample may lower it. The time in which its environment is
     paused for want of memory, by its `allowance`, counts for both. Any thread may ask and sample.
 
@@ -113,8 +113,8 @@ class Meter(ABC):
     def __init__(self) -> None:
         self.usage: Usage | None = None
         self.max_rss_mb = self.waited_s = self.starved_s = 0.0
-        self.is_runnable = False
-        """Whether a thread of the command wanted a core at the last sample."""
+        self.wants_core = False
+        """Whether a thread of the command wanted a core at the last sample; see `tree.wants_core`."""
         self._lock = threading.Lock()
         self._background = False
         self._sampled_at, self._found_s, self._ahead_s, self._lacked_s = 0.0, 0.0, 0.0, 0.0
@@ -150,7 +150,7 @@ class Meter(ABC):
 
     @abstractmethod
     def measure(self) -> float | None:
-        """Return the core-seconds that are counted now, None where there is no telling; take note of memory and `is_runnable`."""
+        """Return the core-seconds that are counted now, None where there is no telling; take note of memory and `wants_core`."""
 
     def sample(self) -> None:
         """Take one sample."""
@@ -165,7 +165,7 @@ class Meter(ABC):
             self._background = background
 
     def _sample(self) -> None:
-        was_runnable = self.is_runnable
+        wanted_core = self.wants_core
         found_s, now = self.measure(), time.monotonic()
         passed_s, got_s = now - self._sampled_at, 0.0
         paused_s = self._paused_since_sample()
@@ -183,7 +183,7 @@ class Meter(ABC):
             behind_s = passed_s - paused_s - got_s - self._ahead_s
             self._ahead_s = min(-min(0.0, behind_s), TICKS_S)
             self.waited_s += max(0.0, behind_s)
-            self._lacked_s += (passed_s - paused_s) * (was_runnable + self.is_runnable) / 2 - min(got_s, passed_s)
+            self._lacked_s += (passed_s - paused_s) * (wanted_core + self.wants_core) / 2 - min(got_s, passed_s)
             self.starved_s = min(self.waited_s, max(0.0, self._lacked_s))
         self._sampled_at = now
 
