@@ -210,14 +210,20 @@ class Publisher:
                     self._inbox.fail(message.task_id, InvalidAction("arguments", f"cannot be sent as JSON: {error}"))
 
     def _ended(self, task_ids: list[str]) -> set[str]:
-        """Hand on the results of those tasks that were sent before and have ended; return their ids."""
+        """Hand on the results of those tasks that were sent before and have ended; return their ids.
+
+        The feed may have handed a result on already.
+        """
         if not task_ids:
             return set()
         try:
             raws: list[Any] = self._store.mget([RESULT_KEY_PREFIX + task_id for task_id in task_ids])
         except RedisError as error:
             raise StackUnreachable(f"the result store is unreachable: {error}") from error
-        return {one for one, raw in zip(task_ids, raws, strict=True) if isinstance(raw, bytes) and self._inbox.deliver(one, raw)}
+        for task_id, raw in zip(task_ids, raws, strict=True):
+            if isinstance(raw, bytes):
+                self._inbox.deliver(task_id, raw)
+        return {task_id for task_id in task_ids if self._inbox.waiting_for(task_id) is None}
 
     def _publish_action(self, producer: Producer, message: Submission) -> None:
         """Send one Celery task message.

@@ -9,6 +9,7 @@ import pytest
 from app.local.processes import wait_until
 from tangram import Action, Client, Settings
 from tangram.life_signs import silences
+from tangram.publisher import Publisher
 from tangram.session import Session
 from tangram.wire import RESULT_KEY_PREFIX
 from tests.conftest import RedisServer
@@ -42,18 +43,29 @@ def test_a_deaf_subscription_is_noticed_and_made_anew(
         assert client.submit(Action(kind="my.task")).result(20) == 6
 
 
-def test_what_processes_submit_under_one_id_runs_once(peer: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("first", ["publisher", "feed"])
+def test_what_processes_submit_under_one_id_runs_once(peer: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch, first: str) -> None:
     monkeypatch.setattr("tangram.feed.SWEEP_S", 0.2)
     monkeypatch.setattr("tangram.feed._LISTEN_S", 0.1)
+    publish = Publisher._publish
+
+    def publish_late(publisher: Publisher, batch: Any) -> None:
+        assert wait_until(lambda: publisher._inbox.waiting_for("shared-1") is None, 60)
+        publish(publisher, batch)
+
     # Given two processes that count as one client; when one submits an action under an id, and the other one after its end
     action = Action(kind="my.task")
-    for _ in range(2):
+    for number in range(2):
+        if number and first == "feed":
+            monkeypatch.setattr(Publisher, "_publish", publish_late)
         session = Session("default", settings, client_id="shared")
         for ready in session.start():
             ready.result(60)
         peer.behave = lambda seen: f"run {len(peer.seen)}"
         # Then both have the result of the one run
         result = session.submit(action, "shared-1").result(60)
+        # What has been sent before this has been seen
+        session.submit(Action(kind="my.mark")).result(60)
         session.stop()
         assert result == "run 1"
-    assert len(peer.seen) == 1
+    assert peer.kinds() == ["my.task", "my.mark", "my.mark"]
