@@ -123,9 +123,9 @@ def paused(
 
 
 GROWS = """
-import os, time
+import os, sys, time
 held = []
-for go in "one", "two":
+for go in sys.argv[1:]:
     held.append(bytearray(50 << 20))
     while not os.path.exists(go):
         time.sleep(0.01)
@@ -137,7 +137,7 @@ def test_a_command_is_paused_where_its_grant_ends_and_goes_on_when_more_is_allow
     env.write_file("grows.py", GROWS.encode())
     with ThreadPoolExecutor() as pool:
         # Given a command that takes more than it was granted, twice, and each time stays at what the kernel allows until it is paused
-        command = pool.submit(granted, env, "python3 -S grows.py")
+        command = pool.submit(granted, env, "python3 -S grows.py one two")
         # When the scheduler gives twice as much each time; then it ends well, and the scheduler was asked for each part
         for go in ("one", "two"):
             scheduler.await_pause()
@@ -189,11 +189,14 @@ def printed_file(environment: Environment, path: str) -> bytes | None:
 def test_others_in_a_paused_environment_do_not_fail_meanwhile(env: Environment, scheduler: Scheduler) -> None:
     # Given a command of which a part takes memory, and another starts programs all the time
     starts = "( while :; do /bin/true || echo failed >> failed; done ) >/dev/null 2>&1 & "
-    with paused(env, scheduler, f"{starts} {TAKES_100_MB}; kill $!; wait 2>/dev/null; cat failed 2>/dev/null; true") as outcomes:
+    grows = f"{starts} python3 -S grows.py go; kill $!; wait 2>/dev/null; cat failed 2>/dev/null; true"
+    env.write_file("grows.py", GROWS.encode())
+    with paused(env, scheduler, grows) as outcomes:
         # When it has been paused for a while, and goes on; then nothing has failed
         assert until(lambda: allowance_of(env).paused_s() > 0.3)
+        env.write_file("go", b"")
         scheduler.allow(allowance_of(env), LIMIT_MB)
-        assert outcomes.get(timeout=60).stdout == TOOK_100_MB
+        assert outcomes.get(timeout=60).stdout == f"{50 << 20}\n".encode()
 
 
 def test_a_command_that_reads_large_files_is_not_paused(env: Environment, scheduler: Scheduler) -> None:
