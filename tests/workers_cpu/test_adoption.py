@@ -106,8 +106,8 @@ RUNNING = (
         f"echo before; echo wrong >&2; echo once >> ~/prints; {WAITS}; head -c 300000 /dev/zero | tr '\\0' x; echo after; (exit 5)",
     ),
     asked("leaves", "touch ~/leaves; until [ -e ~/gone ]; do sleep 0.02; done; exit 3"),
-    asked("ends", "echo done; cd /tmp; kept=1"),
-    asked("program", "echo $X; exec sleep 0.2; exit 7", interpreter=("sh", "-c"), variables={"X": "2"}),
+    asked("ends", "touch ~/ends; echo done; cd /tmp; kept=1"),
+    asked("program", "touch ~/program; echo $X; exec sleep 0.2; exit 7", interpreter=("sh", "-c"), variables={"X": "2"}),
     asked("late", f"touch ~/late; trap '' TERM; sleep 317.1875{RUN}", timeout_s=0.5),
     asked("endless", f"touch ~/endless; sleep 317.1875{RUN}"),
     asked("much", f"head -c 5000000 /dev/zero | tr '\\0' y; echo end; touch ~/much; {WAITS}", output_limit_bytes=1000),
@@ -122,7 +122,7 @@ def test_commands_go_on_with_their_output_limits_and_processes_and_each_ends_onc
     box, first = tmp_path / "box", ("e", "endless", f"sleep 317.3125{RUN} & echo $! > server")
     work = box / "environments" / "e" / "work"
     with to_be_killed(box, first, side_by_side=RUNNING, isolation=isolation) as worker:
-        assert until(lambda: all((work / name).exists() for name in ("prints", "leaves", "late", "endless", "much")))
+        assert until(lambda: all((work / request.action_id).exists() for request in RUNNING))
         worker.kill()
     (work / "gone").touch()
     with to_be_killed(box, ("e", "main", "true"), isolation=isolation) as worker:
