@@ -107,8 +107,9 @@ def test_closing_ends_every_process_and_command_and_removes_every_file(alone: Sa
     # And a command that runs, and one behind it
     executions = [admit(env, f"{nap}; touch never"), admit(env, "true")]
     with ThreadPoolExecutor(2) as pool:
-        outcomes = [pool.submit(execution.wait) for execution in executions]
+        outcomes = [pool.submit(executions[0].wait)]
         assert until(lambda: len(processes_with(nap.replace(" ", "\0"))) == 4)
+        outcomes.append(pool.submit(executions[1].wait))
         # When it is closed, twice
         env.close()
         env.close()
