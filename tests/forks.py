@@ -49,6 +49,8 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
         listen(session, forks, todo, begun)
     finally:
         drain(todo)
+        for fork in forks:  # each fork also holds the ends of those before it, so all are closed before one is waited for
+            fork.hears.close()
         for fork in forks:
             os.waitpid(fork.pid, 0)
         os.close(todo)
@@ -107,6 +109,7 @@ def begin(session: pytest.Session, lots: Sequence[list[pytest.Item]], todo: int)
     if pid := os.fork():
         tells.close()
         return Fork(pid, hears)
+    hears.close()
     status, stderr = 1, os.dup(2)
     try:
         atexit._clear()

@@ -13,6 +13,7 @@ FILES = {
     "test_a_passes": "import pytest\n@pytest.mark.parametrize('number', range(3))\ndef test_that_passes(number):\n    pass\n",
     "test_b_fails": "def test_that_fails():\n    print('before')\n    assert 1 == 2\n",
     "test_c_dies": "import os\ndef test_that_dies():\n    os._exit(3)\n",
+    "test_d_interrupts": "import os\ndef test_that_interrupts():\n    os.kill(os.getppid(), 2)\n    print('much' * (1 << 20))\n",
 }
 
 
@@ -22,7 +23,7 @@ def test_what_forks_report_is_shown_once(pytester: pytest.Pytester, monkeypatch:
     pytester.makepyfile(**FILES)
     words = [sys.executable, "-m", "pytest", "-p", "tests.forks", "--forks"]
     # Given files whose tests pass, fail and end their process; when two forks run them; then all is told as one process tells it
-    done = pytester.run(*words, "2")
+    done = pytester.run(*words, "2", "test_a_passes.py", "test_b_fails.py", "test_c_dies.py")
     done.assert_outcomes(passed=3, failed=2)
     done.stdout.fnmatch_lines(["*assert 1 == 2*", "before"])
     done.stdout.fnmatch_lines(["the process that was to run this ended by itself"])
@@ -31,3 +32,5 @@ def test_what_forks_report_is_shown_once(pytester: pytest.Pytester, monkeypatch:
     pytester.run(*words, "1", "test_c_dies.py", "test_a_passes.py").assert_outcomes(failed=4)
     # When the first failure is to be the last; then little is begun after it
     pytester.run(*words, "1", "-x", "test_b_fails.py", "test_a_passes.py").assert_outcomes(failed=1, passed=3)
+    # When the process that shows results is interrupted, and a fork still has much to report; then both end
+    assert pytester.run(*words, "2", "test_d_interrupts.py", "test_a_passes.py", timeout=60).ret == pytest.ExitCode.INTERRUPTED
