@@ -32,17 +32,18 @@ class SoleName:
 
     def take(self) -> None:
         """Take the name. Raises `ConfigError` while another worker beats under it, and what redis-py raises."""
-        deadline = time.monotonic() + (MISSED_BEATS + 1) * self._beat_s
+        deadline, is_late = time.monotonic() + (MISSED_BEATS + 1) * self._beat_s, False
         while not self._store.set(self._key, self._holder, nx=True, px=self._ttl_ms):
             value = self._store.get(self._key)
             holder = value.decode("utf-8", "replace") if isinstance(value, bytes) else ""
             if _is_dead(holder):
                 self._store.set(self._key, self._holder, px=self._ttl_ms)
                 break
-            if time.monotonic() > deadline:
+            if is_late:
                 where = " process ".join(holder.split(" ")[:2])
                 raise ConfigError(f"another worker is the node {self._name}, on {where}: name this one otherwise, by TANGRAM_NODE_NAME")
             time.sleep(self._beat_s / 4)
+            is_late = time.monotonic() > deadline  # before the next try: whoever has the name then has beaten meanwhile
         threading.Thread(target=self._hold, name="tangram-name", daemon=True).start()
 
     def release(self) -> None:
