@@ -52,6 +52,18 @@ async def test_hundreds_of_commands_at_once_need_four_connections(peer: Any, set
         assert len(connections() - before) <= 5
 
 
+async def test_leaving_the_block_of_an_environment_that_cannot_be_closed_keeps_what_was_earned(
+    peer: Any, settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    peer.behave = lambda seen: EnvironmentLost("it burned", "n1") if seen.kind == "cpu.close" else peer.usual(seen)
+    async with AsyncClient(settings=settings) as client:
+        async with await client.open(trajectory="a") as env:
+            reward = (await env.exec("1.0")).stdout
+        assert reward == "1.0" and caplog.messages == [f"environment {env.id}, as its block was left: it burned"]
+        with pytest.raises(EnvironmentLost):
+            await (await client.open(trajectory="b")).close()
+
+
 async def test_the_same_words_awaited_and_leaving_by_an_exception_closes_what_was_opened(peer: Any, settings: Settings) -> None:
     lost = EnvironmentLost("environment e is lost: it burned", "n1")
     with pytest.raises(EnvironmentLost, match="it burned") as caught:

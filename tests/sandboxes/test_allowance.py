@@ -139,10 +139,14 @@ def test_a_command_is_paused_where_its_grant_ends_and_goes_on_when_more_is_allow
         # Given a command that takes more than it was granted, twice, and each time stays at what the kernel allows until it is paused
         command = pool.submit(granted, env, "python3 -S grows.py one two")
         # When the scheduler gives twice as much each time; then it ends well, and the scheduler was asked for each part
-        for go in ("one", "two"):
-            scheduler.await_pause()
-            env.write_file(go, b"")
-            scheduler.allow(allowance_of(env), 2 * allowance_of(env).allowed_mb)
+        try:
+            for go in ("one", "two"):
+                scheduler.await_pause()
+                env.write_file(go, b"")
+                scheduler.allow(allowance_of(env), 2 * allowance_of(env).allowed_mb)
+        finally:
+            env.write_file("one", b"")
+            env.write_file("two", b"")
         outcome, memory = command.result()
     assert (outcome.stdout, outcome.exit_code, outcome.reason) == (TOOK_100_MB, 0, "")
     assert scheduler.asked == [(env.spec.id, 40), (env.spec.id, 80)]

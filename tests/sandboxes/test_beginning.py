@@ -15,9 +15,9 @@ SH = ["sh", "-c"]
 REFUSED = [
     (NoSuchFolder, "cwd '/testbed' does not exist", {"cwd": "/testbed"}),
     (NoSuchFolder, "cwd '~/a b' does not exist", {"cwd": "~/a b", "interpreter": SH}),
-    (FolderUnusable, "cwd 'file' cannot be used in HERE, where the session is", {"cwd": "file"}),
-    (FolderUnusable, "cwd 'file' cannot be used in HERE, where the session is", {"cwd": "file", "interpreter": SH}),
-    (NoSuchFolder, "cwd 'nowhere' does not exist in HERE, where the session is", {"cwd": "nowhere", "interpreter": ["no-such-program"]}),
+    (FolderUnusable, "cwd 'file' cannot be used; the session is in 'HERE'", {"cwd": "file"}),
+    (FolderUnusable, "cwd 'file' cannot be used; the session is in 'HERE'", {"cwd": "file", "interpreter": SH}),
+    (NoSuchFolder, "cwd 'nowhere' does not exist; the session is in 'HERE'", {"cwd": "nowhere", "interpreter": ["no-such-program"]}),
     (NoSuchProgram, "program 'no-such-program' does not exist", {"interpreter": ["no-such-program"]}),
     (NoSuchProgram, "program './run' does not exist", {"interpreter": ["./run"], "cwd": "empty"}),
     (NoSuchProgram, "program 'cd' does not exist", {"interpreter": ["env", "-i", "PATH=/nowhere", "cd"]}),

@@ -118,7 +118,7 @@ class Holdings:
         self.exact = True
         """Whether the last measurement is that of the processes, and not the change of a device."""
         self.assumed = False
-        """Whether the last change of a device was also that of others, so that nothing is known of the processes."""
+        """Whether the last change of every device was also that of others, so that nothing is known of the processes."""
         self._before: list[tuple[float, float]] = []
 
     def begin(self) -> None:
@@ -136,5 +136,5 @@ class Holdings:
             held_mb + (self._memory.used_mb(device) or 0.0) - used_mb if exact_mb is None else exact_mb
             for device, exact_mb, (held_mb, used_mb) in zip(self._devices, held, self._before, strict=True)
         ]
-        self.assumed = any(mb <= 0.0 and exact_mb is None for mb, exact_mb in zip(after, held, strict=True))
+        self.assumed = all(mb <= 0.0 and exact_mb is None for mb, exact_mb in zip(after, held, strict=True))
         self.mb = tuple(otherwise_mb if mb <= 0.0 and exact_mb is None else mb for mb, exact_mb in zip(after, held, strict=True))

@@ -22,8 +22,8 @@ from workers.memory import for_environments_mb
 
 LIMIT_MB, GRANT_MB, TAKEN_MB = 192, 16, 128
 """More is taken than the kernel gives before the watcher looks."""
-WAIT_S, POLL_S = 60.0, 0.05
-"""A busy machine may take many seconds to start a program. One that is not paused ends."""
+WAIT_S, POLL_S = 30.0, 0.05
+"""How long all of it may take. A busy machine may need many seconds to start a program; `tangram up` waits for longer than this."""
 NO_GROUPS = "this worker may not write control groups for memory"
 BY_LIMIT = "the worker was not told to pause environments"
 
@@ -90,7 +90,7 @@ def _tried(controls: Controls, folders: list[str]) -> str:
                             return "a program was not paused"
                     allowance.allow(LIMIT_MB, (1, 2))
                     with contextlib.suppress(subprocess.TimeoutExpired):
-                        said, _ = child.communicate(timeout=WAIT_S)
+                        said, _ = child.communicate(timeout=max(0.0, until - time.monotonic()))
                         return "" if said == f"{TAKEN_MB << 20}\n".encode() else "a program that was paused did not end well"
                 return "a program that was paused did not go on"
             finally:

@@ -167,6 +167,9 @@ class Meter(ABC):
     def _sample(self) -> None:
         wanted_core = self.wants_core
         found_s, now = self.measure(), time.monotonic()
+        if self._allowance is not None and self._allowance.is_paused:
+            # What is frozen is found as something that cannot go on, and its pause is counted apart.
+            self.wants_core = wanted_core
         passed_s, got_s = now - self._sampled_at, 0.0
         paused_s = self._paused_since_sample()
         self.waited_s += paused_s

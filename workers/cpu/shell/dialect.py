@@ -108,8 +108,8 @@ def refusal(word: str, cwd: str | None, words: Sequence[str] | None, folder: str
     subject, where = f"cwd {cwd!r}", ""
     if words and "Program" in word:
         subject = f"program {started(words, None)[0]!r}"
-    elif folder and cwd and cwd[0] not in "/~":
-        where = f" in {folder}, where the session is"
+    elif folder and cwd and cwd != "~" and not cwd.startswith(("/", "~/")):
+        where = f"; the session is in {folder!a}"
     problem = "does not exist" if word.startswith("NoSuch") else "cannot be used"
     return REFUSALS.get(word, FolderUnusable)(f"{subject} {problem}{where}")
 

@@ -201,7 +201,7 @@ class Engine(ABC):
 
     @property
     def assumed(self) -> bool:
-        """Whether nothing is known of what it holds since its last change: others freed more of its devices meanwhile."""
+        """Whether nothing is known of what it holds since its last change: others freed more of each of its devices meanwhile."""
         return False
 
     def host_mb(self) -> float:
