@@ -104,7 +104,7 @@ def test_a_message_that_comes_alone_costs_one_round_trip(open_intake: Open, redi
 
 def test_an_answer_that_never_comes_is_waited_for_no_longer_than_any_other(network: Network, own_redis: RedisServer) -> None:
     # Given a taker whose blocking moves are cut off, though it reaches the server on another connection
-    pool = ConnectionPool(connection_class=UnixDomainSocketConnection, path=str(network.path), socket_timeout=2.0)
+    pool = ConnectionPool(connection_class=UnixDomainSocketConnection, path=str(network.path), socket_timeout=5.0)
     intake = RedisIntake(pool, QUEUES, 1)
     assert intake.take(0.0, 16) == []
     with own_redis.client() as client:
