@@ -45,8 +45,6 @@ def test_a_deaf_subscription_is_noticed_and_made_anew(
 
 @pytest.mark.parametrize("first", ["publisher", "feed"])
 def test_what_processes_submit_under_one_id_runs_once(peer: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch, first: str) -> None:
-    monkeypatch.setattr("tangram.feed.SWEEP_S", 0.2)
-    monkeypatch.setattr("tangram.feed._LISTEN_S", 0.1)
     publish = Publisher._publish
 
     def publish_late(publisher: Publisher, batch: Any) -> None:
@@ -56,6 +54,10 @@ def test_what_processes_submit_under_one_id_runs_once(peer: Any, settings: Setti
     # Given two processes that count as one client; when one submits an action under an id, and the other one after its end
     action = Action(kind="my.task")
     for number in range(2):
+        if number:
+            # Nobody announces the result again, so the feed looks for it.
+            monkeypatch.setattr("tangram.feed.SWEEP_S", 0.2)
+            monkeypatch.setattr("tangram.feed._LISTEN_S", 0.1)
         if number and first == "feed":
             monkeypatch.setattr(Publisher, "_publish", publish_late)
         session = Session("default", settings, client_id="shared")
@@ -64,8 +66,8 @@ def test_what_processes_submit_under_one_id_runs_once(peer: Any, settings: Setti
         peer.behave = lambda seen: f"run {len(peer.seen)}"
         # Then both have the result of the one run
         result = session.submit(action, "shared-1").result(60)
-        # What has been sent before this has been seen
+        # What has been sent before this has been seen. (A client that is impatient may send this one again.)
         session.submit(Action(kind="my.mark")).result(60)
         session.stop()
         assert result == "run 1"
-    assert peer.kinds() == ["my.task", "my.mark", "my.mark"]
+    assert peer.kinds().count("my.task") == 1
