@@ -40,7 +40,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
     """Hold back every thread of a test from here on, also those of its fixtures."""
     seed = item.config.getoption("jitter")
     if seed is not None:
-        Test.now = Test(f"{seed} {item.nodeid}")
+        RunningTest.now = RunningTest(f"{seed} {item.nodeid}")
         threading.setprofile(begin)
         sys.setprofile(begin)
     yield from _told(item, "setup")
@@ -58,21 +58,20 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     yield from _told(item, "teardown")
     sys.setprofile(None)
     threading.setprofile(None)
-    Test.now = None
+    RunningTest.now = None
 
 
 def _told(item: pytest.Item, when: str) -> Iterator[None]:
     yield
-    if Test.now is not None:
-        item.add_report_section(when, "jitter", "\n".join(Test.now.stopped))
-        Test.now.stopped.clear()
+    if RunningTest.now is not None:
+        item.add_report_section(when, "jitter", "\n".join(RunningTest.now.stopped))
+        RunningTest.now.stopped.clear()
 
 
-class Test:
+class RunningTest:
     """A test that runs, and where its threads have stopped."""
 
-    __test__ = False
-    now: ClassVar[Test | None] = None
+    now: ClassVar[RunningTest | None] = None
 
     def __init__(self, name: str) -> None:
         self.name, self.stopped = name, list[str]()
@@ -90,11 +89,11 @@ class Stops:
     """The stops of one thread. They are drawn anew for each test in which the thread lives."""
 
     def __init__(self) -> None:
-        self._test: Test | None = None
+        self._test: RunningTest | None = None
 
     def __call__(self, frame: FrameType, event: str, argument: object) -> None:
         """Count one event of Python's, and stop where it is the one."""
-        test = Test.now
+        test = RunningTest.now
         if test is None or not frame.f_code.co_filename.startswith(_PLACES):
             return
         if test is not self._test:

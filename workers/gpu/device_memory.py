@@ -136,5 +136,6 @@ class Holdings:
             held_mb + (self._memory.used_mb(device) or 0.0) - used_mb if exact_mb is None else exact_mb
             for device, exact_mb, (held_mb, used_mb) in zip(self._devices, held, self._before, strict=True)
         ]
-        self.assumed = all(mb <= 0.0 and exact_mb is None for mb, exact_mb in zip(after, held, strict=True))
-        self.mb = tuple(otherwise_mb if mb <= 0.0 and exact_mb is None else mb for mb, exact_mb in zip(after, held, strict=True))
+        unknown = [mb <= 0.0 and exact_mb is None for mb, exact_mb in zip(after, held, strict=True)]
+        self.assumed = all(unknown)
+        self.mb = tuple(otherwise_mb if is_unknown else mb for mb, is_unknown in zip(after, unknown, strict=True))

@@ -122,7 +122,7 @@ class Reservations:
         `before_mb` is what it held of each before.
         """
         engine, residual_mb = instance.engine, instance.held_mb
-        # What is assumed shows nothing. What it held before may be wrong as well: of a server that ends while another wakes on its device.
+        # What is assumed shows nothing. `before_mb` may be wrong then, too: what ended as the server woke made its change look small.
         if engine is None or not residual_mb or engine.assumed:
             return None
         if residual_mb > (1.0 - LEAST_FREED) * before_mb:

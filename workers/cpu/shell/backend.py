@@ -130,7 +130,11 @@ class Meter(ABC):
     @property
     def waits(self) -> bool:
         """Whether the command is in the background, or paused."""
-        return self._background or (self._allowance is not None and self._allowance.is_paused)
+        return self._background or self._is_paused
+
+    @property
+    def _is_paused(self) -> bool:
+        return self._allowance is not None and self._allowance.is_paused
 
     @property
     def last_s(self) -> float:
@@ -167,8 +171,8 @@ class Meter(ABC):
     def _sample(self) -> None:
         wanted_core = self.wants_core
         found_s, now = self.measure(), time.monotonic()
-        if self._allowance is not None and self._allowance.is_paused:
-            # What is frozen is found as something that cannot go on, and its pause is counted apart.
+        if self._is_paused:
+            # A frozen process looks like one that cannot go on in the kernel. The pause is counted apart.
             self.wants_core = wanted_core
         passed_s, got_s = now - self._sampled_at, 0.0
         paused_s = self._paused_since_sample()
