@@ -20,7 +20,6 @@ import os
 import secrets
 import shlex
 import shutil
-import tarfile
 import tempfile
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -35,6 +34,7 @@ from tangram.errors import ActionError, ActionFailed, ActionRefused, InvalidActi
 from tangram.file_scripts import FileInfo
 from tangram.results import ExecResult
 from tangram.session import Session
+from tangram.tar import tarfile
 
 T = TypeVar("T")
 Steps = Generator[Action, Any, T]

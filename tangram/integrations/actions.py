@@ -9,7 +9,6 @@ import io
 import logging
 import posixpath
 import secrets
-import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,6 +20,7 @@ from tangram.action import Action
 from tangram.calls import Place, open_environment
 from tangram.errors import ActionFailed, ActionLost, ActionRefused, ActionRejected, TangramError
 from tangram.files import Steps, opened, pack, write_out
+from tangram.tar import tarfile
 
 CONTAINERS = "isolation:container"
 """The label of nodes whose environments are containers."""
