@@ -1,11 +1,13 @@
 """One name, one worker: two workers under one name would take each other's grants, and each would count as the other's restart.
 
 A worker holds its name by a key of the result store, which it sets anew with each beat. The key names its host and process: what a killed
-worker has left on the same host is taken over at once, and on another host once it has not beaten for three beats.
+worker has left on the same host is taken over at once, and on another host once it has not beaten for three beats. A worker that finds its
+name taken, since it did not run for so long, ends at once: its successor has adopted what stood, or stands on another host.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import socket
@@ -19,6 +21,8 @@ from redis import Redis, RedisError
 from app.services_file import ConfigError
 from scheduler.model.lifecycle import MISSED_BEATS
 from tangram.wire import NODE_KEY_PREFIX
+
+log = logging.getLogger(__name__)
 
 
 class SoleName:
@@ -34,14 +38,12 @@ class SoleName:
         """Take the name. Raises `ConfigError` while another worker beats under it, and what redis-py raises."""
         deadline, is_late = time.monotonic() + (MISSED_BEATS + 1) * self._beat_s, False
         while not self._store.set(self._key, self._holder, nx=True, px=self._ttl_ms):
-            value = self._store.get(self._key)
-            holder = value.decode("utf-8", "replace") if isinstance(value, bytes) else ""
+            holder = self._present()
             if _is_dead(holder):
                 self._store.set(self._key, self._holder, px=self._ttl_ms)
                 break
             if is_late:
-                where = " process ".join(holder.split(" ")[:2])
-                raise ConfigError(f"another worker is the node {self._name}, on {where}: name this one otherwise, by TANGRAM_NODE_NAME")
+                raise ConfigError(self._taken_by(holder))
             time.sleep(self._beat_s / 4)
             is_late = time.monotonic() > deadline  # before the next try: whoever has the name then has beaten meanwhile
         threading.Thread(target=self._hold, name="tangram-name", daemon=True).start()
@@ -50,13 +52,26 @@ class SoleName:
         """Give the name back."""
         self._released.set()
         with suppress(RedisError, OSError):  # it expires anyway
-            if self._store.get(self._key) == self._holder.encode():
+            if self._present() == self._holder:
                 self._store.delete(self._key)
 
     def _hold(self) -> None:
         while not self._released.wait(self._beat_s):
             with suppress(RedisError, OSError):  # while the store is away nobody else can take the name
-                self._store.set(self._key, self._holder, px=self._ttl_ms)
+                holder = self._present()
+                if holder not in ("", self._holder):
+                    log.critical("%s", self._taken_by(holder))
+                    os._exit(1)  # as if it had been killed: whatever it would do on its way out is its successor's by now
+                self._store.set(self._key, self._holder, px=self._ttl_ms, nx=not holder)
+
+    def _present(self) -> str:
+        """Return who has the name, or nothing."""
+        value = self._store.get(self._key)
+        return value.decode("utf-8", "replace") if isinstance(value, bytes) else ""
+
+    def _taken_by(self, holder: str) -> str:
+        where = " process ".join(holder.split(" ")[:2])
+        return f"another worker is the node {self._name}, on {where}: name this one otherwise, by TANGRAM_NODE_NAME"
 
 
 def _is_dead(holder: str) -> bool:

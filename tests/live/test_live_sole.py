@@ -65,3 +65,15 @@ def test_a_worker_that_is_held_up_as_it_asks_is_not_refused_a_name_that_is_free_
     name = SoleName(store, "n", BEAT_S)  # type: ignore[arg-type]
     name.take()
     name.release()
+
+
+def test_a_worker_that_did_not_run_while_another_took_its_name_ends_at_once() -> None:
+    script = (
+        "import time; from app.broker.memory_store import *; from workers.sole import SoleName; s = MemoryStore(MemoryBroker());"
+        "SoleName(s, 'n', 0.05).take(); s.set('tangram-node-n', 'elsewhere 7 other'); time.sleep(60)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.strip()) == (
+        1,
+        "another worker is the node n, on elsewhere process 7: name this one otherwise, by TANGRAM_NODE_NAME",
+    )

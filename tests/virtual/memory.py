@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from workers.cpu.memory.allowance import Allowance
-from workers.cpu.memory.controls import Controls, Use
+from workers.cpu.memory.controls import Controls
 from workers.memory import MIB
 
 
@@ -50,8 +50,8 @@ class VirtualControls(Controls):
             raise FileNotFoundError
         return self._remembered_mb
 
-    def use(self) -> Use:
-        return Use(self.used(), 0)
+    def _cache(self) -> int:
+        return 0
 
     def used(self) -> int:
         return min(self.wanted_mb * MIB, self._most_bytes)

@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -17,12 +18,13 @@ from workers.cpu import control_files
 from workers.cpu.abstract import EnvironmentSpec
 from workers.cpu.errors import SandboxError
 from workers.cpu.memory import trial
+from workers.cpu.memory.controls import ControlsV2, Use
 from workers.cpu.process import groups
 from workers.cpu.process.background import GroupBackground
 from workers.cpu.process.groups import LEAF, Groups, find_groups, make_room
 from workers.cpu.process.members import Members
 from workers.cpu.process.sandbox import ProcessSandbox
-from workers.memory import usable_mb
+from workers.memory import MIB, usable_mb
 
 from .conftest import make
 from .support import RUN, groups_like, printed, run, until
@@ -272,3 +274,19 @@ def test_in_version_2_a_worker_beside_strangers_leaves_its_group_as_it_is(own: P
         assert make_room(str(own), ("hugetlb",)) == str(own)
         assert sorted(control_files.pids(str(own))) == sorted(processes)
         assert not (own / "cgroup.subtree_control").read_text().strip() and not (own / LEAF).exists()
+
+
+def test_a_large_file_that_is_removed_while_memory_is_measured_does_not_read_as_held(tmp_path: Path) -> None:
+    usage, statistics = tmp_path / "memory.current", tmp_path / "memory.stat"
+    usage.write_text(f"{100 * MIB}\n")
+    os.mkfifo(statistics)
+
+    def remove() -> None:
+        with statistics.open("w") as file:  # open once the other side reads, so after the usage was
+            usage.write_text(f"{20 * MIB}\n")
+            file.write("active_file 0\ninactive_file 0\nfile_mapped 0\n")
+
+    removing = threading.Thread(target=remove)
+    removing.start()
+    assert ControlsV2(str(tmp_path)).use() == Use(held=20 * MIB, cache=0)
+    removing.join()

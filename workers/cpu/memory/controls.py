@@ -57,9 +57,15 @@ class Controls(ABC):
         """Return the allowance that the worker before this one has left. Raises `OSError` where it left none."""
         return int(os.getxattr(self.folder, ATTRIBUTE))
 
-    @abstractmethod
     def use(self) -> Use:
-        """Measure."""
+        """Measure. A large file that is removed meanwhile must not read as memory that is held: the lower of two readings counts."""
+        before, cache = self.used(), self._cache()
+        used = min(before, self.used())
+        return Use(used - min(cache, used), min(cache, used))
+
+    @abstractmethod
+    def _cache(self) -> int:
+        """Return how many bytes the kernel could take back."""
 
     @abstractmethod
     def bound(self, most_bytes: int) -> None:
@@ -127,11 +133,9 @@ class ControlsV1(Controls):
         super().__init__(memory)
         self._freezer = freezer
 
-    def use(self) -> Use:
-        used, found = int(read(f"{self.folder}/memory.usage_in_bytes")), _numbers(f"{self.folder}/memory.stat")
-        files = found["total_active_file"] + found["total_inactive_file"]
-        cache = min(max(0, files - found["total_mapped_file"]), used)
-        return Use(used - cache, cache)
+    def _cache(self) -> int:
+        found = _numbers(f"{self.folder}/memory.stat")
+        return max(0, found["total_active_file"] + found["total_inactive_file"] - found["total_mapped_file"])
 
     def bound(self, most_bytes: int) -> None:
         write(f"{self.folder}/memory.oom_control", "1")
@@ -171,11 +175,9 @@ class ControlsV2(Controls):
         super().__init__(folder)
         self._peak, self._peak_before = -1, 0
 
-    def use(self) -> Use:
-        used, found = int(read(f"{self.folder}/memory.current")), _numbers(f"{self.folder}/memory.stat")
-        files = found["active_file"] + found["inactive_file"]
-        cache = min(max(0, files - found["file_mapped"]) + found.get("slab_reclaimable", 0), used)
-        return Use(used - cache, cache)
+    def _cache(self) -> int:
+        found = _numbers(f"{self.folder}/memory.stat")
+        return max(0, found["active_file"] + found["inactive_file"] - found["file_mapped"]) + found.get("slab_reclaimable", 0)
 
     def bound(self, most_bytes: int) -> None:
         write(f"{self.folder}/memory.high", str(most_bytes))
