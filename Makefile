@@ -70,7 +70,7 @@ $(STAMP): pyproject.toml tangram/pyproject.toml constraints.txt
 install: $(STAMP)
 
 demo: $(STAMP)
-	@$(BIN)/tangram demo
+	@$(BIN)/tangram demo $(if $(SPEED),--speed $(SPEED))
 
 # More processes of tests than there are cores, since much of it is waiting, and six at most.
 AT_ONCE = $$($(BIN)/python -c 'import os; print(min(6, os.cpu_count() + 3))')

@@ -1,0 +1,35 @@
+"""`tangram demo` on a machine that other programs keep busy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.cli.demo import MOST_OTHERS, pair_of
+from app.local.stack import cores_here
+
+CALM, BUSY, BUSIER = (part * MOST_OTHERS * cores_here() for part in (0.5, 2.0, 3.0))
+FIRST, AGAIN = ["static-1", "elastic"], ["elastic-again", "static-1-again"]
+
+
+@pytest.mark.parametrize(
+    ("others", "folders", "counts"),
+    [
+        ([CALM, CALM], FIRST, FIRST),
+        ([CALM, BUSY, CALM, CALM], FIRST + AGAIN, AGAIN[::-1]),
+        ([BUSY, BUSY, CALM, BUSIER], FIRST + AGAIN, FIRST),
+    ],
+)
+def test_on_a_busy_machine_a_second_pair_runs_in_the_other_order_and_the_calmer_one_counts(
+    others: list[float], folders: list[str], counts: list[str]
+) -> None:
+    ran: list[str] = []
+
+    def replay(policy: str, folder: str) -> dict[str, Any]:
+        ran.append(folder)
+        return {"folder": folder, "others_cores": others[len(ran) - 1]}
+
+    found = pair_of(replay, lambda said: None)
+    assert ran == folders
+    assert [found[policy]["folder"] for policy in ("static:1", "elastic")] == counts
