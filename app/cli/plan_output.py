@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from app.cli.consoles import Figures, make_console
 from app.cli.output import print_json
+from app.web.words import counted
 
 if TYPE_CHECKING:
     from app.planning.cases import Case
@@ -31,7 +32,8 @@ def simulating() -> Iterator[Callable[[Case, int], None]]:
     with Console(stderr=True).status("simulating …") as status:
 
         def progress(case: Case, count: int) -> None:
-            status.update(escape(f"{count} simulated; last: {case.options.policy}, {case.cores} cores, {case.gpus} GPUs"))
+            size = f"{counted(case.cores, 'core')}, {counted(case.gpus, 'GPU')}"
+            status.update(escape(f"{count} simulated; last: {case.options.policy}, {size}"))
 
         yield progress
 
@@ -56,9 +58,10 @@ def show_plan(document: Mapping[str, Any], *, as_json: bool) -> None:
 
 def _headline(document: Mapping[str, Any]) -> str:
     nodes = f" as {document['nodes']} nodes of {document['cores_per_node']}" if document["nodes"] > 1 else ""
-    gpus = f", {document['gpus']} GPUs" if document["gpus"] else ""
+    gpus = f", {counted(document['gpus'], 'GPU')}" if document["gpus"] else ""
     memory = f", {document['memory_mb']} MB of memory" if document["memory_mb"] is not None else ""
-    return f"{document['cores']} cores{nodes}{gpus}{memory} for {document['trajectories']} trajectories under {document['policy']}"
+    rollouts = counted(document["trajectories"], "trajectory", "trajectories")
+    return f"{counted(document['cores'], 'core')}{nodes}{gpus}{memory} for {rollouts} under {document['policy']}"
 
 
 def _answer_lines(document: Mapping[str, Any]) -> list[str]:

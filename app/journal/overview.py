@@ -280,7 +280,7 @@ def _jobs(present: Present, by_job: Mapping[str, Tally], scheduler: Mapping[str,
             "running": running[name],
             "waiting": waiting[name],
             "units": cores[name],
-            **{key: shares.get(name, {}).get(key) for key in ("share", "entitlement", "over")},
+            **{key: shares.get(name, {}).get(key) for key in ("share", "share_of", "entitlement", "over")},
             **(by_job.get(name) or Tally()).document(),
         }
         for name in sorted({*running, *waiting, *by_job})

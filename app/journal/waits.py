@@ -328,8 +328,19 @@ def _quotas(ask: _Question) -> None:
 def _share(ask: _Question) -> None:
     share = ask.scheduler.get("jobs", {}).get(ask.action.job)
     if share and share["over"]:
-        text = f"Job {ask.action.job} holds {share['share']:.0%} of what it uses most; its entitlement is {share['entitlement']:.0%}."
+        text = f"Job {ask.action.job} holds {share_words(share)}; its entitlement is {share['entitlement']:.0%}."
         ask.say(f"{text} Actions of other jobs go first.", "job", ask.action.job)
+
+
+def share_words(job: Mapping[str, Any]) -> str:
+    """Return a job's share as the scheduler shows it, and of what, such as `40% of all cores`; `–` of one that it does not show."""
+    if job["share"] is None:
+        return "–"
+    resource = job.get("share_of")
+    if not resource:  # it holds nothing
+        return f"{job['share']:.0%}"
+    words = {CORES: "all cores", CELLS: "all GPU cells"}.get(resource) or f"quota {resource.removeprefix(QUOTA_PREFIX)}"
+    return f"{job['share']:.0%} of {words}"
 
 
 def _queue_position(ask: _Question, kind: str, name: str, words: str) -> None:

@@ -171,7 +171,7 @@ class Planner:
         return most, gpus
 
     def _why_not(self, outcome: Outcome, target: Target, cores: int, gpus: int) -> str:
-        had = f"{cores} cores and {gpus} GPUs" if self._trace.services else f"{cores} cores"
+        had = f"{cores} cores and {gpus} GPU{'s'[: gpus != 1]}" if self._trace.services else f"{cores} cores"
         if outcome.failed:
             return f"no number of cores meets the target: even with {had}, {outcome.failed} actions can never run ({self._request.policy})"
         quotas = "; what the quotas of the trace let through may be what limits it" if self._trace.quotas else ""

@@ -33,6 +33,7 @@ from app.journal.listing import (
     list_environments,
     sort_of,
 )
+from app.journal.waits import share_words
 from app.web.attention import notices
 from app.web.looks import LOOKING_FRACTION, Look, Looks
 from app.web.words import address, clock, counted, draining, megabytes, number, percent, quota_state, seconds, state_class
@@ -46,7 +47,7 @@ MOST_PAGES: Final = 500
 MOST_TEXT: Final = 256
 LAST_PAGE: Final = 2000
 
-_FILTERS = (seconds, clock, counted, number, percent, megabytes, address, state_class, quota_state, draining)
+_FILTERS = (seconds, clock, counted, number, percent, megabytes, address, state_class, quota_state, draining, share_words)
 
 Found = Mapping[str, Any] | None
 Question = Callable[[Connection, Look], Found]

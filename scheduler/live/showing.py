@@ -8,7 +8,7 @@ every housekeeping (`HOUSEKEEPING_S`). `tangram status`, `tangram top` and the l
 | `queues` | for each queue that is not empty: its `kind` (`cores`, `quota`), the `name` of the node or account (empty for cores of any \
 node), how many are `waiting`, and the ids of the `first` ones in order |
 | `quotas` | for each account: `names` of its quotas, limits, requests `running`, `opens_in_s`, `throttle` and its `factor` |
-| `jobs` | for each active job: its `share` of what it holds most of, its `entitlement`, whether it is `over` that |
+| `jobs` | for each active job: its `share` of the resource that it has most of, `share_of`; its `entitlement`; whether it is `over` that |
 | `starting` | environments that are opening `now`, those that are `waiting` for it, the `limit`, seconds until the rate allows the next \
 one (`next_in_s`) |
 | `lease_s` | seconds without an action after which an environment is closed; null for never |
@@ -41,7 +41,11 @@ def queues_and_shares(core: Core, busy_cores: Mapping[str, float], now: float) -
         "queues": _queues(core, now),
         "quotas": _quotas(core, now),
         "jobs": {
-            job: {"share": state.shares.dominant(job), "entitlement": state.shares.entitlement(job), "over": state.shares.over(job)}
+            job: {
+                **dict(zip(("share", "share_of"), state.shares.dominant_of(job), strict=True)),
+                "entitlement": state.shares.entitlement(job),
+                "over": state.shares.over(job),
+            }
             for job in islice(state.shares.active(), JOBS)
         },
         "starting": core.opening(now),

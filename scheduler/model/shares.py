@@ -33,8 +33,8 @@ class Shares:
         self._actions: dict[str, int] = {}
         self._held: dict[str, dict[str, float]] = {}
         self._offered: dict[str, float] = {}
-        self._dominant: dict[str, float] = {}
-        """The known dominant shares. A change of a job's units removes its entry."""
+        self._dominant: dict[str, tuple[float, str]] = {}
+        """The known dominant shares, each with its resource. A change of a job's units removes its entry."""
         self._active_weight = 0.0
 
     @property
@@ -90,13 +90,17 @@ class Shares:
 
     def dominant(self, job: str) -> float:
         """Return the job's dominant share, from 0 to 1."""
+        return self.dominant_of(job)[0]
+
+    def dominant_of(self, job: str) -> tuple[float, str]:
+        """Return the job's dominant share, and the resource that it is a share of; "" where the job holds nothing."""
         held = self._held.get(job)
         if not held:
-            return 0.0
+            return 0.0, ""
         known = self._dominant.get(job)
         if known is None:
-            parts = (amount / self._offered[name] for name, amount in held.items() if self._offered.get(name, 0.0) > 0)
-            known = self._dominant[job] = max(parts, default=0.0)
+            parts = ((amount / self._offered[name], name) for name, amount in held.items() if self._offered.get(name, 0.0) > 0)
+            known = self._dominant[job] = max(parts, default=(0.0, ""))
         return known
 
     def with_more(self, job: str, resource: str, amount: float) -> float:

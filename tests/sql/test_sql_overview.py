@@ -27,7 +27,7 @@ SHOWN: dict[str, Any] = {
     "policy": "elastic",
     "epoch": 1,
     "queues": [{"kind": "cores", "name": "n1", "waiting": 2, "first": ["first", "second"]}],
-    "jobs": {"coding": {"share": 0.9, "entitlement": 0.5, "over": True}},
+    "jobs": {"coding": {"share": 0.9, "share_of": "cores", "entitlement": 0.5, "over": True}},
     "nodes": {"n1": {"beat_ago_s": 0.3, "busy_cores": 1.5}},
 }
 
@@ -189,7 +189,7 @@ def test_why_names_the_holders_the_place_in_the_queue_and_the_share(engine: Engi
     assert [(holder.id, holder.holds) for holder in facts[0].holders] == [("runs", "2 cores")]
     assert texts[1] == "It is number 2 of 2 in the queue for the cores of node n1."
     assert [holder.id for holder in facts[1].holders] == ["first"]
-    assert "Job coding holds 90% of what it uses most; its entitlement is 50%." in texts[2]
+    assert "Job coding holds 90% of all cores; its entitlement is 50%." in texts[2]
     assert of_running == ()
     assert without[0].text.startswith("No scheduler shows itself")
 
