@@ -1,10 +1,10 @@
-"""What on the first page needs an operator's eye, faults first, the newest first, each with the page that tells more."""
+"""What on the first page needs an operator's eye, or did lately: faults first, the newest first, each with the page that tells more."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 from urllib.parse import urlencode
 
@@ -22,17 +22,47 @@ FLOOD_LEAST: Final = 100
 FLOOD_OF_EACH: Final = 10
 """Waiting actions of a job from which on it floods, beside other jobs: so many in all, and so many for each core and cell."""
 
+RESOLVED_S: Final = 3600.0
+MOST_RESOLVED: Final = 50
+"""For how long, and of how many notices at the most, it is said that they are resolved."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """One line, and where it leads; `last` is absent for what is so now, `since` where that is not known."""
+    """One line, and where it leads; `last` is absent for what is so now, `since` where that is not known.
 
+    `about` is the same in each look that finds the same thing. `resolved` is when it was found no longer.
+    """
+
+    about: str
     level: Literal["bad", "warn"]
     text: str
     link: str = ""
     link_text: str = ""
     since: float | None = None
     last: float | None = None
+    resolved: float | None = None
+
+    @property
+    def changed(self) -> float | None:
+        """When it began, or happened last; what an operator acknowledges later than that is known to them."""
+        return self.since if self.last is None else self.last
+
+
+class Attention:
+    """The notices of the latest look, and those of earlier looks that are resolved, the newest first."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Notice] = {}
+        self.resolved: tuple[Notice, ...] = ()
+
+    def see(self, found: Sequence[Notice], now: float) -> None:
+        """Take in what a look has found."""
+        present = {notice.about: notice for notice in found}
+        gone = [replace(notice, resolved=now) for about, notice in self._known.items() if about not in present]
+        known = {*present, *self._known}
+        before = [notice for notice in self.resolved if notice.about not in known and (notice.resolved or 0.0) > now - RESOLVED_S]
+        self._known, self.resolved = present, (*gone, *before)[:MOST_RESOLVED]
 
 
 def notices(document: Document, problem: str = "") -> list[Notice]:
@@ -44,17 +74,19 @@ def notices(document: Document, problem: str = "") -> list[Notice]:
 def _of_scheduler(document: Document, problem: str) -> Iterator[Notice]:
     scheduler = document["scheduler"]
     if problem:
-        yield Notice(level="bad", text=f"{problem[0].upper()}{problem[1:]}. Quotas, shares and beats are not known until it can be.")
+        yield Notice(
+            about="problem", level="bad", text=f"{problem[0].upper()}{problem[1:]}. Quotas, shares and beats are not known until it can be."
+        )
     elif scheduler is None:
-        yield Notice(level="bad", text="No scheduler is active: nothing is granted.")
+        yield Notice(about="scheduler", level="bad", text="No scheduler is active: nothing is granted.")
     elif scheduler.get("shown_ago_s", 0.0) > SILENT_S:
         text = f"The scheduler has not shown itself for {seconds(scheduler['shown_ago_s'])}: it is dead or stuck, and nothing is granted."
         since = document["at"] - scheduler["shown_ago_s"]
-        yield Notice(level="bad", text=text, link="/health", link_text="health", since=since)
+        yield Notice(about="scheduler", level="bad", text=text, link="/health", link_text="health", since=since)
     if document["set_aside"]:
         text = f"{len(document['set_aside'])} messages are set aside: schedulers failed on them."
         times = [one["failed_at"] for one in document["set_aside"]]
-        yield Notice(level="bad", text=text, link="/health", link_text="health", since=min(times), last=max(times))
+        yield Notice(about="messages", level="bad", text=text, link="/health", link_text="health", since=min(times), last=max(times))
 
 
 def _of_nodes(document: Document) -> Iterator[Notice]:
@@ -65,21 +97,23 @@ def _of_nodes(document: Document) -> Iterator[Notice]:
         link, name = address(node["name"], "node"), node["name"]
         if node["state"] == "lost":
             text = f"Node {name} has been lost for {seconds(document['at'] - node['since'])}: {node['reason']}."
-            yield Notice(level="bad", text=text, link=link, link_text=name, since=node["since"])
+            yield Notice(about=f"lost {name}", level="bad", text=text, link=link, link_text=name, since=node["since"])
         if node["ours"]:
             causes = ", ".join(cause for cause in node["causes"] if cause) or "no cause noted"
             text = f"Node {name} failed {number(node['ours'])} of {number(node['ended'])} actions in the last hour ({causes})."
-            yield Notice(level="bad", text=text, link=link, link_text=name, since=node["ours_first"], last=node["ours_last"])
+            about = {"about": f"failures {name}", "since": node["ours_first"], "last": node["ours_last"]}
+            yield Notice(level="bad", text=text, link=link, link_text=name, **about)
         if (node["beat_ago_s"] or 0.0) > silent_s:
             silent = " It is silent: nothing begins there, and what it holds waits for it." if node["state"] == "silent" else ""
             text = f"Node {name} last beat {seconds(node['beat_ago_s'])} ago.{silent}"
-            yield Notice(level="warn", text=text, link=link, link_text=name, since=document["at"] - node["beat_ago_s"])
+            since = document["at"] - node["beat_ago_s"]
+            yield Notice(about=f"beat {name}", level="warn", text=text, link=link, link_text=name, since=since)
         if node["draining"] and node["state"] not in ("lost", "left"):
             text = f"Node {name} is {draining(node)}. Nothing new begins there until that is undone."
-            yield Notice(level="warn", text=text, link=link, link_text=name)
+            yield Notice(about=f"draining {name}", level="warn", text=text, link=link, link_text=name)
         if node["isolation"] == "none" and node["state"] not in ("lost", "left"):
             text = f"Node {name} runs commands without isolation: they see its files, its processes and each other, and share /tmp."
-            yield Notice(level="warn", text=text, link=link, link_text=name, since=node["since"])
+            yield Notice(about=f"isolation {name}", level="warn", text=text, link=link, link_text=name, since=node["since"])
 
 
 def _of_jobs(document: Document) -> Iterator[Notice]:
@@ -88,13 +122,14 @@ def _of_jobs(document: Document) -> Iterator[Notice]:
         if job["ours"]:
             causes = ", ".join(f"{number(count)} × {cause or 'no cause noted'}" for cause, count in job["causes"].items())
             lost = f"Job {job['name']} lost {number(job['ours'])} of {number(job['ended'])} actions to our failures in the last hour"
-            words = {"link": address(job["name"], "job"), "link_text": job["name"]}
+            words = {"about": f"job {job['name']}", "link": address(job["name"], "job"), "link_text": job["name"]}
             yield Notice(level="bad", text=f"{lost}: {causes}.", **words, since=job["ours_first"], last=job["ours_last"])
         if len(document["jobs"]) > 1 and job["waiting"] >= max(FLOOD_LEAST, FLOOD_OF_EACH * units):
             flood = f"Job {job['name']} floods: {number(job['waiting'])} of {number(document['waiting'])} waiting actions are its own."
             since = document["at"] - max(group["oldest_s"] for group in document["queue"] if group["job"] == job["name"])
             query = urlencode({"state": "waiting", "job": job["name"]})
-            yield Notice(level="warn", text=flood, link=f"/actions?{query}", link_text="its actions", since=since)
+            about = f"flood {job['name']}"
+            yield Notice(about=about, level="warn", text=flood, link=f"/actions?{query}", link_text="its actions", since=since)
 
 
 def _of_clients(document: Document) -> Iterator[Notice]:
@@ -102,7 +137,8 @@ def _of_clients(document: Document) -> Iterator[Notice]:
         has = f"Its {counted(one['environments'], 'environment')} in job {one['job']} may be left over."
         text = f"Trainer {one['owner'] or one['client']} has given no sign of life for {seconds(one['silent_s'])}. {has}"
         link = f"/environments?{urlencode({'q': one['client']})}"
-        yield Notice(level="warn", text=text, link=link, link_text="environments", since=document["at"] - one["silent_s"])
+        since = document["at"] - one["silent_s"]
+        yield Notice(about=f"trainer {one['client']}", level="warn", text=text, link=link, link_text="environments", since=since)
 
 
 def _of_queues(document: Document) -> Iterator[Notice]:
@@ -112,8 +148,10 @@ def _of_queues(document: Document) -> Iterator[Notice]:
                 f"{group['kind']} of job {group['job']}: the oldest of {number(group['waiting'])} has waited {seconds(group['oldest_s'])}."
             )
             query = urlencode({"job": group["job"], "kind": group["kind"]})
-            yield Notice(level="warn", text=text, link=f"/oldest?{query}", link_text="why", since=document["at"] - group["oldest_s"])
+            since, about = document["at"] - group["oldest_s"], f"wait {query}"
+            yield Notice(about=about, level="warn", text=text, link=f"/oldest?{query}", link_text="why", since=since)
     for quota in document["quotas"]:
         if quota["throttle"] != "open":
             text = f"Quota {quota['name']} is {quota['throttle']}: its API has refused requests."
-            yield Notice(level="warn", text=text, link=f"/actions?{urlencode({'state': 'active', 'kind': 'api.call'})}", link_text="calls")
+            link = f"/actions?{urlencode({'state': 'active', 'kind': 'api.call'})}"
+            yield Notice(about=f"quota {quota['name']}", level="warn", text=text, link=link, link_text="calls")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -23,6 +23,7 @@ from app.journal.lanes import Lanes
 from app.journal.overview import Document, overview, read_present
 from app.journal.recent import Recent
 from app.shown import problem_of, read_shown, silences_of
+from app.web.attention import Attention, Notice, notices
 
 INTERVAL_S: Final = 1.0
 LOOKING_FRACTION: Final = 0.1
@@ -39,13 +40,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What one look has seen. `problem` says in one line what is wrong with the journal or the result store."""
+    """What one look has seen. `problem` says in one line what is wrong with the journal or the result store.
+
+    `notices` need attention, and those that are `resolved` did so lately.
+    """
 
     version: int
     at: float
     scheduler: Mapping[str, Any] | None
     overview: Document | None
     problem: str = ""
+    notices: Sequence[Notice] = ()
+    resolved: Sequence[Notice] = ()
 
 
 class Looks:
@@ -61,6 +67,7 @@ class Looks:
         self._searching = ThreadPoolExecutor(SEARCHES, "tangram-search")
         self._look: Look | None = None
         self._next_at = 0.0
+        self._attention = Attention()
         self.recent = Recent()
         self.lanes = Lanes(time.time())
 
@@ -107,7 +114,7 @@ class Looks:
         with self._reading:
             began, now = time.monotonic(), time.time()
             version = self._look.version + 1 if self._look is not None else 1
-            problem, scheduler, document = "", None, None
+            problem, scheduler, document, found = "", None, None, list[Notice]()
             try:
                 scheduler, problem = read_shown(self._store), problem_of(self._store)
             except (RedisError, OSError) as error:
@@ -118,10 +125,14 @@ class Looks:
                     self.recent.read(connection, now)
                     self.lanes.read(connection, present)
                 document = overview(present, self.recent, scheduler, {} if problem else silences_of(self._store, present))
+                found = notices(document, problem)
+                if not problem:  # else part of what stands is not found
+                    self._attention.see(found, now)
             except DatabaseError as error:
                 problem = f"the journal cannot be read: {error}"
             ended = time.monotonic()
             pause_s = min(MOST_PAUSE_S, (ended - began) * (1 / LOOKING_FRACTION - 1))
             self._next_at = ended + INTERVAL_S if problem else max(began + INTERVAL_S, ended + pause_s)
-            self._look = Look(version=version, at=now, scheduler=scheduler, overview=document, problem=problem)
-            return self._look
+            shown = {"notices": found, "resolved": self._attention.resolved}
+            self._look = look = Look(version=version, at=now, scheduler=scheduler, overview=document, problem=problem, **shown)
+            return look

@@ -34,7 +34,6 @@ from app.journal.listing import (
     sort_of,
 )
 from app.journal.waits import share_words
-from app.web.attention import notices
 from app.web.looks import LOOKING_FRACTION, Look, Looks
 from app.web.words import address, clock, counted, draining, megabytes, number, percent, quota_state, seconds, state_class
 from tangram.ends import CAUSES
@@ -104,7 +103,7 @@ class Pages:
     async def _make(self, kept: _Kept, request: Request, look: Look, template: str, question: Question | None, ask: Ask | None) -> Response:
         if look.overview is None:
             return self._render("problem.html", look, {"problem": look.problem, "path": request.url.path}, 503)
-        found: Found = {"notices": notices(look.overview, look.problem)}
+        found: Found = {"notices": look.notices, "resolved": look.resolved}
         if question is not None and ask is not None:
             try:
                 found, took_s = await ask(lambda connection: _timed(question, connection, look))

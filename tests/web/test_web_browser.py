@@ -102,6 +102,22 @@ def test_which_job_loses_rewards_to_our_failures(phone: Page, trouble: Trouble) 
     expect(phone.get_by_role("region", name="Latest actions that ended by our fault")).to_contain_text(trouble.handles["lost"].id)
 
 
+def test_what_is_acknowledged_is_folded_away_in_this_browser_until_it_is_asked_for(phone: Page, trouble: Trouble) -> None:
+    # Given a notice
+    phone.goto("/")
+    notice = phone.get_by_role("listitem").filter(has_text="Job unlucky lost 1 of")
+    # When it is acknowledged; then it is gone, on other pages and after later looks, too
+    notice.get_by_role("button", name="Acknowledge").click()
+    for path in ("/", "/health"):
+        phone.goto(path)
+        phone.evaluate("new Promise((done) => document.addEventListener('tangram-look', done, { once: true }))")
+        expect(phone.get_by_text("1 acknowledged in this browser.")).to_be_visible()
+        expect(notice).to_be_hidden()
+    # And it is there again once somebody asks
+    phone.get_by_role("button", name="Show", exact=True).click()
+    expect(notice).to_be_visible()
+
+
 def test_a_list_of_lost_actions_tells_them_apart_and_says_why(page: Page, trouble: Trouble) -> None:
     page.goto("/actions?fault=infrastructure")
     lost = page.get_by_role("link", name=trouble.handles["lost"].id)
@@ -269,7 +285,7 @@ def test_a_keyboard_reaches_everything(page: Page, trouble: Trouble) -> None:
     ("name", "width"),
     [
         *((name, "phone") for name in ("/", "/actions", "waiter", "lost", "/jobs/unlucky", "/environments")),
-        *((name, "phone") for name in ("/nodes/cpu-1", "/services/judge", "/health")),
+        *((name, "phone") for name in ("/nodes/cpu-1", "/services/judge", "/health", "/machines")),
         *((name, "desk") for name in ("/", "/actions", "waiter")),
     ],
 )

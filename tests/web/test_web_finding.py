@@ -11,9 +11,9 @@ import pytest
 
 from app.local.redis_server import RedisServer
 from app.shown import SHOWN_TTL_S
-from app.web.attention import notices
+from app.web.attention import RESOLVED_S, Attention, notices
 from app.web.words import clock
-from scheduler.live.entries import NodeChanged
+from scheduler.live.entries import NodeChanged, NodeDraining
 from tangram.connection import open_store
 from tangram.life_signs import LONGEST_SILENCE_S
 from tangram.wire import CLIENT_KEY_PREFIX, SCHEDULER_KEY
@@ -66,6 +66,24 @@ def test_what_needs_attention_says_since_when_the_newest_fault_first(view: View,
     silent = re.search(r"Trainer host-9:77 has given no sign of life for 1 min \d+ s\. Its 1 environment in job gone", page)
     faults = [page.index(text) for text in ("Job unlucky lost", "Node n2 has been lost", "Job flooding floods")]
     assert silent and faults == sorted(faults)
+
+
+def test_what_needs_attention_no_longer_is_resolved_for_an_hour_or_until_it_does_again(journal: str) -> None:
+    # Given a node that drains while somebody looks
+    attention, write_draining = Attention(), lambda draining: write(journal, NodeDraining(name="n1", draining=draining))
+    write(journal, NodeChanged(name="n1", state="up", description=DESCRIBED, at=time.time()))
+
+    def resolved_at(now: float, *, draining: bool) -> list[tuple[str, float | None]]:
+        write_draining(draining)
+        attention.see(notices(seen(journal, SHOWN)), now)
+        return [(notice.about, notice.resolved) for notice in attention.resolved]
+
+    # When it is put back, drains again, and is put back again; then it is resolved from each time on
+    assert resolved_at(100.0, draining=True) == []
+    assert resolved_at(160.0, draining=False) == resolved_at(200.0, draining=False) == [("draining n1", 160.0)]
+    assert resolved_at(220.0, draining=True) == []
+    assert resolved_at(240.0, draining=False) == [("draining n1", 240.0)]
+    assert resolved_at(241.0 + RESOLVED_S, draining=False) == []
 
 
 def test_a_job_alone_floods_nobody(journal: str) -> None:

@@ -124,6 +124,31 @@
     clearing = setTimeout(() => { said.textContent = ""; }, 6000);
   }
 
+  // What was acknowledged in this browser is not shown again until it happens once more. Times are the server's.
+  function foldKnown() {
+    const known = JSON.parse(localStorage.getItem("tangram-acknowledged") || "{}");
+    for (const list of document.querySelectorAll(".notices")) {
+      const under = list.nextElementSibling;
+      const hidden = [...list.children].filter((item) => known[item.dataset.key] >= Number(item.dataset.changed));
+      for (const item of list.children) item.classList.toggle("known", hidden.includes(item));
+      under.hidden = !hidden.length;
+      under.firstElementChild.textContent = `${hidden.length} acknowledged in this browser.`;
+    }
+  }
+
+  function acknowledge(event) {
+    const item = event.target.closest("button.acknowledge")?.closest("li");
+    if (!item && !event.target.closest(".acknowledged button")) return;
+    const known = item ? JSON.parse(localStorage.getItem("tangram-acknowledged") || "{}") : {};
+    if (item) known[item.dataset.key] = Number(document.getElementById("main").dataset.at);
+    localStorage.setItem("tangram-acknowledged", JSON.stringify(known));
+    foldKnown();
+  }
+
+  foldKnown();
+  document.addEventListener("tangram-look", foldKnown);
+  document.addEventListener("click", acknowledge);
+
   // Acting: a POST with the token in a header, which no form of another site can send.
   const dialog = document.getElementById("act");
   const field = document.getElementById("token-text");
