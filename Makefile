@@ -18,7 +18,7 @@ PYTHON312 ?= $(shell for p in python3.12 "$$(pyenv root 2>/dev/null)"/versions/3
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo clients compatibility docs figures pages lint smoke pictures dist release clean
-.PHONY: chaos isolation test test-real test-clients mutants gpu-check gpu-wheels
+.PHONY: chaos chaos-live isolation test test-real test-clients mutants gpu-check gpu-wheels
 .PHONY: bench bench-background bench-containers bench-flood bench-gateway bench-live bench-memory bench-metrics bench-paper
 .PHONY: bench-quotas bench-scaling bench-shortage bench-web bench-week
 
@@ -35,6 +35,7 @@ help:
 	@echo "make gpu-check  all that only a CUDA GPU can show, in a table; STAND_INS=1 runs it without one"
 	@echo "make gpu-wheels  what gpu-check needs besides torch, for a machine without a network, into wheels/"
 	@echo "make chaos   faults drawn by seeds, in virtual time, until a law breaks; SEEDS=1000 FIRST=0 names the seeds"
+	@echo "make chaos-live  faults drawn by seeds, several at once, on a deployment over several hosts; SEEDS=50 FIRST=0 names the seeds"
 	@echo "make lint    ruff and mypy"
 	@echo "make smoke   check a running deployment: the TANGRAM_* addresses, or with IN=scheduler compose's own"
 	@echo "make bench   what the system costs on top of plain Celery"
@@ -188,10 +189,14 @@ gpu-wheels: $(STAMP)
 	@rm -f wheels/hf_xet-*
 	@du -sh wheels
 
-SEEDS ?= 1000
 FIRST ?= 0
+chaos: SEEDS ?= 1000
 chaos: $(STAMP)
 	@SEEDS=$(SEEDS) FIRST=$(FIRST) OMP_NUM_THREADS=1 $(BIN)/python -m tests.virtual
+
+chaos-live: SEEDS ?= 50
+chaos-live: $(STAMP)
+	@$(BIN)/python -m tests.hosts --seeds $(SEEDS) --first $(FIRST)
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .

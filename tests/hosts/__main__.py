@@ -1,8 +1,11 @@
 """What faults of hosts and network cost rollouts: `python -m tests.hosts`, a row for each fault.
 
-Each round opens environments on two nodes. Each environment has a shell that remembers, a server, a command that runs through the
-fault, and a command that is asked for in the middle of it. The commands write a ledger themselves: the file `marks` of their
-environment. A round is right when no environment is lost that could live, no command ran twice, and each result agrees with the ledger.
+`make chaos-live` draws schedules of several faults at once instead, one for each seed: `python -m tests.hosts --seeds 50 --first 0`.
+
+Each round opens environments on two nodes. Each environment has a shell that remembers, a server, a command that runs through the fault,
+and a command that is asked for in the middle of it, each at another time. The commands write a ledger themselves: the file `marks` of
+their environment. A round is right when no environment is lost that could live, no command ran twice, and each result agrees with the
+ledger.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -27,79 +30,11 @@ from tangram.errors import ActionLost, EnvironmentLost
 from tangram.handles import Handle
 from tangram.results import ExecResult
 from tests.hosts.deployment import NODES, Deployment, NotThere
-from tests.hosts.link import Weather
+from tests.hosts.faults import FAULTS, Fault, schedule
 from tests.hosts.network import Network, NoNamespaces
 
-CUT = Weather(inward=False, outward=False)
 AWAY_S = 180.0
 """Seconds within which each command of a round must have ended, fault and all."""
-
-
-@dataclass(frozen=True)
-class Fault:
-    """`begin` and `end` change a deployment; between them `lasts_s` pass."""
-
-    name: str
-    lasts_s: float
-    begin: Callable[[Deployment], object]
-    end: Callable[[Deployment], object] = lambda _deployment: None
-    may_lose: tuple[type[TangramError], ...] = ()
-    """What commands of the first node may end with."""
-
-
-def _weather(weather: Weather, *hosts: str) -> Callable[[Deployment], object]:
-    """Let the lines of some hosts, or of all, be so."""
-
-    def change(deployment: Deployment) -> None:
-        for host in hosts or deployment.network.hosts:
-            deployment.network.weather(host, weather)
-
-    return change
-
-
-def _cut(host: str, lasts_s: float, weather: Weather = CUT, what: str = "cut off", *may_lose: type[TangramError]) -> Fault:
-    return Fault(f"{host} {what}, {lasts_s:g} s", lasts_s, _weather(weather, host), _weather(Weather(), host), may_lose)
-
-
-def _frozen(service: str, lasts_s: float) -> Fault:
-    name = f"{service} frozen, {lasts_s:g} s"
-    return Fault(name, lasts_s, lambda on: on.services[service].freeze(), lambda on: on.services[service].thaw())
-
-
-def _ended(service: str, sent: signal.Signals, *may_lose: type[TangramError]) -> Fault:
-    return Fault(f"{service} {sent.name}", 3.0, lambda on: on.services[service].end(sent), may_lose=may_lose)
-
-
-def _away(service: str, lasts_s: float) -> Fault:
-    name = f"{service} away, {lasts_s:g} s"
-    return Fault(name, lasts_s, lambda on: on.services[service].take_away(), lambda on: on.services[service].bring_back())
-
-
-def _redis(name: str, lasts_s: float, begin: Sequence[str], end: Sequence[str] = ("PING",)) -> Fault:
-    return Fault(name, lasts_s, lambda on: on.tell_redis(begin), lambda on: on.tell_redis(end))
-
-
-FAULTS = (
-    *(_cut(NODES[0], lasts_s) for lasts_s in (10.0, 20.0, 50.0)),
-    _cut(NODES[0], 20.0, Weather(inward=False), "unheard"),
-    _cut(NODES[0], 20.0, Weather(outward=False), "deaf"),
-    _cut(NODES[0], 70.0, CUT, "cut off", EnvironmentLost),
-    _frozen(NODES[0], 30.0),
-    _ended(NODES[0], signal.SIGTERM),
-    # What the worker has claimed and not yet told a shell is lost with it.
-    _ended(NODES[0], signal.SIGKILL, ActionLost),
-    _cut("trainer", 30.0),
-    _frozen("redis", 8.0),
-    _away("redis", 30.0),
-    _redis("redis FLUSHALL", 1.0, ["FLUSHALL"]),
-    _redis("redis full, 0.5 s", 0.5, ["CONFIG", "SET", "maxmemory", "1"], ["CONFIG", "SET", "maxmemory", "0"]),
-    _redis("redis read-only, 3 s", 3.0, ["REPLICAOF", "127.0.0.1", "1"], ["REPLICAOF", "NO", "ONE"]),
-    _away("postgres", 10.0),
-    _ended("scheduler-1", signal.SIGKILL),
-    _frozen("scheduler-1", 30.0),
-    Fault("50 ms everywhere, 30 s", 30.0, _weather(Weather(delay_s=0.025)), _weather(Weather())),
-    Fault("50 ms and 2 % loss everywhere, 60 s", 60.0, _weather(Weather(delay_s=0.025, loss=0.02)), _weather(Weather())),
-)
 
 
 @dataclass
@@ -194,7 +129,12 @@ def carry_out(fault: Fault, deployment: Deployment, client: Client, environments
         began = time.monotonic()
         fault.begin(deployment)
         busy = _Busy(opened)
-        middle = [env.submit("echo middle >> ~/marks", queue_timeout_s=AWAY_S) for env in opened]
+
+        def ask(number: int) -> Handle[ExecResult]:
+            time.sleep(number / environments * fault.lasts_s)
+            return opened[number].submit("echo middle >> ~/marks", queue_timeout_s=AWAY_S)
+
+        middle = [threads.submit(ask, number) for number in range(environments)]
         time.sleep(max(0.0, fault.lasts_s - (time.monotonic() - began)))
         row.succeeded_per_s = busy.stop() / (time.monotonic() - began)
         fault.end(deployment)
@@ -202,7 +142,7 @@ def carry_out(fault: Fault, deployment: Deployment, client: Client, environments
 
         def after(number: int) -> None:
             env = opened[number]
-            told = {"long": _kept(long[number], row), "middle": _kept(middle[number], row)}
+            told = {"long": _kept(long[number], row), "middle": _kept(middle[number].result(), row)}
             try:
                 state = env.exec("pwd; kill -0 $(cat ~/pid) && echo $kept", queue_timeout_s=AWAY_S).stdout
             except TangramError as error:
@@ -226,11 +166,14 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("tests.hosts", description=__doc__)
     parser.add_argument("--environments", type=int, default=30, help="environments of a round (default: 30)")
     parser.add_argument("--only", nargs="+", default=[""], help="faults whose name has one of these in it")
+    parser.add_argument("--seeds", type=int, help="so many schedules of several faults at once, instead of these faults")
+    parser.add_argument("--first", type=int, default=0, help="the first seed (default: 0)")
     parser.add_argument("--lost-s", type=float, default=60.0, help="TANGRAM_NODE_LOST_S (default: 60)")
     parser.add_argument("--lasts-s", type=float, help="how long each fault lasts, instead of its own time")
     parser.add_argument("--json", action="store_true", help="a line of JSON for each round")
     chosen = parser.parse_args(words)
-    faults = [fault for fault in FAULTS if any(part in fault.name for part in chosen.only)]
+    faults = FAULTS if chosen.seeds is None else tuple(map(schedule, range(chosen.first, chosen.first + chosen.seeds)))
+    faults = tuple(fault for fault in faults if any(part in fault.name for part in chosen.only))
     variables = {"TANGRAM_SANDBOX": "process", "TANGRAM_NODE_LOST_S": str(chosen.lost_s)}
     wrong = 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
