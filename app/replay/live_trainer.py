@@ -306,6 +306,8 @@ def burn_command(recorded: TraceAction) -> str:
         # E(m) point by point is work that grows with m: each of m processes burns work_s / (E(m) · m).
         cases = " ".join(f"{units}) w={recorded.work_s / value:.6f};;" for units, value in curve.efficiency)
         return f'case "{dop}" in {cases} *) w={recorded.work_s:.6f};; esac; {burn} "$w" "{dop}" 1 {most} {recorded.busy:.6f}{memory}'
+    if recorded.busy > 1.0:  # no curve, and several cores all the time: a process for each of them
+        return f'{burn} {recorded.work_s * most:.6f} "{dop}" 1 {most} {recorded.busy / most:.6f}{memory}'
     fraction = curve.parallel_fraction if isinstance(curve, Amdahl) else 0
     return f'{burn} {recorded.work_s:.6f} "{dop}" {fraction} {most} {recorded.busy:.6f}{memory}'
 

@@ -100,19 +100,19 @@ class Live:
 
     def got_on(self, work_s: float, now: float) -> None:
         """Count work that was done in the background until now."""
-        cpu_s = work_s * self.busy
+        cpu_s, ran_s = work_s * self.busy, work_s * min(1.0, self.busy)
         self.done_s += work_s
         self.cpu_s += cpu_s
         self.background_cpu_s += cpu_s
-        waited_s = max(0.0, now - self.since - cpu_s)
+        waited_s = max(0.0, now - self.since - ran_s)
         self.waited_s += waited_s
-        self.slept_s += min(waited_s, work_s - cpu_s)
+        self.slept_s += min(waited_s, work_s - ran_s)
         self.since = now
 
 
 @dataclass(slots=True, eq=False)
 class _Clock:
-    """The clock of background actions that need a core for the same fraction `need` of their time.
+    """The clock of background actions that need a core for the same fraction `need` of their time, or the same number of cores.
 
     `elapsed_s` is the work of each since the start.
     """
@@ -255,7 +255,12 @@ class NodeCores:
 
 
 def _speed(need: float, fraction: float) -> float:
-    """Return the work a second of an action that needs a core for `need` of its time, and then gets `fraction` of a core."""
+    """Return the work a second of an action that needs a core for `need` of its time, and then gets `fraction` of a core.
+
+    One that needs several cores all the time gets that fraction of each.
+    """
     if fraction <= 0.0:
         return 0.0 if need else 1.0
+    if need >= 1.0:
+        return fraction
     return fraction / ((1.0 - need) * fraction + need)

@@ -25,7 +25,7 @@ from typing import Literal, get_args
 
 from scheduler.model import QuotaSpec, ServiceSpec
 from tangram.action import DEFAULT_JOB
-from tangram.elasticity import Elasticity
+from tangram.elasticity import Elasticity, Flat
 from tangram.errors import InvalidAction
 
 Kind = Literal["cpu.exec", "cpu.read_file", "cpu.write_file", "cpu.request", "gpu.score", "gpu.logprobs", "gpu.generate", "api.call"]
@@ -63,10 +63,14 @@ class TraceAction:
 
     @property
     def busy(self) -> float:
-        """The part of its time in which the action needs its core; 1 if the trace does not say."""
+        """The part of its time in which the action needs its core; 1 if the trace does not say.
+
+        It is more than 1 for an action with a fixed number of units and no curve that keeps several cores busy.
+        """
         if self.cpu_s is None or self.work_s <= 0:
             return 1.0
-        return min(1.0, self.cpu_s / self.work_s)
+        units, curve = self.elasticity.units, self.elasticity.curve
+        return min(float(units[0]) if len(units) == 1 and isinstance(curve, Flat) else 1.0, self.cpu_s / self.work_s)
 
     @property
     def floor_s(self) -> float:

@@ -180,6 +180,15 @@ def test_what_has_no_core_is_in_the_background_and_what_sleeps_there_executes(cp
     assert all(action.act_s == pytest.approx(action.ended_at - action.submitted_at) for action in run.actions)
 
 
+def test_a_fixed_command_that_keeps_two_cores_busy_leaves_nothing_of_them_to_others() -> None:
+    # Given two cores, a long command that computes on both of them, and a short one that gets what they leave
+    long = cpu(20.0, (2,), cpu_s=40.0)
+    trace = trace_of(rollout("long", long), rollout("short", Step(actions=(cpu(4.0),), think_s=1.0)))
+    run = simulate(trace, cluster=Cluster(cores=2))
+    # Then both have computed for 44 s on two cores
+    assert run.last_result_s >= 22.0 - 1e-6
+
+
 def test_pods_hold_their_cores_while_the_model_thinks() -> None:
     trace = trace_of(*(rollout(f"t{n}", Step(actions=(cpu(1.0),), think_s=9.0)) for n in range(2)))
 
