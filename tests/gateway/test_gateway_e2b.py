@@ -17,26 +17,13 @@ LEASE_S = 8
 """Long enough for a call that makes it longer to come in time."""
 
 
-def test_calls_to_a_sandbox_that_is_gone_say_so(e2b_options: Options) -> None:
-    sandbox = e2b.Sandbox.create(**e2b_options)
-    sandbox.kill()
-    for call in (
-        lambda: sandbox.commands.run("true"),
-        lambda: sandbox.commands.list(),
-        lambda: sandbox.files.read("x"),
-        lambda: sandbox.files.write("x", "y"),
-        lambda: sandbox.files.list("."),
-    ):
-        with pytest.raises(e2b.exceptions.SandboxNotRunningException, match="was not found"):
-            call()
-
-
 def test_a_sandbox_that_is_killed_under_a_command_is_no_failure_of_that_command(e2b_options: Options) -> None:
     sandbox = e2b.Sandbox.create(**e2b_options)
     running = sandbox.commands.run("sleep 60", background=True)
     assert e2b.Sandbox.kill(sandbox.sandbox_id, **e2b_options)
-    with pytest.raises(e2b.exceptions.SandboxNotRunningException, match="was not found"):
-        running.wait()
+    for call in (running.wait, lambda: sandbox.commands.run("true"), lambda: sandbox.files.read("x")):
+        with pytest.raises(e2b.exceptions.SandboxNotRunningException, match="was not found"):
+            call()
 
 
 def test_a_sandbox_ends_with_its_timeout_and_a_longer_one_lasts(served: Served, e2b_options: Options) -> None:
@@ -84,13 +71,12 @@ def test_a_wrong_key_is_said_to_be_wrong(e2b_options: Options) -> None:
         e2b.Sandbox.create(**{**e2b_options, "api_key": "e2b_wrong"})
 
 
-@pytest.mark.parametrize("cpus", ["0.5", "64", "any text"])
-def test_metadata_are_any_text_and_say_nothing_of_cores(served: Served, cpus: str) -> None:
+def test_metadata_are_any_text_and_say_nothing_of_cores(served: Served) -> None:
     options = options_of(served, "e2b-metadata")
-    sandbox = e2b.Sandbox.create(metadata={"cpus": cpus}, **options)
+    sandbox = e2b.Sandbox.create(metadata={"cpus": "64"}, **options)
     assert sandbox.commands.run("echo $TANGRAM_DOP_MAX").stdout == "1\n"
     (listed,) = e2b.Sandbox.list(**options).next_items()
-    assert (listed.metadata, listed.cpu_count) == ({"cpus": cpus}, 1)
+    assert (listed.metadata, listed.cpu_count) == ({"cpus": "64"}, 1)
     sandbox.kill()
 
 

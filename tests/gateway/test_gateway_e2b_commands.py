@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import struct
@@ -10,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.gateway.conftest import Served
+from tests.gateway.conftest import Served, options_of
 
 e2b = pytest.importorskip("e2b", reason="the extra `clients` is not installed")
 
@@ -116,30 +117,6 @@ def test_a_command_is_reached_by_its_number_inside_of_the_sandbox(e2b_sandbox: e
     assert refused.value.exit_code == 1 and "No such process" in refused.value.stderr
 
 
-def test_a_stream_shows_signs_of_life_while_a_command_is_silent(
-    served: Served, e2b_sandbox: e2b.Sandbox, e2b_headers: dict[str, str]
-) -> None:
-    headers = {
-        **e2b_headers,
-        "Authorization": f"Basic {base64.b64encode(b'root:').decode()}",
-        "Content-Type": "application/connect+json",
-        "Keepalive-Ping-Interval": "1",
-    }
-    # Given a command that is silent until a sign of life has come
-    message = b'{"process": {"cmd": "/bin/sh", "args": ["-c", "until [ -e alive ]; do sleep 0.05; done"]}}'
-    request = bytes([0]) + len(message).to_bytes(4, "big") + message
-    seen, is_told = b"", False
-    with httpx.stream("POST", f"{served.url}/process.Process/Start", headers=headers, content=request, timeout=60) as answer:
-        assert answer.headers["content-type"] == "application/connect+json"
-        for data in answer.iter_raw():
-            seen += data
-            if not is_told and b'"keepalive":' in seen:
-                is_told = True
-                e2b_sandbox.files.write("alive", "")
-    # Then there is one, between the beginning and the end
-    assert 0 <= seen.find(b'"start":') < seen.find(b'"keepalive":') < seen.find(b'"end":')
-
-
 def message(body: bytes) -> bytes:
     return bytes([0]) + len(body).to_bytes(4, "big") + body
 
@@ -161,3 +138,37 @@ def test_a_stream_that_is_refused_says_so_in_its_last_envelope(
     answer = httpx.post(f"{served.url}/{call}", headers=headers, content=body)
     assert (answer.status_code, answer.headers["Content-Type"], answer.content[0]) == (200, "application/connect+json", 2)
     assert json.loads(answer.content[5:])["error"]["code"] == code
+
+
+LINE = "0123456ä€𝄞" * 10
+LINES = 60_000
+"""Some 10 MB, many times what waits for a reader."""
+
+PRINT = f"yes {LINE} | head -n {LINES}"
+
+
+def test_a_client_that_pauses_gets_all_of_it(served: Served) -> None:
+    async def paused() -> tuple[str, str | None]:
+        sandbox = await e2b.AsyncSandbox.create(**options_of(served, "output"))
+        begun, go_on = asyncio.Event(), asyncio.Event()
+
+        async def take(_data: str) -> None:
+            begun.set()
+            await go_on.wait()
+
+        try:
+            # Given a client that does not take more than the first piece
+            handle = await sandbox.commands.run(f"({PRINT}); touch ended", background=True, on_stdout=take, timeout=300)
+            await begun.wait()
+            # Then the command waits for it
+            await sandbox.commands.run("sleep 2")
+            assert not await sandbox.files.exists("ended")
+            # And when it goes on, it gets everything
+            go_on.set()
+            done = await handle.wait()
+            return done.stdout, done.error
+        finally:
+            await sandbox.kill()
+
+    stdout, error = asyncio.run(paused())
+    assert error in (None, "") and stdout == f"{LINE}\n" * LINES

@@ -1,7 +1,6 @@
 """An infrastructure failure is never scored 0: in every shape, the end of an action whose node dies is told apart from a wrong program.
 
-Nodes are killed while commands run, while others wait for a core, and while scores are asked for. Engines fail in
-`test_gateway_scores.py`.
+A node is killed while commands run, and while others wait for a core. Engines fail in `test_gateway_scores.py`.
 """
 
 from __future__ import annotations
@@ -19,11 +18,9 @@ from app.cli.reporting import read_report
 from tangram import EnvironmentLost
 from tangram.calls import Place, execute
 from tangram.integrations.verl_reward import KEPT, ScoreFailed, compute_score
-from tests.freezing import freeze
 from tests.gateway.conftest import Served, options_of, serving
-from tests.gateway.score_methods import score_calls
 from tests.gateway.test_gateway_rock import VERBS, Sandbox
-from tests.live.support import FAST_BEATS, SERVICES
+from tests.live.support import FAST_BEATS
 
 pytestmark = pytest.mark.real
 
@@ -36,10 +33,7 @@ CORES = 5
 @pytest.fixture(scope="module")
 def stack_with_nodes_to_lose(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Run a stack with a gateway."""
-    folder = tmp_path_factory.mktemp("faults")
-    (folder / "services.toml").write_text(SERVICES)
-    services = {"cells": 4, "cell_memory_mb": 1200, "services_file": folder / "services.toml"}
-    with serving(folder, policy="fcfs", cores=CORES, memory_mb=16384, variables=FAST_BEATS, **services) as served:
+    with serving(tmp_path_factory.mktemp("faults"), policy="fcfs", cores=CORES, memory_mb=16384, variables=FAST_BEATS) as served:
         yield served
 
 
@@ -180,25 +174,5 @@ def _of_e2b(served: Served) -> Any:
 
 
 def _unfinished(served: Served) -> Counter[str]:
-    rows = served.live.rows("SELECT status FROM actions WHERE kind IN ('cpu.exec', 'gpu.score', 'gpu.logprobs') AND ended_at IS NULL")
+    rows = served.live.rows("SELECT status FROM actions WHERE kind = 'cpu.exec' AND ended_at IS NULL")
     return Counter(row[0] for row in rows)
-
-
-def test_a_score_whose_node_dies_is_the_same_score_from_another_one(served: Served) -> None:
-    live = served.live
-    with served.http() as http, live.client("scores") as client, ThreadPoolExecutor(16) as threads:
-        # Given the scores of each shape, and the same calls once more on a node that hangs
-        calls = score_calls(http, client, "judge", "teacher")
-        undisturbed = {name: call() for name, call in calls.items()}
-        assert all(undisturbed.values())
-        freeze(live.process("gpu-0").pid)
-        pending = {name: threads.submit(call) for name, call in calls.items()}
-        live.until(lambda: live.rows("SELECT count(*) FROM actions WHERE kind LIKE 'gpu.%' AND ended_at IS NULL") == [(len(calls),)])
-        assert not any(future.done() for future in pending.values())
-        # When the node dies, and another one comes
-        live.process("gpu-0").kill()
-        live.until(lambda: live.rows("SELECT state FROM nodes WHERE name = 'gpu-0'") == [("lost",)])
-        live.stack.restart("gpu-0")
-        # Then everybody has the score that the model gives
-        assert {name: future.result(timeout=120) for name, future in pending.items()} == undisturbed
-        assert live.rows("SELECT DISTINCT attempts FROM actions WHERE kind LIKE 'gpu.%' ORDER BY attempts")[-1] == (2,)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.cli.support import started
 from tests.gateway.conftest import Served, options_of, serving
-from tests.ports import free_port
 
 pytestmark = pytest.mark.real
 
@@ -117,15 +114,3 @@ def test_a_process_of_e2b_is_joined_through_another_gateway_when_its_own_dies(pa
     again.files.write("go", "")
     assert joined.wait().stdout == "ran\n"
     assert again.commands.list() == []
-
-
-@pytest.mark.real
-def test_up_serves_a_gateway_where_a_port_is_set(tmp_path: Path) -> None:
-    pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
-    port = free_port()
-    (tmp_path / "services.toml").write_text("[quotas.q]\nconcurrency = 1\n")
-    with started(tmp_path, "up", "--cells", "1", TANGRAM_GATEWAY_PORT=str(port)) as up:
-        assert up.stderr is not None
-        lines = [up.stderr.readline() for _ in range(2)]
-        assert f"http://127.0.0.1:{port}" in lines[1] and "tangram token new" in lines[1], lines
-        assert httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200

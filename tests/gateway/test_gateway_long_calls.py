@@ -6,12 +6,11 @@ stack are set so short that each of them ends many times meanwhile.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import struct
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -20,6 +19,7 @@ import pytest
 from app.gateway import e2b_output, e2b_process, e2b_table, records, rex_runtime, run_code
 from tangram import wire
 from tangram.settings import Settings
+from tests.gateway import shapes
 from tests.gateway.conftest import Served, serving
 
 HALF_AN_HOUR_S = 1800.0
@@ -56,72 +56,35 @@ def short_timers(real_component: None, tmp_path_factory: pytest.TempPathFactory)
         yield served
 
 
-@asynccontextmanager
-async def caller(served: Served) -> AsyncIterator[httpx.AsyncClient]:
-    headers = {"X-API-Key": served.token("long"), "XRL-Authorization": f"Bearer {served.token('long')}"}
-    async with httpx.AsyncClient(base_url=served.url, headers=headers, timeout=None) as http:
-        yield http
-
-
-COMMAND = f"sleep {LENGTH_S:g}; echo done"
-
-
-async def native(http: httpx.AsyncClient) -> str:
-    opened = (await http.post("/api/v1/environments", json={})).json()["id"]
-    body = {"command": COMMAND, "timeout_s": 2 * LENGTH_S}
-    return str((await http.post(f"/api/v1/environments/{opened}/exec", json=body)).json()["stdout"])
-
-
-async def swerex(http: httpx.AsyncClient) -> str:
-    assert (await http.post("/envs/long/create_session", json={"startup_timeout": 60})).status_code == 200
-    body = {"action_type": "bash", "command": COMMAND, "timeout": 2 * LENGTH_S}
-    return str((await http.post("/envs/long/run_in_session", json=body)).json()["output"])
-
-
-async def rock_shape(http: httpx.AsyncClient) -> str:
-    begin = {"image": "python:3.12", "auto_clear_time_minutes": 1, "memory": "512m"}
-    started = (await http.post("/apis/envs/sandbox/v1/start_async", json=begin)).json()
-    body = {"sandbox_id": started["result"]["sandbox_id"], "command": ["sh", "-c", COMMAND], "timeout": 2 * LENGTH_S}
-    return str((await http.post("/apis/envs/sandbox/v1/execute", json=body)).json()["result"]["stdout"])
-
-
-async def code(http: httpx.AsyncClient) -> str:
-    body = {"language": "bash", "code": COMMAND, "run_timeout": 2 * LENGTH_S}
-    return str((await http.post("/run_code", json=body)).json()["run_result"]["stdout"])
-
-
-async def notebook(http: httpx.AsyncClient) -> str:
-    body = {"cells": [f"import time; time.sleep({LENGTH_S:g}); print('done')"], "total_timeout": 2 * LENGTH_S}
-    answer = (await http.post("/run_jupyter", json=body)).json()
-    return str(answer["cells"][0]["stdout"])
-
-
-async def e2b_stream(http: httpx.AsyncClient) -> str:
+def e2b_stream(http: httpx.Client, command: str, timeout_s: float) -> str:
     """Read the stream of a command as it is sent; a silence of more than some seconds breaks it."""
-    sandbox = (await http.post("/v2/sandboxes", json={"templateID": "base", "timeout": round(3 * LENGTH_S)})).json()
+    sandbox = http.post("/v2/sandboxes", json={"templateID": "base", "timeout": round(timeout_s)}).json()
     headers = {"E2b-Sandbox-Id": sandbox["sandboxID"], "X-Access-Token": sandbox["envdAccessToken"], "Keepalive-Ping-Interval": "1"}
-    message = json.dumps({"process": {"cmd": "/bin/sh", "args": ["-c", COMMAND]}}).encode()
+    message = json.dumps({"process": {"cmd": "/bin/sh", "args": ["-c", command]}}).encode()
     headers["Content-Type"] = "application/connect+json"
     kinds: list[str] = []
     timeout = httpx.Timeout(30, read=15)
     content = struct.pack(">BI", 0, len(message)) + message
-    async with http.stream("POST", "/process.Process/Start", content=content, headers=headers, timeout=timeout) as answer:
+    with http.stream("POST", "/process.Process/Start", content=content, headers=headers, timeout=timeout) as answer:
         held = b""
-        async for data in answer.aiter_bytes():
+        for data in answer.iter_bytes():
             held += data
             while len(held) >= 5 and len(held) >= 5 + (length := struct.unpack_from(">BI", held)[1]):
                 event: dict[str, Any] = json.loads(held[5 : 5 + length]).get("event", {})
                 kinds += event
                 held = held[5 + length :]
     assert kinds.count("keepalive") > LENGTH_S / 4, kinds
-    return "done\n" if kinds[-1] == "end" and "data" in kinds else str(kinds)
+    return "done" if kinds[-1] == "end" and "data" in kinds else str(kinds)
 
 
 @needs_length
 @pytest.mark.timeout(60 + 3 * LENGTH_S)
 def test_one_long_call_through_every_shape(short_timers: Served) -> None:
-    async def all_of_them() -> list[str]:
-        async with caller(short_timers) as http:
-            return await asyncio.gather(*(shape(http) for shape in (native, swerex, rock_shape, code, notebook, e2b_stream)))
-
-    assert [one.strip() for one in asyncio.run(all_of_them())] == ["done"] * 6
+    with short_timers.http("long") as http, ThreadPoolExecutor(6) as threads:
+        http.timeout = None
+        http.headers["XRL-Authorization"] = f"Bearer {http.headers['X-API-Key']}"
+        command, limit_s = f"sleep {LENGTH_S:g}; echo done", 2 * LENGTH_S
+        streamed = threads.submit(e2b_stream, http, command, 3 * LENGTH_S)
+        others = (shapes.native, shapes.in_shell, shapes.rock, shapes.run_code, shapes.run_jupyter)
+        calls = [threads.submit(shape, http, command, limit_s) for shape in others]
+        assert all("done" in call.result().text for call in calls) and streamed.result() == "done"

@@ -182,13 +182,6 @@ def test_a_request_without_a_token_or_with_a_wrong_one_is_refused(port: Port) ->
         assert (answer.status_code, answer.headers["tangram-cause"]) == (401, "bad_input")
 
 
-def test_an_environment_of_another_job_is_unknown(served: Served, port: Port) -> None:
-    other = served.token("another")
-    assert httpx.get(port.url + port.path, headers={"X-API-Key": other}).status_code == 404
-    assert httpx.get(port.url, headers={"Host": port.host, "X-API-Key": other}).status_code == 404
-    assert httpx.get(port.url + port.path.replace("env-", "env-0"), headers={"X-API-Key": port.token}).status_code == 404
-
-
 def test_a_port_on_which_nothing_listens_is_told(http: httpx.Client, port: Port) -> None:
     nobody = free_port()
     answer = http.get(f"/api/v1/environments/{port.environment}/ports/{nobody}/x")

@@ -12,7 +12,6 @@ from typing import Any
 import httpx
 import pytest
 
-from app.gateway.joined import ABANDONED_S
 from tests.gateway.conftest import Served
 
 fusion = pytest.importorskip("sandbox_fusion", reason="the extra `clients` is not installed")
@@ -44,7 +43,7 @@ def open_environments(served: Served) -> list[Any]:
     return served.live.rows("SELECT id FROM environments WHERE job = 'fusion' AND ended_at IS NULL")
 
 
-def test_code_runs_with_its_input_and_its_files(endpoint: str) -> None:
+def test_code_runs_with_its_input_and_its_files(served: Served, endpoint: str) -> None:
     done = run(
         endpoint,
         "import sys\nprint(sys.stdin.read() + open('in/data.txt').read())\nopen('out.txt', 'w').write('made')",
@@ -57,6 +56,8 @@ def test_code_runs_with_its_input_and_its_files(endpoint: str) -> None:
     assert done.compile_result is None
     assert done.files == {"out.txt": encoded("made")} and "missing.txt" in done.message
     assert 0 < done.run_result.execution_time < 60
+    # And nothing is left
+    served.live.until(lambda: not open_environments(served))
 
 
 def test_the_async_client_is_served_alike(endpoint: str) -> None:
@@ -77,7 +78,7 @@ def test_code_that_fails_is_failed_and_no_error(endpoint: str) -> None:
 
 
 def test_code_that_runs_for_too_long_is_over_its_limit_with_what_it_printed(endpoint: str) -> None:
-    done = run(endpoint, "echo so far; sleep 60", "bash", run_timeout=5)
+    done = run(endpoint, "echo so far; sleep 60", "bash", run_timeout=2)
     assert (done.status, done.run_result.status, done.run_result.return_code) == ("Failed", "TimeLimitExceeded", None)
     assert done.run_result.stdout == "so far\n"
 
@@ -91,7 +92,7 @@ def test_a_compiled_language_has_a_result_of_its_compiler(endpoint: str) -> None
     assert broken.compile_result.return_code != 0 and "not declared" in broken.compile_result.stderr
 
 
-@pytest.mark.parametrize("memory_mb", [None, 0, 1024])
+@pytest.mark.parametrize("memory_mb", [None, 1024])
 def test_a_stack_may_be_as_large_as_the_memory_and_is_large_without_a_limit(caller: httpx.Client, memory_mb: int | None) -> None:
     # 16 MB, which is twice of what a stack may have unless the system is told otherwise
     body = {"language": "cpp", "code": "int main() { volatile int a[4000000]; a[0] = 3; return a[0]; }", "compile_timeout": 100}
@@ -172,27 +173,15 @@ def test_a_wrong_body_is_422(caller: httpx.Client, change: dict[str, Any]) -> No
     assert answer.status_code == 422 and answer.json()["detail"]
 
 
-AT_ONCE, CALLS = 16, 20
-"""How many calls wait at the same time, and how many there are: some come when others have ended."""
-
-
-def test_many_calls_at_once_all_get_their_own_answer_and_leave_nothing(served: Served, endpoint: str) -> None:
-    with ThreadPoolExecutor(AT_ONCE) as threads:
-        # As often as the client asks by default: a run that waits in the queue for too long is picked up by the same request.
-        answers = list(threads.map(lambda n: run(endpoint, f"print({n})", attempts=5), range(CALLS)))
-    assert [done.run_result.stdout for done in answers] == [f"{n}\n" for n in range(CALLS)]
-    served.live.until(lambda: not open_environments(served))
-
-
 def test_a_call_that_waits_in_the_queue_is_504_in_time_and_its_retry_gets_the_same_run(served: Served, caller: httpx.Client) -> None:
     # Given a node whose memory is taken
-    body = {"language": "bash", "code": "echo ran", "run_timeout": 8, "compile_timeout": 1, "memory_limit_MB": 512}
+    body = {"language": "bash", "code": "echo ran", "run_timeout": 4, "compile_timeout": 1, "memory_limit_MB": 512}
     with served.http("blocker") as blocker, ThreadPoolExecutor(1) as thread:
         blocking = blocker.post("/api/v1/environments", json={"memory_mb": 4000}).json()["id"]
-        # When code is to be run, the answer comes in time: 9 s of limits and 1 s of patience
+        # When code is to be run, the answer comes in time: 5 s of limits and 1 s of patience
         began = time.monotonic()
         assert caller.post("/run_code", json=body).status_code == 504
-        assert 9.9 < time.monotonic() - began < 100
+        assert 5.9 < time.monotonic() - began < 100
         # Then the same body again, as often as callers send it, waits for the run that was begun, and no other run is made
         again = thread.submit(caller.post, "/run_code", json=body)
         blocker.delete(f"/api/v1/environments/{blocking}")
@@ -210,7 +199,7 @@ def test_a_retry_after_a_broken_connection_gets_the_same_run(served: Served, cal
 
     # Given a run whose caller has gone away before there is an answer, which the gateway has noticed
     before = environments()
-    body = {"language": "bash", "code": "sleep 5; date +%N", "run_timeout": 20}
+    body = {"language": "bash", "code": "sleep 3; date +%N", "run_timeout": 20}
     with served.store() as store:
         earlier = set(store.keys("tangram-gw-abandoned-*"))
         with pytest.raises(httpx.ReadTimeout):
@@ -219,20 +208,6 @@ def test_a_retry_after_a_broken_connection_gets_the_same_run(served: Served, cal
     # When it comes again, then it gets that run, and there is no other one
     environment = caller.post("/run_code", json=body).json()["executor_pod_name"]
     assert environments() - before == {environment}
-
-
-def test_an_environment_outlives_a_gateway_that_dies_by_no_more_than_anybody_waits_for_the_call(
-    served: Served, caller: httpx.Client
-) -> None:
-    body = {"language": "bash", "code": "echo ran", "run_timeout": 20, "compile_timeout": 20}
-    environment = caller.post("/run_code", json=body).json()["executor_pod_name"]
-    # 20 s of its limit and 1 s of patience, and then the time for which an abandoned run is kept
-    query = f"SELECT ends_at - opened_at FROM environments WHERE id = '{environment}' AND opened_at IS NOT NULL"
-    served.live.until(lambda: served.live.rows(query))
-    ((lease_s,),) = served.live.rows(query)
-    assert 20 + 1 + ABANDONED_S < lease_s < 200
-    # And a call may take as long as any action may
-    assert caller.post("/run_code", json={**body, "run_timeout": 1e9}).json()["status"] == "Success"
 
 
 def test_cells_share_one_interpreter(endpoint: str) -> None:
@@ -257,7 +232,7 @@ def test_a_cell_that_runs_for_too_long_ends_the_notebook_with_what_there_is(endp
     done = fusion.run_jupyter(request, endpoint=endpoint, max_attempts=1)
     assert done.status == "Failed" and [cell.stdout for cell in done.cells] == ["1\n", ""]
     assert done.cells[1].error[0]["ename"] == "CellTimeout"
-    request = fusion.RunJupyterRequest(cells=["print(1)", "import time; time.sleep(60)"], total_timeout=12)
+    request = fusion.RunJupyterRequest(cells=["print(1)", "import time; time.sleep(60)"], total_timeout=8)
     done = fusion.run_jupyter(request, endpoint=endpoint, max_attempts=1)
     assert (done.status, done.driver.status, [cell.stdout for cell in done.cells]) == ("Failed", "TimeLimitExceeded", ["1\n"])
 

@@ -159,8 +159,8 @@ def test_a_command_that_fails_with_words_is_no_wrong_syntax(rex: Rex, command: s
 
 def test_a_command_beyond_its_timeout_is_ended_and_the_session_goes_on(rex: Rex) -> None:
     began = time.monotonic()
-    with pytest.raises(CommandTimeoutError, match="timeout after 5.5 seconds") as caught:
-        rex.run("export BEFORE=1; echo begun; sleep 600", timeout=5.5)
+    with pytest.raises(CommandTimeoutError, match="timeout after 2.5 seconds") as caught:
+        rex.run("export BEFORE=1; echo begun; sleep 600", timeout=2.5)
     assert caught.value.extra_info["output"] == "begun\n" and time.monotonic() - began < 200
     # When the client interrupts, as SWE-agent does after a timeout, nothing is left to interrupt
     assert do(rex.runtime.run_in_session(BashInterruptAction())).exit_code == 0
