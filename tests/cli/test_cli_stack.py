@@ -23,7 +23,7 @@ from app.local.processes import wait_until
 from tests.cli.forked import forked
 from tests.cli.support import environment, leftovers, started, tangram
 from tests.cli.template import PROGRAM, Forked
-from tests.ports import free_ports
+from tests.ports import free_port, free_ports
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -48,13 +48,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def up(real_component: None, folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Run `tangram up`, with metrics, for the tests of this file."""
-    with started(folder, "up", "--cores", "2", TANGRAM_METRICS_PORT=str(free_ports(6))) as process:
+    """Run `tangram up`, with metrics and a gateway, for the tests of this file."""
+    port, metrics = free_port(), str(free_ports(6))
+    with started(folder, "up", "--cores", "2", TANGRAM_METRICS_PORT=metrics, TANGRAM_GATEWAY_PORT=str(port)) as process:
         assert process.stderr is not None
         line = process.stderr.readline()
         assert line.startswith("the stack is up"), line + process.stderr.read()
-        said = process.stderr.readline()
-        assert said.startswith("metrics: scheduler 127.0.0.1:"), said
+        of_gateway, of_metrics = process.stderr.readline(), process.stderr.readline()
+        assert f"http://127.0.0.1:{port}" in of_gateway and "tangram token new" in of_gateway, of_gateway
+        assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=60).status_code == 200
+        assert of_metrics.startswith("metrics: scheduler 127.0.0.1:"), of_metrics
         yield process
 
 
@@ -242,25 +245,18 @@ def test_an_interrupted_stack_leaves_nothing(up: subprocess.Popen[str], folder: 
     assert not (folder / "state" / "stack.json").exists() and not (folder / "state" / "metrics.json").exists()
 
 
-@pytest.mark.real
-@pytest.mark.parametrize(("ends", "code", "said"), [("replay", 130, "tangram: interrupted"), ("scheduler", 2, "scheduler ended")])
-def test_a_live_replay_ends_with_one_line_when_it_is_interrupted_or_its_scheduler_dies(
-    tmp_path: Path, ends: str, code: int, said: str
-) -> None:
+def test_a_live_replay_that_is_interrupted_ends_with_one_line(tmp_path: Path) -> None:
     (tmp_path / "long.jsonl").write_text(TRACE.replace('"command": "true"', '"command": "sleep 300"'))
     with started(tmp_path, "replay", "long.jsonl", "--live", "--cores", "1") as process:
         # Given a replay that waits for a long command
         journal, stack = tmp_path / "state" / "tangram.sqlite", tmp_path / "state" / "stack.json"
         assert wait_until(lambda: journal.exists() and bool(running(journal)), 120), process.stderr
-        # When it is asked to end, as by Ctrl-C, or its scheduler is killed
-        if ends == "replay":
-            process.send_signal(signal.SIGTERM)
-        else:
-            os.kill(json.loads(stack.read_text())["pids"]["scheduler"], signal.SIGKILL)
+        # When it is asked to end, as by Ctrl-C
+        process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=200)
     # Then it says so and leaves nothing
-    assert (process.returncode, out) == (code, "")
-    assert said in err.splitlines()[-1] and "Traceback" not in err
+    assert (process.returncode, out) == (130, "")
+    assert "tangram: interrupted" in err.splitlines()[-1] and "Traceback" not in err
     assert wait_until(lambda: not leftovers(tmp_path), 60), leftovers(tmp_path)
     assert not stack.exists()
 

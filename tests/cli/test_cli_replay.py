@@ -1,0 +1,29 @@
+"""A live replay whose stack breaks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from app.local.processes import StackError
+from app.replay.live_trainer import LiveReplay
+from app.replay.traces import read_trace
+from tangram import Settings
+from tangram.connection import open_store
+from tests.conftest import RedisUrls
+
+TRACE = Path(__file__).resolve().parents[2] / "examples" / "rollouts.jsonl"
+
+
+def test_a_replay_does_not_wait_for_results_of_a_stack_that_is_broken(redis_urls: RedisUrls, tmp_path: Path) -> None:
+    def broken() -> None:
+        raise StackError("scheduler ended")
+
+    # Given a replay whose actions nobody carries out
+    settings = Settings(broker_url=redis_urls.broker, result_url=redis_urls.result, connect_timeout_s=60)
+    with open_store(redis_urls.result, 60.0) as store:
+        trainer = LiveReplay(read_trace(TRACE), settings, store, folder=TRACE.parent, api_url="", check=broken)
+        # When a process of its stack has ended; then it says so
+        with pytest.raises(StackError, match="scheduler ended"):
+            trainer.run()
