@@ -80,28 +80,6 @@ def test_why_does_this_action_wait_and_who_holds_what_it_needs(phone: Page, trou
     expect(phone.get_by_role("heading", level=1)).to_have_text(trouble.handles["holder"].id)
 
 
-def test_the_age_of_what_waits_leads_to_the_action_that_has_waited_longest(phone: Page, trouble: Trouble) -> None:
-    phone.goto("/")
-    row = phone.get_by_role("region", name="Waiting actions by job and kind").get_by_role("row").filter(has_text="waiter")
-    row.get_by_role("link").last.click()
-    expect(phone.get_by_role("heading", level=1)).to_have_text(trouble.handles["waiter"].id)
-    expect(phone.get_by_role("heading", name="Why it waits")).to_be_visible()
-    # and where nothing waits, to their list
-    phone.goto("/oldest?job=nobody&kind=cpu.exec")
-    expect(phone.get_by_role("region", name="Actions that match")).to_contain_text("None.")
-
-
-def test_which_job_loses_rewards_to_our_failures(phone: Page, trouble: Trouble) -> None:
-    # When
-    phone.goto("/")
-    # Then it is said at the top, and leads to the lost action
-    notice = phone.get_by_role("listitem").filter(has_text="Job unlucky lost 1 of")
-    expect(notice).to_contain_text("environment_lost")
-    notice.get_by_role("link", name="unlucky").click()
-    expect(phone.get_by_role("heading", level=1)).to_have_text("unlucky")
-    expect(phone.get_by_role("region", name="Latest actions that ended by our fault")).to_contain_text(trouble.handles["lost"].id)
-
-
 def test_what_is_acknowledged_is_folded_away_in_this_browser_until_it_is_asked_for(phone: Page, trouble: Trouble) -> None:
     # Given a notice
     phone.goto("/")

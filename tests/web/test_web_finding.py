@@ -55,6 +55,8 @@ def test_the_five_questions_of_an_operator_take_one_click_each(view: View, journ
         ):
             assert f'href="{link}"' in first, link
             assert says in words_of(client, link.replace("&amp;", "&"))
+        # and where nothing waits, the age of the oldest leads to their list
+        assert "None." in words_of(client, "/oldest?job=nobody&kind=cpu.exec")
 
 
 def test_what_needs_attention_says_since_when_the_newest_fault_first(view: View, journal: str, redis: RedisServer) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import html
-import time
 from urllib.parse import quote
 
 import httpx
 import pytest
 
-from app.web.looks import INTERVAL_S
 from tests.web.conftest import HOSTILE, LONG, RIGHT_TO_LEFT, SECRET, TOKEN, Trouble
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(280)]
@@ -24,24 +22,6 @@ def text_of(trouble: Trouble, path: str) -> str:
     answer = trouble.page(path)
     assert answer.status_code == 200, answer.text[:500]
     return html.unescape(answer.text)
-
-
-def test_the_overview_counts_what_is_granted_waits_and_failed(trouble: Trouble) -> None:
-    # When
-    found = trouble.page("/api/overview").json()
-    # Then
-    assert found["cores"]["total"] == 2 and found["cores"]["granted"] == 2 and found["cores"]["idle"] == 0
-    assert found["scheduler"]["policy"] == "elastic"
-    assert found["waiting"] >= 4 and found["oldest_wait_s"] > 0
-    assert 0.1 < found["journal_mb"] < 100
-    assert {group["job"] for group in found["queue"]} >= {"waiter", "holder", "caller"}
-    (quota,) = [one for one in found["quotas"] if one["name"] == "search"]
-    assert quota["running"] == 2 and quota["concurrency"] == 2 and quota["waiting"] == 1
-    nodes = {node["name"]: node for node in found["nodes"]}
-    assert nodes["cpu-1"]["state"] == "lost" and nodes["cpu-1"]["ours"] == 1
-    assert nodes["cpu-0"]["state"] == "up" and nodes["cpu-0"]["beat_ago_s"] is not None
-    # the job that lost an action to us comes first
-    assert found["jobs"][0]["name"] == "unlucky" and found["jobs"][0]["ours"] == 1
 
 
 @pytest.mark.parametrize(
@@ -101,21 +81,6 @@ def test_names_of_users_are_text(trouble: Trouble, name: str) -> None:
 def test_what_the_journal_does_not_know_is_said_so(trouble: Trouble, path: str) -> None:
     answer = trouble.page(path)
     assert answer.status_code == 404 and "knows nothing at" in answer.text
-
-
-def test_filters_and_search_are_in_the_address(trouble: Trouble) -> None:
-    # Given
-    waiter, holder = trouble.handles["waiter"].id, trouble.handles["holder"].id
-    # When
-    waiting, running, found = (
-        text_of(trouble, path)
-        for path in ("/actions?state=waiting&job=waiter", "/actions?state=running&job=holder", f"/actions?q={waiter[-12:]}")
-    )
-    # Then
-    assert waiter in waiting and holder not in waiting
-    assert holder in running and waiter not in running
-    assert waiter in found and holder not in found
-    assert trouble.handles["lost"].id in text_of(trouble, "/actions?fault=infrastructure")
 
 
 def test_a_filter_that_makes_no_sense_is_refused(trouble: Trouble) -> None:
@@ -194,28 +159,6 @@ def test_a_page_of_this_machine_answers_under_no_other_name(trouble: Trouble) ->
         for name in (f"localhost:{port}", f"127.0.0.1:{port}", f"[::1]:{port}", f"site.example:{port}", "127.0.0.1.site.example")
     }
     assert list(codes.values()) == [200, 200, 200, 400, 400], codes
-
-
-def test_many_viewers_share_one_look(trouble: Trouble) -> None:
-    # When each of ten viewers asks for the overview, one right after the other
-    began = time.monotonic()
-    looks = {trouble.page("/api/overview").json()["at"] for _ in range(10)}
-    # Then there is one look an interval, the one that was there before, and one after a look that came late
-    assert len(looks) <= 3 + (time.monotonic() - began) / INTERVAL_S
-
-
-def test_events_tell_of_each_look(trouble: Trouble) -> None:
-    # When
-    versions = []
-    with httpx.stream("GET", f"{trouble.url}/events", timeout=60) as answer:
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        for line in answer.iter_lines():
-            if line.startswith("data: "):
-                versions.append(int(line.removeprefix("data: ")))
-            if len(versions) == 3:
-                break
-    # Then
-    assert versions == sorted(set(versions))
 
 
 def test_the_timeline_sends_only_what_has_changed(trouble: Trouble) -> None:
