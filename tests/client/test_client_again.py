@@ -123,17 +123,6 @@ def test_what_may_have_been_sent_is_told_as_unknown_and_withdrawn(stack: Away, s
     assert {header["environment"] for header in stack.headers() if header["kind"] == "cpu.close"} == {opening.environment, "other"}
 
 
-def test_what_has_ended_meanwhile_is_not_submitted_again(stack: Away, session: Session) -> None:
-    handle = session.submit(Action(kind="my.task"))
-    flush(session)
-    stack.broker.purge(INGRESS_QUEUE)
-    repeat = session._inbox._waiting[handle.id].repeats[0]
-    session._inbox.fail(handle.id, StackUnreachable("given up"))
-    repeat()
-    flush(session)
-    assert stack.headers() == []
-
-
 def test_what_was_cancelled_is_cancelled_again(stack: Away, session: Session) -> None:
     handle = session.submit(Action(kind="my.task"))
     session.wait_for(session.cancel_task(handle.id))

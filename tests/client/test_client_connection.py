@@ -158,10 +158,8 @@ def test_a_cancel_that_cannot_be_sent_is_told(redis_urls: Any, own_redis: Any) -
             assert redis.llen("scheduler.control") == 2
 
 
-@pytest.mark.parametrize("away", ["a moment", "too long"])
-def test_giving_up_on_a_cancel_that_is_not_sent_yet_costs_nothing_else(redis_urls: Any, own_redis: Any, away: str) -> None:
-    bridged_s = ALLOWED_S if away == "too long" else 60.0
-    given = Settings(broker_url=own_redis.broker, result_url=redis_urls.result, connect_timeout_s=5.0, outage_s=bridged_s)
+def test_giving_up_on_a_cancel_that_is_not_sent_yet_costs_nothing_else(redis_urls: Any, own_redis: Any) -> None:
+    given = Settings(broker_url=own_redis.broker, result_url=redis_urls.result, connect_timeout_s=5.0, outage_s=60.0)
 
     async def scenario() -> None:
         async with AsyncClient(settings=given) as client:
@@ -171,20 +169,14 @@ def test_giving_up_on_a_cancel_that_is_not_sent_yet_costs_nothing_else(redis_url
                 async with asyncio.timeout(0):
                     await client.cancel(trajectory="t")
             first = await client.submit(Action(kind="my.task"))
-            withdrawn = False
-            if away == "too long":
-                with pytest.raises((StackUnreachable, Unknown), match="broker") as told:
-                    await first
-                withdrawn = told.type is Unknown
             # When it is back
             own_redis.start()
             last = await client.submit(Action(kind="my.last"))
             await client.cancel(trajectory="u")
             # Then everything was sent once, and nothing is said to have failed
             with own_redis.client() as redis:
-                wanted = (2, 2) if away == "a moment" else (1 + withdrawn, 1)
-                assert (redis.llen("scheduler.control"), redis.llen("actions")) == wanted
-            assert first.done() == (away == "too long") and not last.done()
+                assert (redis.llen("scheduler.control"), redis.llen("actions")) == (2, 2)
+            assert not first.done() and not last.done()
 
     asyncio.run(asyncio.wait_for(scenario(), 200))
 

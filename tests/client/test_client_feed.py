@@ -8,23 +8,9 @@ import pytest
 
 from app.local.processes import wait_until
 from tangram import Action, Client, Settings
-from tangram.life_signs import silences
 from tangram.publisher import Publisher
 from tangram.session import Session
 from tangram.wire import RESULT_KEY_PREFIX
-from tests.conftest import RedisServer
-
-
-def test_a_store_that_has_forgotten_a_client_hears_of_it_again(own_redis: RedisServer) -> None:
-    settings = Settings(broker_url=own_redis.broker, result_url=own_redis.result, connect_timeout_s=5)
-    with Client(settings=settings) as client:
-        client_id = client._session.client_id
-        # When the store is started anew, without a key
-        own_redis.stop()
-        own_redis.start()
-        # Then the client gives a sign of life
-        with own_redis.client() as store:
-            assert wait_until(lambda: silences(store, [client_id])[client_id] is not None, 60)
 
 
 def test_a_deaf_subscription_is_noticed_and_made_anew(
