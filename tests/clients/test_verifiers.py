@@ -8,14 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("verifiers.v1", reason="verifiers is not installed")
 
 from verifiers.v1.errors import SandboxError
-from verifiers.v1.runtimes import E2BConfig, Runtime, make_runtime, provision_runtime
+from verifiers.v1.runtimes import E2BConfig, Runtime, provision_runtime
 
 from tests.clients.conftest import Served, left_open
 
@@ -111,14 +110,3 @@ async def test_a_sandbox_that_is_gone_is_an_error_of_the_sandbox(served: Served,
         assert http.delete(f"/api/v1/environments/{runtime.info.id}").status_code in (200, 204)
     with pytest.raises(SandboxError, match="e2b exec failed"):
         await runtime.run(["true"], {})
-
-
-async def test_resources_that_e2b_could_not_have_are_refused_before_a_sandbox_is_made(config: E2BConfig) -> None:
-    runtime = make_runtime(config.model_copy(update={"cpu": 3.0}))
-    with pytest.raises(SandboxError, match="1 or an even number"):
-        await runtime.start()
-    await runtime.stop()
-
-
-async def test_a_port_is_exposed(runtime: Any) -> None:
-    assert (await runtime.expose(8000)).startswith("https://8000-")

@@ -9,15 +9,11 @@ import pytest
 
 pytest.importorskip("trl", reason="trl is not installed")
 
-from app.local.stack import StackPlan
-from examples.train import __main__ as training
-from examples.train.__main__ import GENERATIONS, form, train, verdicts
-from examples.train.model import LETTERS, make_teacher
+from examples.train.__main__ import GENERATIONS, train, verdicts
 from examples.train.sandboxes import LocalSandbox, StackSandbox
 from examples.train.task import OPERATORS
-from examples.train.teachers import LocalTeacher, StackTeacher
-from tangram import ActionLost, EnvironmentLost
-from tests.live.support import Live, running
+from tangram import EnvironmentLost
+from tests.live.support import Live
 
 pytestmark = pytest.mark.real
 JOB = "train"
@@ -55,36 +51,3 @@ def test_a_rollout_that_the_stack_fails_has_no_reward(live: Live, monkeypatch: p
     with live.client(JOB) as client:
         monkeypatch.setattr(client, "open", lost)
         assert verdicts([StackSandbox(client, "unlucky", "+").run("judge", "+"), "0.5\n"]) == [None, 0.5]
-
-
-def test_a_teacher_prefers_what_is_well_formed_and_says_the_same_in_a_stack_as_here(real_component: None, tmp_path: Path) -> None:
-    make_teacher(tmp_path / "grammar")
-    rows = [[LETTERS.index(letter) for letter in text] for text in ("f71+", "f7?+", "fx?x", "f00%")]
-    plan = StackPlan(nodes=1, cells=1, api_nodes=0, services_file=tmp_path / "grammar" / "services.toml")
-    with running(tmp_path / "state", plan) as live, live.client(JOB) as client:
-        taught = StackTeacher(client, "grammar")(rows)
-    here = LocalTeacher(tmp_path / "grammar")(rows)
-    for stack_row, here_row in zip(taught, here, strict=True):
-        assert stack_row == pytest.approx(here_row, abs=1e-3)
-    well, no_call, nothing, also_well = form(taught)
-    assert min(well, also_well) > max(no_call, nothing)
-
-
-@pytest.mark.parametrize(("where", "says"), [([], "service 'nosuch' is not declared"), (["--local"], "there is no folder nosuch")])
-def test_a_teacher_that_is_not_there_ends_the_training_with_a_line(
-    live: Live, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, where: list[str], says: str
-) -> None:
-    monkeypatch.setattr(training, "Client", live.client)
-    monkeypatch.setattr("sys.argv", ["train", "--teacher", "nosuch", "--steps", "1", "--out", f"{tmp_path}/log", *where])
-    with pytest.raises(SystemExit) as ended:
-        training.main()
-    assert says in f"{ended.value} {capsys.readouterr().err}"
-
-
-def test_a_step_whose_teacher_the_stack_fails_has_no_reward_of_form(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lost(*_: object) -> None:
-        raise ActionLost("its node died", "gpu-0")
-
-    with live.client(JOB) as client:
-        monkeypatch.setattr(client, "logprobs", lost)
-        assert form(StackTeacher(client, "grammar")([[1, 2], [3, 4]])) == [None, None]
