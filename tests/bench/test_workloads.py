@@ -9,7 +9,7 @@ from statistics import mean, pstdev
 import pytest
 
 from app.replay.traces import read_trace_stream, write_trace
-from bench.workloads import WORKLOADS, AiCoding, DeepSearch, Mopd, ai_coding, calibration, deepsearch, mixed, mopd, zipf_weights
+from bench.workloads import WORKLOADS, DeepSearch, Mopd, ai_coding, calibration, deepsearch, mixed, mopd, zipf_weights
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -30,30 +30,6 @@ def test_a_workload_is_a_trace_like_any_other(name: str) -> None:
     # When it is read again, with all the checks of a trace; then it is the same, and every action has a class
     assert read_trace_stream(io.StringIO(text.getvalue())) == drawn
     assert all(action.action_class for action in drawn.actions())
-
-
-def test_ai_coding_draws_turns_thinking_builds_and_a_test_run_at_the_end() -> None:
-    # Given
-    shape = AiCoding()
-    # When
-    trace = ai_coding(400, 1)
-    # Then
-    turns = [len(each.steps) - 1 for each in trace.trajectories]
-    assert (min(turns), max(turns)) == shape.turns
-    assert mean(turns) == pytest.approx(mean(shape.turns), rel=0.05)
-    thoughts = [step.think_s for each in trace.trajectories for step in each.steps]
-    assert mean(thoughts) == pytest.approx(shape.think_mean_s, rel=0.03)
-    builds = [action for action in trace.actions() if action.action_class == "build"]
-    assert len(builds) / sum(turns) == pytest.approx(shape.build_share, abs=0.02)
-    assert mean(action.work_s for action in builds) == pytest.approx(shape.build_mean_s, rel=0.06)
-    assert {action.elasticity.units for action in builds} == {shape.build_units}
-    assert all(
-        [action.action_class for action in each.actions()].index("pytest-full") == len(each.steps) - 1 for each in trace.trajectories
-    )
-    tests = [action for action in trace.actions() if action.action_class == "pytest-full"]
-    assert mean(action.work_s for action in tests) == pytest.approx(shape.test_mean_s, rel=0.06)
-    assert {action.elasticity.units for action in tests} == {shape.test_units}
-    assert {each.memory_mb for each in trace.trajectories} == set(shape.memory_mb)
 
 
 def test_ai_coding_comes_to_the_published_figures_for_pods_of_one_core() -> None:

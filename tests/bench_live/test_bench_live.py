@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -78,20 +77,6 @@ def test_rollouts_of_a_trace_are_drawn_by_the_seed_and_scaled_as_a_whole(recorde
     assert workload_of(parser.parse_args(words(workload))) == workload
 
 
-@pytest.mark.real
-def test_a_trace_is_replayed_under_policies_and_compared(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    # Given a short trace; when it is replayed under two policies
-    options = ["--take", "2", "--spread", "0", "--speed", "20", "--scale", "1", "--rounds", "1", "--policies", "fixed:1", "--json"]
-    assert main(["--trace", str(recorded), *options]) in (0, 1)
-    document = json.loads(capsys.readouterr().out)
-    # Then both have carried out the same, and used the CPU time that was recorded
-    assert set(document["systems"]) == {"elastic", "fixed:1"} and document["workload"]["file"] == str(recorded)
-    for found in document["systems"].values():
-        assert (found["actions"], found["failed"]) == (4, 0)
-        assert found["mean_execution"]["median"] >= 0.3
-        assert found["cpu_s"]["median"] >= 0.8
-
-
 def test_a_command_runs_in_its_folder_and_knows_its_cores(tmp_path: Path) -> None:
     # Given an environment with a file
     root = str(tmp_path / "e")
@@ -105,12 +90,6 @@ def test_a_command_runs_in_its_folder_and_knows_its_cores(tmp_path: Path) -> Non
     # When the environment is closed; then its folder is gone
     close_environment(root)
     assert not Path(root).exists()
-
-
-def test_a_command_that_takes_too_long_is_killed_with_its_children(tmp_path: Path) -> None:
-    # Given a command whose child holds its output; when its time is over; then it ends without an exit code
-    open_environment(str(tmp_path / "e"), {})
-    assert run_command(str(tmp_path / "e"), "sleep 300 & sleep 300", 1, 0.2, PATH).exit_code is None
 
 
 def test_elastic_is_first_only_with_both_medians() -> None:

@@ -51,15 +51,6 @@ def test_every_bundled_trajectory_is_fit_for_a_live_replay(trajectory: Trajector
     assert sum(action.work_s for action in trajectory.actions()) <= MOST_CORE_SECONDS
 
 
-def test_there_are_some_that_call_tools_in_parallel_and_that_search() -> None:
-    assert len(SCRIPTS) >= 6
-    parallel = [each for each in TRACE.trajectories if any(len(step.actions) > 1 for step in each.steps)]
-    searching = [each for each in TRACE.trajectories if any(action.quota == "search" for action in each.actions())]
-
-    assert len(parallel) >= 2
-    assert len(searching) >= 2
-
-
 @pytest.mark.long
 def test_a_bundled_script_runs_as_it_says(tmp_path: Path) -> None:
     # Given a script whose build and whose tests fail at first, and which ends with the whole test suite of the repository
