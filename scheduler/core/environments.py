@@ -291,11 +291,16 @@ class Environments:
         if environment.actions:
             environment.over = reason
             return
+        node = self._state.nodes.get(environment.node or "")
+        if node is not None and not environment.lost:
+            self.order.ended_well(node)
         self.forget(environment, reason, now)
 
     def gone(self, environment: Environment, reason: str, now: float) -> None:
         """Note that an environment ended by itself. Waiting actions are lost; its room is free once running actions end."""
         environment.lost = True
+        if environment.end_cause == "environment_lost":  # neither its program nor a want of memory has ended it
+            self.order.died(self._state.nodes[environment.node or ""], environment.job, now)
         if not environment.actions:
             self.forget(environment, reason, now)
             return

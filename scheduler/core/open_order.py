@@ -12,6 +12,9 @@
 5. A node that could not open an environment *rests*: nothing opens on it for `SHORTEST_REST_S`. Each further failure doubles the
    rest, up to `LONGEST_REST_S`. An environment that it has opened ends the doubling. An open that fails for good on several nodes is
    itself at fault, and ends their rests. So one job's bad image keeps no other job waiting.
+6. A node on which an environment has died by itself rests, too, while another node can open environments. Otherwise a sick node, which
+   is soon the emptiest, would get one environment after the other. Here an environment that ends well ends the doubling. A job whose
+   environments die on several nodes is itself at fault, and ends their rests.
 
 Under policies without shares all jobs count as one.
 
@@ -114,19 +117,36 @@ class OpenOrder:
 
     def not_opened(self, node: Node, environment_id: str, now: float) -> None:
         """Have a node rest that could not open an environment."""
-        node.rests_for = environment_id
+        self._rest(node, ("open", environment_id), now)
+
+    def died(self, node: Node, job: str, now: float) -> None:
+        """Have a node rest on which an environment of a job has died, unless others died elsewhere, or no other node opens any."""
+        others = [other for other in self._state.nodes.values() if other is not node and other.takes("cpu", ())]
+        same = [other for other in others if other.rests_for == ("death", job) and now < other.rests_until + LONGEST_REST_S]
+        for other in same:
+            other.rest_s = other.rests_until = 0.0
+        if not same and any(other.rests_until <= now for other in others):
+            self._rest(node, ("death", job), now)
+
+    def _rest(self, node: Node, why: tuple[str, str], now: float) -> None:
+        node.rests_for = why
         node.rest_s = min(LONGEST_REST_S, max(SHORTEST_REST_S, 2 * node.rest_s))
         node.rests_until = now + node.rest_s
 
     def failed(self, environment_id: str, last_node: str) -> None:
         """End the rests of nodes for an open that has failed for good on several nodes, as one does whose image has no shell."""
-        resting = [node for node in self._state.nodes.values() if node.rests_for == environment_id]
+        resting = [node for node in self._state.nodes.values() if node.rests_for == ("open", environment_id)]
         if any(node.spec.name != last_node for node in resting):
             for node in resting:
                 node.rest_s = node.rests_until = 0.0
 
     def opened(self, node: Node) -> None:
         """Note that a node has opened an environment."""
+        if node.rests_for[0] == "open":
+            node.rest_s = 0.0
+
+    def ended_well(self, node: Node) -> None:
+        """Note that an environment of a node has been closed."""
         node.rest_s = 0.0
 
     def next_end_of_rest(self, now: float) -> float | None:

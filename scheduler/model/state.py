@@ -33,7 +33,8 @@ class Node:
     which has missed its beats or takes up no grant. In its last `idle_beats` beats the node has taken up no grant, though grants were sent
     to it.
 
-    A node that could not open an environment *rests* until `rests_until`, for `rest_s`: no environment begins to open on it.
+    A node that could not open an environment, or on which one died, *rests* until `rests_until`, for `rest_s`: no environment begins to
+    open on it.
     """
 
     spec: NodeSpec
@@ -47,8 +48,8 @@ class Node:
     idle_beats: int = 0
     rest_s: float = 0.0
     rests_until: float = 0.0
-    rests_for: str = ""
-    """The environment that it could not open last."""
+    rests_for: tuple[str, str] = ("open", "")
+    """`open` and the environment that it could not open last, or `death` and the job of the last environment that died on it."""
 
     def offers(self, pool: str, requires: tuple[str, ...]) -> bool:
         """Say whether the node belongs to `pool` and has all the labels of `requires`."""

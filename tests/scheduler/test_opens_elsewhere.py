@@ -133,3 +133,50 @@ def test_where_all_nodes_rest_opens_wait_for_the_first_that_has_rested(world: An
     assert w.now == SHORTEST_REST_S
     assert w.grants["open-e0"].attempt == 3
     assert [one.reason for one in w.of(commands.Requeue)] == [f"node n{number} could not open it: its disk is full" for number in (0, 1)]
+
+
+def dies(w: Any, environment: str, cause: str = "environment_lost") -> str:
+    """Have a node say that an environment has ended by itself; return the node."""
+    node = str(w.core.state.environments[environment].node)
+    left = frozenset(w.core.state.nodes[node].environments) - {environment}
+    loss = events.Loss(id=environment, reason="its container ended", cause=cause)
+    w.handle(events.NodeBeat(name=node, running=frozenset(), environments=left, lost=(loss,)))
+    return node
+
+
+def test_a_node_on_which_environments_die_gets_the_next_ones_later_and_later_until_one_ends_well(world: Any) -> None:
+    # Given a node that is preferred since it is empty, and on which environments die once they stand
+    w = world().node("sick").node("well").open("e")
+    well, rests = w.core.state.environments["e"].node, []
+    for number, one_ends_well_before in enumerate((False, False, True, False)):
+        if one_ends_well_before:
+            w.open("fine")
+            w.close("fine", finish=True)
+        w.open(f"e{number}")
+        sick = dies(w, f"e{number}")
+        # Then the other node gets what is opened meanwhile
+        w.open(f"meanwhile{number}")
+        assert sick != well == w.core.state.environments[f"meanwhile{number}"].node
+        rests.append(w.core.state.nodes[sick].rests_until - w.now)
+        w.close(f"meanwhile{number}", finish=True)
+        w.tick(rests[-1])
+    assert rests == [SHORTEST_REST_S, 2 * SHORTEST_REST_S, SHORTEST_REST_S, 2 * SHORTEST_REST_S]
+
+
+def test_no_node_rests_for_a_job_whose_environments_die_everywhere_nor_for_what_programs_did_nor_where_it_is_alone(world: Any) -> None:
+    # Given a job whose environments die on two nodes
+    w = world().node("n0").node("n1")
+    w.open("e0").open("e1")
+    assert {dies(w, "e0"), dies(w, "e1")} == {"n0", "n1"}
+    # Then another job's begin at once on both
+    w.open("g0", job="good").open("g1", job="good")
+    assert {w.core.state.environments[name].node for name in ("g0", "g1")} == {"n0", "n1"}
+    # And after an end by the fault of a program
+    dies(w, "g0", "out_of_memory")
+    assert not any(node.rests_until > w.now for node in w.core.state.nodes.values())
+    # And on a node that is the only one
+    w = world().node("n0")
+    w.open("e0")
+    dies(w, "e0")
+    w.open("e1")
+    assert w.core.state.environments["e1"].state == "open"
