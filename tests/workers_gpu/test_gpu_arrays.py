@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import struct
 import sys
 from array import array
@@ -42,19 +41,10 @@ def test_the_bytes_are_little_endian_float32() -> None:
     assert pack_floats([[1.0], []]) == {"dtype": "float32", "data": "AACAPw==", "offsets": [0, 1, 1]}
 
 
-@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=5))
-def test_a_finite_number_never_becomes_infinite(numbers: list[float]) -> None:
-    try:
-        (back,) = unpack_floats(pack_floats([numbers]))
-    except ArrayError:
-        assert max(map(abs, numbers)) > 3.4e38
-    else:
-        assert all(map(math.isfinite, back))
-
-
-def test_what_is_no_number_is_refused_with_the_list_named() -> None:
+@pytest.mark.parametrize("wrong", ["one", 1e39])
+def test_what_is_no_number_of_float32_is_refused_with_the_list_named(wrong: Any) -> None:
     with pytest.raises(ArrayError, match="list 1"):
-        pack_floats([[1.0], ["one"]])  # type: ignore[list-item]
+        pack_floats([[1.0], [wrong]])
 
 
 @pytest.mark.parametrize(

@@ -51,20 +51,6 @@ def test_one_to_be_evicted_that_dies_while_its_calls_are_waited_for_costs_the_ne
     assert heard[-3:] == [("a", "failed"), ("b", "starting"), ("b", "resident")]
 
 
-def test_a_service_to_be_evicted_that_dies_as_its_eviction_begins_costs_the_newcomer_nothing(cells: list[Device]) -> None:
-    class Dying(Mortal):
-        def evict(self, drain_s: float = 60.0, copy: bool = True) -> None:
-            self.die()
-            super().evict(drain_s, copy)
-
-    host = hosting(cells, "ab", {"a": Dying("a", "score", 600.0)})
-    host.ensure_resident("a", (0,))
-
-    host.ensure_resident("b", (0,), [at("a", 0)])
-
-    assert (of(host, "a").state, of(host, "a").reserved, of(host, "b").state) == ("failed", False, "resident")
-
-
 class Holding(StubEngine):
     """Keeps its memory, whatever it is asked, until somebody lets go of it."""
 

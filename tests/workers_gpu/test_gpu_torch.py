@@ -81,24 +81,6 @@ def test_ids_that_are_as_likely_have_the_same_rank_and_a_small_vocabulary_is_giv
     assert len(said.top_ids) == 8 and said.top_logprobs[7] == float("-inf")
 
 
-def test_callers_at_once_have_one_text_at_a_time_continued(teacher: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = teacher.generate(["What is", "def add"], max_tokens=6)
-    real, working, most = compute.generate, threading.Semaphore(1), []
-
-    def counted(*words: object) -> list[int]:
-        most.append(working.acquire(blocking=False))
-        try:
-            return real(*words)  # type: ignore[arg-type]
-        finally:
-            working.release()
-
-    monkeypatch.setattr("workers.gpu.engines.compute.generate", counted)
-    with ThreadPoolExecutor(4) as pool:
-        asked = [pool.submit(teacher.generate, ["What is", "def add"], 6) for _ in range(4)]
-        assert [call.result(120) for call in asked] == [alone] * 4
-    assert most == [True] * 8
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_no_text_is_chosen_from_what_are_no_numbers(models: Path, tmp_path: Path, temperature: float) -> None:
     # Given weights that are no numbers for one word, which no question asks that is put to a model when it starts
