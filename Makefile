@@ -89,7 +89,7 @@ test: $(STAMP)
 REAL_PARTS := stacks containers kernel vllm
 FOLDERS_containers := tests/containers tests/deployment tests/sandboxes
 FOLDERS_kernel := tests/kernel
-FOLDERS_vllm := tests/engines tests/vllm
+FOLDERS_vllm := tests/engines tests/vllm/real
 REAL = -m 'real or long' -p no:xdist -p tests.forks --forks $(AT_ONCE)
 REAL_beside = $(REAL) tests $(FOLDERS_vllm:%=--ignore=%)
 REAL_stacks = $(REAL_beside) $(patsubst %,--ignore=%,$(FOLDERS_containers) $(FOLDERS_kernel))

@@ -22,7 +22,7 @@ It is started with vLLM's arguments. `FAKE_DIR` names a folder by which a test t
 | `unreadable` | it cannot read its weights again, as none can that takes LoRA adapters |
 | `spoilt` | all numbers that it answers after its next wake are off by the number in the file |
 | `journal` | written: what happened, a line each |
-| `arguments`, `environment`, `child` | written: how it was started, and the first of its processes that compute |
+| `arguments`, `child` | written: how it was started, and the first of its processes that compute |
 
 It holds memory of the GPUs in `FAKE_GPUS` (`fake_gpus.py`) that `CUDA_VISIBLE_DEVICES` names. As with vLLM, other processes than the one
 that listens hold it, one for each GPU, each in a session of its own. `FAKE_NATURE` holds a JSON object that changes `NATURE`.
@@ -331,7 +331,6 @@ def main() -> None:
     global gpu, model
     note(f"started {os.getpid()}")
     (HERE / "arguments").write_text(json.dumps(sys.argv[1:]))
-    (HERE / "environment").write_text(json.dumps(dict(os.environ)))
     if (HERE / "exit0").exists():
         print("ERROR 11-20 10:00:00 [core.py:1] ValueError: head size 16 is not supported", flush=True)
         print(

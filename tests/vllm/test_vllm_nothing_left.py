@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import signal
@@ -91,7 +90,7 @@ def test_one_of_the_three_that_is_killed_takes_all_of_the_server_along(tree: Tre
     until(lambda: tree.left() <= ({"unmarked"} if killed == "guard" else set()))
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(["worker", "guard", "server"])), ids="-".join)
+@pytest.mark.parametrize("order", [("guard", "server", "worker"), ("worker", "guard", "server")], ids="-".join)
 def test_what_is_left_when_all_three_are_killed_ends_with_the_next_start(tree: Tree, order: tuple[str, ...], tmp_path: Path) -> None:
     tree.kill(*order)
     tree.wait_for_worker()

@@ -78,8 +78,9 @@ def reward_model(models: Path, folder: Path) -> tuple[Served, list[float]]:
 def test_servers_answer_as_transformers_does_and_take_turns_and_one_that_is_killed_at_work_is_started_once(
     real_component: None, models: Path, tmp_path: Path
 ) -> None:
+    python = real_python()
     (rm, scores), (teacher, logprobs) = reward_model(models, tmp_path), adapter(models, tmp_path)
-    (tmp_path / "services.toml").write_text(services_toml(real_python(), rm, teacher))
+    (tmp_path / "services.toml").write_text(services_toml(python, rm, teacher))
     with system(tmp_path / "state", tmp_path / "services.toml") as stack:
         found, of_adapter, server = take_turns(stack, ITEMS, SEQUENCES, "reward", lambda: stack.core("rm"))
         # Each start sets the log of the one before aside: that one is the killed server's.
