@@ -5,19 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from workers.cpu import control_files
 from workers.cpu.abstract import EnvironmentSpec
 from workers.cpu.errors import SandboxError
-from workers.cpu.memory import trial
 from workers.cpu.memory.controls import ControlsV2, Use
 from workers.cpu.process import groups
 from workers.cpu.process.background import GroupBackground
@@ -62,22 +59,6 @@ def test_a_worker_that_cannot_bound_memory_says_so(tmp_path: Path, monkeypatch: 
     assert not box.enforces_memory
     assert printed(box.open(EnvironmentSpec(id="e", memory_mb=64)), EATS_100_MB) == f"{100 << 20}\n"
     box.close()
-
-
-@pytest.mark.real
-def test_a_worker_on_a_busy_machine_finds_that_environments_can_be_paused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given a machine on which a program takes eleven seconds to start
-    slow = tmp_path / "python"
-    slow.write_text(f'#!/bin/sh\nsleep 11\nexec {sys.executable} "$@"\n')
-    slow.chmod(0o755)
-    monkeypatch.setattr(trial, "sys", SimpleNamespace(executable=str(slow)))
-    # When a worker tries whether one can be paused; then it can
-    box = ProcessSandbox(tmp_path / "box", isolation="none", memory="elastic")
-    problem = box.memory_problem
-    box.close()
-    if problem == trial.NO_GROUPS:
-        pytest.skip(problem)
-    assert problem == ""
 
 
 def test_an_environment_whose_memory_cannot_be_bounded_leaves_nothing(bounded: ProcessSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
