@@ -174,21 +174,10 @@ class Deployment:
         if (program := shutil.which("redis-server")) is None:
             raise NotThere("there is no `redis-server` with TLS")
         (data := self.folder / "redis").mkdir()
-        tls = [
-            "--port",
-            "0",
-            "--tls-port",
-            "6380",
-            "--tls-cert-file",
-            "hub.pem",
-            "--tls-key-file",
-            "hub.key",
-            "--tls-ca-cert-file",
-            "ca.pem",
-        ]
-        files = [str(self.folder / word) if word.endswith((".pem", ".key")) else word for word in tls]
-        own = ["--tls-auth-clients", "no", "--bind", HUB, "--requirepass", self._password, "--dir", str(data), "--appendonly", "yes"]
-        self._start("hub", "redis", [program, *files, *own], {})
+        files = {"cert-file": "hub.pem", "key-file": "hub.key", "ca-cert-file": "ca.pem"}
+        tls = [word for name, file in files.items() for word in (f"--tls-{name}", str(self.folder / file))]
+        own = f"--port 0 --tls-port 6380 --tls-auth-clients no --bind {HUB} --requirepass {self._password} --appendonly yes".split()
+        self._start("hub", "redis", [program, *own, *tls, "--dir", str(data)], {})
 
     def _start_postgres(self) -> None:
         programs = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
@@ -203,18 +192,8 @@ class Deployment:
             path.chmod(0o700 if path.is_dir() else 0o600)
         self.folder.chmod(0o755)
         own = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups", "--"]
-        made = [
-            *own,
-            str(programs[-1] / "initdb"),
-            "-D",
-            str(data / "data"),
-            "-U",
-            "tangram",
-            f"--pwfile={data / 'password'}",
-            "-A",
-            "scram-sha-256",
-        ]
-        subprocess.run(made, check=True, capture_output=True, cwd="/")
+        made = f"{programs[-1]}/initdb -D {data}/data -U tangram --pwfile={data}/password -A scram-sha-256".split()
+        subprocess.run([*own, *made], check=True, capture_output=True, cwd="/")
         options = {
             "listen_addresses": HUB,
             "port": "5433",

@@ -25,19 +25,16 @@ _NEW_NETWORK = 0x40000000
 _SET_DEVICE = 0x400454CA
 _TUN, _NO_HEADER = 0x0001, 0x1000
 _LONGEST_PACKET = 65_536
-_QUEUE_S = 0.5
-"""Seconds of traffic that wait at a line with a bandwidth; what comes beyond that is dropped, as by a router."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True)
 class Weather:
-    """What a line does with packets, in each direction: `delay_s` seconds, `loss` a share, `bits_per_s` 0 for no bound."""
+    """What a line does with packets, in each direction: `delay_s` seconds, `loss` a share."""
 
     delay_s: float = 0.0
     loss: float = 0.0
-    bits_per_s: float = 0.0
     inward: bool = True
     """Whether packets to the hub arrive."""
     outward: bool = True
@@ -68,7 +65,6 @@ class _Direction:
     def __init__(self, source: int, target: int) -> None:
         self.source, self.target = source, target
         self.waiting: list[tuple[float, int, bytes]] = []
-        self._free_at = 0.0
         self._order = count()
 
     def take(self, weather: Weather, arrives: bool, chance: random.Random) -> None:
@@ -78,14 +74,8 @@ class _Direction:
                 packet = os.read(self.source, _LONGEST_PACKET)
             except BlockingIOError:
                 return
-            now = time.monotonic()
-            at = now
-            if weather.bits_per_s:
-                if self._free_at > now + _QUEUE_S:
-                    continue
-                at = self._free_at = max(now, self._free_at) + 8 * len(packet) / weather.bits_per_s
             if arrives and chance.random() >= weather.loss:
-                heapq.heappush(self.waiting, (at + weather.delay_s, next(self._order), packet))
+                heapq.heappush(self.waiting, (time.monotonic() + weather.delay_s, next(self._order), packet))
 
     def give(self) -> float | None:
         """Hand over what is due; return in how many seconds the next packet is, None for none."""
