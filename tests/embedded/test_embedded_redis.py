@@ -136,11 +136,6 @@ def test_the_one_of_the_wheel_is_found_without_path(monkeypatch: pytest.MonkeyPa
     assert "Valkey server v=" in subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout
 
 
-def test_the_one_on_path_goes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    have_redis_server(tmp_path, monkeypatch)
-    assert find_redis_server() == tmp_path / "bin" / "redis-server"
-
-
 def test_without_any_one_clear_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

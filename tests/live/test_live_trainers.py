@@ -73,29 +73,25 @@ def state(live: Live, environment: str) -> tuple[str, str]:
     return (rows[0].state, rows[0].reason) if rows else ("", "")
 
 
-def test_a_killed_trainer_leaves_only_what_is_detached(harmed: Live) -> None:
-    # Given two clients of one job
+def test_a_killed_trainer_leaves_only_what_is_detached_and_one_that_stands_still_learns_why_it_was_given_up(harmed: Live) -> None:
+    # Given three clients of one job
     live = harmed
-    with live.client("training") as client, client.open(trajectory="t") as env, training(live) as trainer:
-        # When one is killed
-        trainer.process.send_signal(signal.SIGKILL)
-        trainer.process.wait(60)
-        # Then its command is cancelled and its environment closed, for that reason
-        live.until(lambda: status(live, trainer.command) == "cancelled")
-        live.until(lambda: state(live, trainer.environment) == ("closed", GONE))
+    with live.client("training") as client, client.open(trajectory="t") as env, training(live) as killed, training(live) as frozen:
+        # When one is killed, and one stands still
+        killed.process.send_signal(signal.SIGKILL)
+        killed.process.wait(60)
+        assert frozen.run("echo on") == "on"
+        freeze(frozen.process.pid)
+        # Then the commands of both are cancelled and their environments closed, for that reason
+        for trainer in (killed, frozen):
+            live.until(lambda of=trainer: status(live, of.command) == "cancelled")  # type: ignore[misc]
+            live.until(lambda of=trainer: state(live, of.environment) == ("closed", GONE))  # type: ignore[misc]
         # And the detached one stands for the other client, which has lost nothing
-        arguments = {"environment": trainer.detached, "command": "echo here", "session": "mine"}
-        there = Action(kind="cpu.exec", environment=trainer.detached, session="mine", cost=Cost.of(cores=1), arguments=arguments)
+        arguments = {"environment": killed.detached, "command": "echo here", "session": "mine"}
+        there = Action(kind="cpu.exec", environment=killed.detached, session="mine", cost=Cost.of(cores=1), arguments=arguments)
         assert client.submit(there).result(60).stdout == "here\n"
         assert env.exec("echo fine").stdout == "fine\n"
-
-
-def test_a_trainer_that_stands_still_learns_why_it_was_given_up(harmed: Live) -> None:
-    live = harmed
-    with training(live) as trainer:
-        assert trainer.run("echo on") == "on"
-        freeze(trainer.process.pid)
-        live.until(lambda: state(live, trainer.environment)[0] == "closed")
-        trainer.process.send_signal(signal.SIGCONT)
-        said = trainer.run("echo still there")
-        assert said.startswith(f"ActionFailed: environment {trainer.environment} was closed ") and said.endswith(GONE)
+        # And the one that goes on is told
+        frozen.process.send_signal(signal.SIGCONT)
+        said = frozen.run("echo still there")
+        assert said.startswith(f"ActionFailed: environment {frozen.environment} was closed ") and said.endswith(GONE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import pytest
@@ -25,15 +25,12 @@ class Figures:
 
 @cache
 def simulated(
-    policy: str, batch: int, cluster: tuple[int, int], *, concurrency: int = 1, seed: int = SEED, without: str = "", memory_mb: int = 60_000
+    policy: str, batch: int, cluster: tuple[int, int], *, seed: int = SEED, without: str = "", memory_mb: int = 60_000
 ) -> Figures:
     drawn = mopd(batch, seed, Mopd(memory_mb=memory_mb))
-    services = {name: replace(spec, max_concurrency=concurrency) for name, spec in drawn.services.items()}
     parts = [without] if without else []
     nodes, gpus = cluster
-    ended = Simulation(
-        replace(drawn, services=services), make_policy(policy, without=parts), Cluster(nodes=nodes, cores=0, gpus=gpus)
-    ).run()
+    ended = Simulation(drawn, make_policy(policy, without=parts), Cluster(nodes=nodes, cores=0, gpus=gpus)).run()
     assert all(record.status == "succeeded" for record in ended.actions)
     mean_act_s = sum(record.act_s for record in ended.actions) / len(ended.actions)
     return Figures(mean_act_s, ended.restores)
@@ -51,13 +48,6 @@ def test_ten_times_as_fast_as_equal_shares_on_as_many_cells() -> None:
     ours, static = simulated("elastic", 2048, (1, 36)), simulated("static:4", 2048, (1, 36))
 
     assert ours.mean_act_s <= static.mean_act_s / 10
-
-
-def test_five_times_as_fast_where_instances_run_several_actions() -> None:
-    ours = [simulated("elastic", 2048, (1, 9), concurrency=4, seed=seed) for seed in (SEED, 78)]
-    static = [simulated("static:4", 2048, (1, 9), concurrency=4, seed=seed) for seed in (SEED, 78)]
-
-    assert sum(one.mean_act_s for one in ours) <= sum(one.mean_act_s for one in static) / 5
 
 
 def test_no_slower_than_without_the_part_where_there_is_little_to_do() -> None:

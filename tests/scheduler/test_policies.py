@@ -83,8 +83,3 @@ def test_a_pod_is_as_large_as_the_most_demanding_action_of_its_trajectory(world:
 def test_an_unknown_policy_is_named(name: str) -> None:
     with pytest.raises(UnknownPolicy, match="^policy "):
         make_policy(name)
-
-
-@pytest.mark.parametrize("name", ["elastic", "paper", "fcfs", "fixed:3", "static:3"])
-def test_a_policy_knows_its_name(name: str) -> None:
-    assert make_policy(name).name == name

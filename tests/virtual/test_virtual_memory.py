@@ -22,17 +22,6 @@ def environment() -> Allowance:
     return Allowance("e", LIMIT_MB, controls, VirtualWatcher())  # type: ignore[arg-type]
 
 
-def test_an_allowance_that_the_grant_of_the_next_action_has_overtaken_changes_nothing() -> None:
-    # Given an action that was to be allowed more, and has ended before that came
-    allowance = environment()
-    with allowance.action(100, (1, 1)):
-        pass
-    # When it comes while the next action runs; then what was granted to that counts
-    with allowance.action(120, (1, 3)):
-        allowance.allow(300, (1, 2))
-        assert allowance.allowed_mb == 120
-
-
 def test_one_that_comes_when_nothing_runs_allows_nothing_and_makes_earlier_ones_void() -> None:
     allowance = environment()
     with allowance.action(100, (1, 1)):
@@ -41,16 +30,6 @@ def test_one_that_comes_when_nothing_runs_allows_nothing_and_makes_earlier_ones_
     assert allowance.now() == (HELD_MB + HEADROOM_MB, 1, 5)
     with allowance.action(120, (1, 4)):
         assert allowance.allowed_mb == HELD_MB + HEADROOM_MB
-
-
-def test_a_grant_that_is_sent_again_does_not_bring_an_earlier_allowance_back() -> None:
-    # Given an action whose grant was lost, another that runs, and one more step for both
-    allowance = environment()
-    with allowance.action(160, (1, 2)):
-        allowance.allow(250, (1, 3))
-        # When the first grant is sent again
-        with allowance.action(100, (1, 1)):
-            assert allowance.allowed_mb == 250
 
 
 def test_what_a_replaced_scheduler_has_sent_is_void() -> None:

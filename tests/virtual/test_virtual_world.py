@@ -41,47 +41,54 @@ def test_a_seed_is_one_story() -> None:
         assert story(scenario(seed)) == story(scenario(seed))
 
 
-def test_without_a_fault_everything_succeeds() -> None:
-    broken, _, _, told = story(Scenario(1, (2,), (ROLLOUT,), ()))
+def steps(*more: Step, **command: Any) -> tuple[Step, ...]:
+    """Return steps with a command a moment after the opening, and more before the close."""
+    return (Step(0.0, "open"), Step(0.1, "exec", ({**COMMAND, **command},)), *more, Step(0.0, "close"))
 
-    assert broken == [] and [status for _, status, _ in told] == ["succeeded"] * 3
+
+def later(pause_s: float) -> Rollout:
+    """Return another rollout, whose command comes so long after its opening."""
+    return replace(ROLLOUT, name="t1", steps=(Step(0.0, "open"), Step(pause_s, "exec", (COMMAND,)), Step(0.0, "close")))
+
+
+TWICE = replace(ROLLOUT, steps=steps(Step(0.0, "exec", (COMMAND,))))
+LONG = replace(ROLLOUT, name="t1", steps=steps(work_s=50.0))
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "faults"),
+    [
+        ([ROLLOUT], []),
+        ([ROLLOUT, later(8.0)], [Fault(3.5, "restart node", lasts_s=2.0)]),
+        ([TWICE, later(3.0)], [Fault(2.5, "replace node", lasts_s=12.0)]),
+        ([ROLLOUT, LONG], [Fault(2.5, "replace node", lasts_s=14.0)]),
+        ([ROLLOUT], [Fault(3.0, "freeze node", lasts_s=6.0, amount=-1.0)]),
+        ([ROLLOUT], [Fault(3.0, "cut node", lasts_s=6.0, amount=-1.0)]),
+        ([ROLLOUT], [Fault(0.0, "submissions lost", lasts_s=3.0)]),
+        ([ROLLOUT], [Fault(2.0, "broker away", lasts_s=20.0)]),
+    ],
+    ids=[
+        "no fault",
+        "environments and what runs in them outlive their worker",
+        "a worker that hands over loses nothing that ends in time",
+        "a worker that hands over leaves what runs for long to the next one",
+        "a node is silent while it stands still",
+        "a node is silent while it is cut off",
+        "a client asks again for what the broker has lost without a broken connection",
+        "the broker is away for longer than three beats",
+    ],
+)
+def test_nothing_is_lost(rollouts: list[Rollout], faults: list[Fault]) -> None:
+    broken, log, _, told = story(Scenario(1, (2,), tuple(rollouts), tuple(faults)))
+
+    assert broken == [], log
+    assert [status for _, status, _ in told] == ["succeeded"] * sum(len(rollout.steps) for rollout in rollouts)
 
 
 def test_a_lost_node_is_told_as_what_it_is() -> None:
     broken, _, _, told = story(Scenario(1, (2,), (ROLLOUT,), (Fault(3.0, "kill node", lasts_s=5.0),)))
 
     assert broken == [] and [status for _, status, _ in told] == ["succeeded", "lost", "lost"]
-
-
-def test_environments_and_what_runs_in_them_outlive_their_worker() -> None:
-    # Given a worker that is killed while a command runs in one environment, and another one is idle
-    waits = replace(ROLLOUT, name="t1", steps=(Step(0.0, "open"), Step(8.0, "exec", (COMMAND,)), Step(0.0, "close")))
-    broken, _, _, told = story(Scenario(1, (2,), (ROLLOUT, waits), (Fault(3.5, "restart node", lasts_s=2.0),)))
-
-    assert broken == [] and [status for _, status, _ in told] == ["succeeded"] * 6
-
-
-def test_a_worker_that_hands_over_loses_nothing_that_ends_in_time() -> None:
-    # Given a worker that hands over while a command of five seconds runs, and goes on being asked for more
-    twice = replace(ROLLOUT, steps=(Step(0.0, "open"), Step(0.1, "exec", (COMMAND,)), Step(0.0, "exec", (COMMAND,)), Step(0.0, "close")))
-    waits = replace(ROLLOUT, name="t1", steps=(Step(0.0, "open"), Step(3.0, "exec", (COMMAND,)), Step(0.0, "close")))
-    broken, _, _, told = story(Scenario(1, (2,), (twice, waits), (Fault(2.5, "replace node", lasts_s=12.0),)))
-
-    assert broken == [] and [status for _, status, _ in told] == ["succeeded"] * 7
-
-
-def test_a_worker_that_hands_over_leaves_what_runs_for_long_to_the_next_one() -> None:
-    long = replace(ROLLOUT, steps=(Step(0.0, "open"), Step(0.1, "exec", ({**COMMAND, "work_s": 50.0},)), Step(0.0, "close")))
-    broken, _, _, told = story(Scenario(1, (2,), (ROLLOUT, replace(long, name="t1")), (Fault(2.5, "replace node", lasts_s=14.0),)))
-
-    assert broken == [] and [status for _, status, _ in told] == ["succeeded"] * 6
-
-
-@pytest.mark.parametrize("kind", ["freeze node", "cut node"])
-def test_a_node_that_is_silent_for_a_while_loses_nothing(kind: str) -> None:
-    broken, _, _, told = story(Scenario(1, (2,), (ROLLOUT,), (Fault(3.0, kind, lasts_s=6.0, amount=-1.0),)))
-
-    assert broken == [] and [status for _, status, _ in told] == ["succeeded"] * 3
 
 
 def test_environments_open_elsewhere_while_a_node_can_open_none() -> None:
@@ -101,13 +108,6 @@ def test_what_was_lost_with_the_store_is_not_run_again_by_a_scheduler_that_knows
 
     assert broken == [], log
     assert [status for _, status, _ in told] == ["succeeded", "failed"]
-
-
-def test_a_client_asks_again_for_what_the_broker_has_lost_without_a_broken_connection() -> None:
-    broken, log, _, told = story(Scenario(1, (2,), (ROLLOUT,), (Fault(0.0, "submissions lost", lasts_s=3.0),)))
-
-    assert broken == [], log
-    assert [status for _, status, _ in told] == ["succeeded"] * 3
 
 
 def test_the_cancel_of_a_job_that_the_broker_lost_is_sent_again() -> None:
@@ -136,12 +136,6 @@ def test_a_leader_that_does_not_reach_the_broker_leaves_the_lease_to_one_that_do
     assert broken == [] and [status for _, status, _ in told] == ["succeeded"] * 3
     assert max(told_at for _, _, told_at in told) < 1040.0, "a second after which the other one leads, and not the end of the fault"
     assert [line.split()[1:3] for line in log if "leads" in line] == [["scheduler", "1"], ["scheduler", "0"]], log
-
-
-def test_an_outage_of_the_broker_for_longer_than_three_beats_loses_no_node() -> None:
-    broken, _, _, told = story(Scenario(1, (2,), (ROLLOUT,), (Fault(2.0, "broker away", lasts_s=20.0),)))
-
-    assert broken == [] and [status for _, status, _ in told] == ["succeeded"] * 3
 
 
 def test_the_event_log_of_schedulers_that_die_replays_to_the_same_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
