@@ -83,17 +83,6 @@ def test_what_cannot_be_measured_is_one_line_and_keeps_no_other_from_it(run: Any
     assert len((tmp_path / "h" / "history.jsonl").read_text().splitlines()) == 1
 
 
-def test_a_document_says_the_same(run: Any) -> None:
-    for _ in range(3):
-        run(speed=lambda: 1.0)
-    code, out, _ = run("--json", absent=missing, speed=lambda: 2.0)
-    document = json.loads(out)
-    assert code == 1 and document["moved"] == ["speed"]
-    assert document["not_measured"] == [{"name": "absent", "reason": "NotMeasured: there is no engine"}]
-    (speed,) = document["figures"]
-    assert (speed["value"], speed["unit"], speed["earlier"], speed["median"], speed["moved"]) == (2.0, "ms", [1.0] * 3, 1.0, True)
-
-
 def test_names_pick_figures_and_a_wrong_one_measures_nothing(run: Any) -> None:
     code, out, _ = run("b", a=missing, b=lambda: 1.0)
     assert code == 0 and out.startswith("b ")

@@ -21,14 +21,14 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 SMALL = replace(
     QUICK,
-    coding=8,
-    batches=(2, 8, 10),
+    coding=4,
+    batches=(2, 4, 5),
     cpu=replace(QUICK.cpu, cores=8),
     cores_per_trajectory=tuple((ratio, replace(QUICK.cpu, cores=cores)) for ratio, cores in (("0.75", 6), ("1", 8), ("3", 24))),
-    search=12,
-    teachers=12,
-    more_teachers=18,
-    mixed=8,
+    search=6,
+    teachers=6,
+    more_teachers=9,
+    mixed=4,
 )
 """Sizes that show no more than that every part works, since simulations of more would take most of the time of these tests."""
 

@@ -142,10 +142,7 @@ def test_the_usual_systems_are_those_that_the_machine_can_tell_apart(monkeypatch
         ["--policies", "ray:x"],
         ["--policies", "best"],
         ["--rounds", "0"],
-        ["--trajectories", "0"],
         ["--pace", "nan"],
-        ["--scale", "0"],
-        ["--scale", "2"],
     ],
 )
 def test_bad_words_end_with_code_2_and_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -17,9 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from app.replay.traces import write_trace
-from bench.live_trace import Workload
-from scheduler.sim.trace import Step, Trace, TraceAction, Trajectory
 from tangram import ActionLost, Client, Settings
 from tests.engines.waiting import until
 from tests.ports import free_ports
@@ -120,25 +116,34 @@ def test_a_job_serves_a_trainer_and_drains_before_its_limit(slurm: Slurm, monkey
     # Given a job on two nodes that has said where a trainer finds it, and what else is on the disk where it works
     (slurm.folder / "own disk").mkdir()
     (slurm.folder / "own disk" / "thesis.tex").touch()
+    submitted_at = time.monotonic()
     job = slurm.submit("--time=60")
     folder = slurm.folder / f"arl-tangram-{job}"
     for name, value in slurm.serve(job).items():
         monkeypatch.setenv(name, value)
-    # When it is told that its limit is near, and once more, with an environment open in which a command runs
     with Client("slurm", settings=Settings()) as client:
-        environment = client.open(trajectory="t1")
-        running = environment.submit("sleep 5; echo done")
+        # And two environments in which commands run, one of which nobody closes
+        environment, left = client.open(trajectory="t1"), client.open(trajectory="left open")
+        running, never_ends = environment.submit("sleep 5; echo done"), left.submit("sleep 1000")
+        # When it is told that its limit, which is a minute and a half away or more, is near, and once more
+        minutes = int(time.monotonic() - submitted_at + 30) // 60 + 2
+        slurm.say("scontrol", "update", f"JobId={job}", f"TimeLimit={minutes}")
         slurm.say("scancel", "--batch", "--signal=USR1", job)
         until(lambda: "draining" in (slurm.folder / "out.log").read_text(), WAIT_S)
         slurm.say("scancel", "--batch", "--signal=USR1", job)
-        # Then the command comes to its end, and the environment lives until it is closed
+        # Then a command comes to its end, and its environment lives until it is closed
         assert running.result().stdout == "done\n"
         assert environment.exec("echo more").stdout == "more\n"
         environment.close()
+        # And before the limit the trainer is told that what is left open is lost
+        with pytest.raises(ActionLost):
+            never_ends.result(WAIT_S)
     # And the job ends well, leaves its journal, and nothing else on the machines
     until(lambda: slurm.state(job) == "COMPLETED", WAIT_S)
     assert "drained and ended" in (slurm.folder / "out.log").read_text()
-    assert (folder / "tangram.sqlite").exists() and not (folder / "trainer.env").exists()
+    with closing(sqlite3.connect(folder / "tangram.sqlite")) as journal:
+        ends = dict(journal.execute("SELECT status, count(*) FROM actions WHERE kind = 'cpu.exec' GROUP BY status").fetchall())
+    assert ends == {"succeeded": 2, "lost": 1} and not (folder / "trainer.env").exists()
     assert os.listdir(slurm.folder / "own disk") == ["thesis.tex"]
 
 
@@ -148,58 +153,3 @@ def test_a_job_whose_scheduler_does_not_start_ends(slurm: Slurm) -> None:
     until(lambda: slurm.state(job) == "FAILED", WAIT_S)
     assert "has ended, see" in (slurm.folder / "out.log").read_text()
     assert not os.listdir(slurm.folder / "own disk")
-
-
-def slept() -> Trace:
-    """Return 64 of the bundled rollouts, or of the file `TRACE` twenty times as fast. Their actions sleep as long as was recorded."""
-    file, scale = (Path(os.environ["TRACE"]), 0.05) if "TRACE" in os.environ else (None, 1.0)
-    recorded = Workload(trajectories=64, spread_s=5.0, speed=1.0, file=file, scale=scale).trace()
-
-    def sleeping(step: Step) -> Step:
-        actions = (TraceAction(kind="cpu.exec", work_s=each.work_s, command=f"sleep {each.work_s:.3f}") for each in step.actions)
-        return Step(actions=tuple(actions), think_s=step.think_s * scale)
-
-    return Trace(
-        trajectories=tuple(
-            Trajectory(trajectory=each.trajectory, job="slurm", arrival_s=each.arrival_s, steps=tuple(map(sleeping, each.steps)))
-            for each in recorded.trajectories
-        )
-    )
-
-
-def test_64_rollouts_are_done_in_a_job_that_ends_before_its_limit(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given a job that Slurm tells of its end two minutes before, with an environment that nobody closes
-    submitted_at = time.monotonic()
-    job = slurm.submit("--time=60", "--signal=B:USR1@120")
-    variables = slurm.serve(job)
-    up_s = time.monotonic() - submitted_at
-    variables["TANGRAM_DATABASE_URL"] = f"sqlite:///{slurm.folder}/own disk/arl-tangram-{job}/tangram.sqlite"
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    rollouts = slept()
-    with (tmp_path / "rollouts.jsonl").open("w") as file:
-        write_trace(rollouts, file)
-    with Client("slurm", settings=Settings()) as client:
-        left = client.open(trajectory="left open")
-        running = left.submit("sleep 1000")
-        # When 64 rollouts are replayed meanwhile
-        command = [slurm.variables["STACK_COMMAND"], "replay", "--live", "--json", str(tmp_path / "rollouts.jsonl")]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
-        assert done.returncode == 0, done.stderr
-        # Then each of their actions is done
-        summary = json.loads(done.stdout)
-        assert (summary["trajectories"], summary["failed"]) == (64, 0)
-        assert summary["actions"] == sum(1 for _ in rollouts.actions())
-        # And when the end of the job is near, the trainer of what was left open is told that it is lost.
-        # A limit that counted from the start would be over before the stack is up where the machine is busy.
-        slurm.say("scontrol", "update", f"JobId={job}", f"TimeLimit={int(time.monotonic() - submitted_at) // 60 + 3}")
-        with pytest.raises(ActionLost):
-            running.result(300)
-    # And the job has ended by itself, with a journal in which nothing else is lost
-    until(lambda: slurm.state(job) not in ("", "RUNNING", "COMPLETING"), WAIT_S)
-    assert slurm.state(job) == "COMPLETED", (slurm.folder / "out.log").read_text()
-    with closing(sqlite3.connect(slurm.folder / f"arl-tangram-{job}" / "tangram.sqlite")) as journal:
-        ends = dict(journal.execute("SELECT status, count(*) FROM actions WHERE kind = 'cpu.exec' GROUP BY status").fetchall())
-    assert ends == {"succeeded": summary["actions"], "lost": 1}
-    (ran,) = [word for word in slurm.say("scontrol", "show", "job", job).split() if word.startswith("RunTime=")]
-    print(f"up after {up_s:.1f} s; {summary['actions']} actions in {summary['step_duration']:.1f} s; the job: {ran}")
