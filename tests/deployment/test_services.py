@@ -102,6 +102,7 @@ class Deployment:
 def deployment(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """Run the deployment whose environments are sandboxes of processes."""
     with deployed(tmp_path_factory.mktemp("deployment")) as made:
+        become_healthy(made)
         yield made
 
 
@@ -142,15 +143,13 @@ def _answers(client: Redis) -> bool:
         return False
 
 
-def test_all_become_healthy_and_the_smoke_check_passes(deployment: Deployment) -> None:
-    becomes_healthy(deployment)
-
-
-def becomes_healthy(deployment: Deployment, names: Sequence[str] = LONG_RUNNING) -> None:
-    # Given services that have just been started
-    # When compose's own checks are run until they pass
+def become_healthy(deployment: Deployment, names: Sequence[str] = LONG_RUNNING) -> None:
+    """Run compose's own checks of services that have just been started until they pass."""
     for name in names:
         assert wait_until(lambda name=name: deployment.look(name).returncode == 0, 90), f"{name}\n{deployment.logs()}"
+
+
+def test_the_smoke_check_of_what_is_healthy_passes(deployment: Deployment) -> None:
     smoke = deployment.run("scheduler", [sys.executable, "-m", "app.smoke"])
     # Then a trainer finds a deployment that works
     assert smoke.returncode == 0, f"{smoke.stdout}{smoke.stderr}{deployment.logs()}"
@@ -171,7 +170,8 @@ def test_the_same_holds_where_environments_are_containers(deployment: Deployment
     assert environment(deployment.config["cpu-worker"])["TANGRAM_SANDBOX"] == "docker"
     del deployment.replaced["TANGRAM_SANDBOX"]
     deployment.start("cpu-worker", deployment.config["cpu-worker"]["command"])
-    becomes_healthy(deployment, ["cpu-worker"])
+    become_healthy(deployment, ["cpu-worker"])
+    test_the_smoke_check_of_what_is_healthy_passes(deployment)
 
 
 def test_redis_asks_for_the_password(deployment: Deployment) -> None:
@@ -181,16 +181,13 @@ def test_redis_asks_for_the_password(deployment: Deployment) -> None:
 
 
 def test_flower_asks_for_the_password(deployment: Deployment) -> None:
-    assert wait_until(lambda: deployment.look("flower").returncode == 0, 90), deployment.logs()
     with pytest.raises(HTTPError) as refused:
         urllib.request.urlopen(f"http://127.0.0.1:{deployment.flower_port}/api/workers", timeout=60)
     assert refused.value.code in (401, 403)
 
 
 def test_the_check_of_a_worker_that_has_ended_fails(deployment: Deployment) -> None:
-    # Given a worker that is healthy
-    assert wait_until(lambda: deployment.look("api-worker").returncode == 0, 90), deployment.logs()
-    # When it ends
+    # When a worker ends
     deployment.processes["api-worker"].stop(30)
     # Then its check fails, in one line
     looked = deployment.look("api-worker")
@@ -199,7 +196,6 @@ def test_the_check_of_a_worker_that_has_ended_fails(deployment: Deployment) -> N
 
 
 def test_the_check_of_a_scheduler_fails_where_none_leads(deployment: Deployment) -> None:
-    assert wait_until(lambda: deployment.look("scheduler").returncode == 0, 90), deployment.logs()
     deployment.processes["scheduler"].stop(30)
     looked = deployment.look("scheduler")
     assert looked.returncode != 0 and "no scheduler leads" in looked.stderr
