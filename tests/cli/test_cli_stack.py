@@ -109,17 +109,16 @@ def test_a_client_in_another_process_finds_the_stack(up: subprocess.Popen[str], 
     assert (client.stdout, client.stderr) == ("from the environment\n", "")
 
 
-def test_a_live_replay_uses_the_stack_and_is_reported(ran: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_a_live_replay_uses_the_stack_and_is_reported_as_a_page_and_as_a_trace_that_replays(
+    ran: Callable[..., subprocess.CompletedProcess[str]], folder: Path
+) -> None:
     replayed = json.loads(ran("replay", "trace.jsonl", "--live", "--json").stdout)
     assert (replayed["actions"], replayed["failed"]) == (1, 0)
     reported = json.loads(ran("report", "last", "--json").stdout)
     assert reported["run"]["id"] == replayed["run"]
     assert "cpu.exec" in ran("report").stdout
     assert json.loads(ran("report", "cli", "--json").stdout)["job"] == "cli"
-
-
-def test_a_run_is_a_page_and_a_trace_that_replays(ran: Callable[..., subprocess.CompletedProcess[str]], folder: Path) -> None:
-    run = json.loads(ran("replay", "trace.jsonl", "--live", "--json").stdout)["run"]
+    run = replayed["run"]
     assert ran("report", run, "--against", "cli", "-o", "report.html").stderr.startswith("wrote report.html")
     assert "Content-Security-Policy" in (folder / "report.html").read_text()
     ran("export", run, "-o", "exported.jsonl")

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.real
 
 Options = dict[str, str]
 
-LEASE_S = 8
+LEASE_S = 6
 """Long enough for a call that makes it longer to come in time."""
 
 
