@@ -61,23 +61,6 @@ def up(real_component: None, folder: Path) -> Iterator[subprocess.Popen[str]]:
         yield process
 
 
-def test_each_process_serves_its_metrics_at_a_port_that_prometheus_is_told(up: subprocess.Popen[str], folder: Path) -> None:
-    state = folder / "state"
-    targets = {one["labels"]["process_name"]: one["targets"][0] for one in json.loads((state / "metrics.json").read_text())}
-    assert {"scheduler", "cpu-0", "gpu-0", "api-0"} <= set(targets)
-    assert json.loads((state / "stack.json").read_text())["metrics"] == targets
-    first = int(targets["scheduler"].rpartition(":")[2])
-    assert list(targets.values()) == [f"127.0.0.1:{first + number}" for number in range(len(targets))]
-
-    def answers(address: str) -> bool:
-        with suppress(httpx.HTTPError):
-            return "tangram_build_info" in httpx.get(f"http://{address}/metrics", timeout=10).text
-        return False
-
-    for address in targets.values():
-        assert wait_until(lambda address=address: answers(address), 60), address  # type: ignore[misc]
-
-
 @pytest.fixture
 def ran(up: subprocess.Popen[str], folder: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Return what runs a command against the stack and expects it to work."""
@@ -124,13 +107,6 @@ def test_a_live_replay_uses_the_stack_and_is_reported_as_a_page_and_as_a_trace_t
     ran("export", run, "-o", "exported.jsonl")
     replayed = json.loads(ran("replay", "exported.jsonl", "--live", "--json").stdout)
     assert (replayed["actions"], replayed["failed"]) == (1, 0)
-
-
-def test_the_status_is_one_json_document(ran: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    state = json.loads(ran("status", "--json").stdout)
-    assert {node["name"] for node in state["nodes"]} == {"cpu-0", "gpu-0", "api-0"}
-    assert state["scheduler"]["policy"] == "elastic"
-    assert "cpu-0" in ran("status").stdout
 
 
 def listed(ran: Callable[..., subprocess.CompletedProcess[str]]) -> list[dict[str, Any]]:

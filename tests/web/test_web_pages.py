@@ -27,7 +27,6 @@ def text_of(trouble: Trouble, path: str) -> str:
 @pytest.mark.parametrize(
     ("name", "says", "holders"),
     [
-        ("waiter", "It needs 1 core of node cpu-0, where its environment is: 2 of 2 are held.", ["holder"]),
         ("waiter", "in the queue for the cores of node cpu-0", ["holder"]),
         ("behind", "1 earlier one of this session has not ended", ["holder"]),
         ("third-call", "2 of 2 places of quota search are held.", ["call-0", "call-1"]),
