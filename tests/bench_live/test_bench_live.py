@@ -13,10 +13,8 @@ from bench.live import FOR_A_TRACE, Refused, chosen_systems, main
 from bench.live_compare import CLEARLY_AHEAD, Goal, compare, text
 from bench.live_record import Act, Replayed
 from bench.live_trace import OF_FILE, Workload, add_options, words, workload_of
-from bench.ray_tasks import close_environment, open_environment, read_file, run_command, write_file
 
 ROOT = Path(__file__).resolve().parents[2]
-PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
 def replayed(system: str, mean_act: float, step_duration: float, failed: int = 0) -> Replayed:
@@ -34,17 +32,6 @@ def test_the_workload_keeps_what_runs_on_cores_and_all_think_time() -> None:
     assert survey.steps[0].think_s == pytest.approx(2.9 + 6.1)
     # And nobody goes first by priority
     assert len({trajectory.priority for trajectory in trace.trajectories}) == 1
-
-
-def test_a_slow_machine_thinks_slowly_too() -> None:
-    # Given a machine that is half as fast; when the workload is made for it; then arrivals and thinking take twice as long
-    recorded, slow = Workload(spread_s=4.0, speed=2.0), Workload(spread_s=4.0, speed=2.0, pace=2.0)
-    assert [each.arrival_s for each in slow.trace().trajectories] == [2 * each.arrival_s for each in recorded.trace().trajectories]
-    assert (recorded.think_divisor, slow.think_divisor) == (2.0, 1.0)
-    # And what a child process is told is the same workload
-    parser = argparse.ArgumentParser()
-    add_options(parser)
-    assert workload_of(parser.parse_args(words(slow))) == slow
 
 
 @pytest.fixture
@@ -75,21 +62,6 @@ def test_rollouts_of_a_trace_are_drawn_by_the_seed_and_scaled_as_a_whole(recorde
     parser = argparse.ArgumentParser()
     add_options(parser)
     assert workload_of(parser.parse_args(words(workload))) == workload
-
-
-def test_a_command_runs_in_its_folder_and_knows_its_cores(tmp_path: Path) -> None:
-    # Given an environment with a file
-    root = str(tmp_path / "e")
-    open_environment(root, {"a/b.txt": b"1"})
-    # When a command of two cores looks around
-    done = run_command(root, 'test "$(cat a/b.txt)$TANGRAM_DOP$OMP_NUM_THREADS" = 122 && test "$HOME" = "$PWD"', 2, 10.0, PATH)
-    # Then it finds the file, the number, and nothing else wrong
-    assert done.exit_code == 0
-    assert write_file(root, "c/d.txt", "2").exit_code == read_file(root, "c/d.txt").exit_code == 0
-    assert run_command(root, "cat c/d.txt; exit 3", 1, None, PATH).exit_code == 3
-    # When the environment is closed; then its folder is gone
-    close_environment(root)
-    assert not Path(root).exists()
 
 
 def test_elastic_is_first_only_with_both_medians() -> None:
