@@ -20,6 +20,7 @@ NEXT_ENVIRONMENT_STATES = {
     "closed": [],
     "lost": [],
 }
+KINDS = ("action", "action", "action", "resize", "resize", "told", "redelivery", "environment", "node", "instance", "forget", "failure")
 
 
 @st.composite
@@ -31,24 +32,7 @@ def histories(draw: st.DrawFn, make: Any) -> list[Entry]:
     environments: dict[str, str | None] = {}
     for at in range(1, draw(st.integers(2, 30))):
         id = draw(st.sampled_from("abc"))
-        what = draw(
-            st.sampled_from(
-                [
-                    "action",
-                    "action",
-                    "action",
-                    "resize",
-                    "resize",
-                    "told",
-                    "redelivery",
-                    "environment",
-                    "node",
-                    "instance",
-                    "forget",
-                    "failure",
-                ]
-            )
-        )
+        what = draw(st.sampled_from(KINDS))
         if what == "environment":
             choices = NEXT_ENVIRONMENT_STATES[environments.get(id)]
             if choices:

@@ -184,16 +184,12 @@ def test_services_are_known_from_the_nodes_that_offer_them(engine: Engine, make:
     assert tables.row(engine, "nodes")["joined_at"] == 1.0
 
 
-def test_a_reason_with_any_characters_can_be_kept(engine: Engine, make: Any, tables: Any, write: Any) -> None:
-    write(make.received(), make.ended(status="failed", reason="a\0b \ud800 é"))
-    assert tables.row(engine, "actions")["reason"] == "a\N{REPLACEMENT CHARACTER}b ? é"
-
-
-def test_what_is_kept_of_a_command_may_have_any_characters(engine: Engine, make: Any, tables: Any, write: Any) -> None:
-    kept = {"command": "false", "exit_code": 1, "stdout": "a\0b \ud800 é", "stderr": ""}
-    write(make.received(), make.ended(excerpt=kept), make.received("a2"), make.ended("a2"))
-    rows = {row["id"]: row["excerpt"] for row in tables.rows(engine, "actions")}
-    assert rows == {"a1": {**kept, "stdout": "a\N{REPLACEMENT CHARACTER}b ? é"}, "a2": None}
+def test_what_is_kept_may_have_any_characters(engine: Engine, make: Any, tables: Any, write: Any) -> None:
+    said, kept = "a\0b \ud800 é", "a\N{REPLACEMENT CHARACTER}b ? é"
+    excerpt = {"command": "false", "exit_code": 1, "stdout": said, "stderr": ""}
+    write(make.received(), make.ended(status="failed", reason=said, excerpt=excerpt), make.received("a2"), make.ended("a2"))
+    rows = {row["id"]: (row["reason"], row["excerpt"]) for row in tables.rows(engine, "actions")}
+    assert rows == {"a1": (kept, {**excerpt, "stdout": kept}), "a2": ("", None)}
 
 
 def test_a_node_drains_whatever_else_is_said_of_it_until_that_is_undone(engine: Engine, make: Any) -> None:

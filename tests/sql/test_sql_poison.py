@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine
 
-from app.cli import output
 from app.journal.status import status
 from app.journal.writing import SqlJournal
 from scheduler.core.core import Core
@@ -270,20 +267,3 @@ def test_a_failure_counts_once_for_each_scheduler(engine: Engine, tables: Any) -
     # Then it is set aside
     assert (found.message, found.kind, found.action, found.failures, found.failed_at) == ("action a", "reload", "a", 2, 2.0)
     assert found.error == "KeyError: 'a\N{REPLACEMENT CHARACTER}'"
-
-
-def test_status_shows_what_was_set_aside(fragile: Fragile, capsys: pytest.CaptureFixture[str]) -> None:
-    fragile.fails_on = is_poison(events.Submitted)
-    fragile.send("poison")
-    fragile.fail_and_succeed(2)
-    document = {"scheduler": None, **asdict(status(fragile.engine, 0.0))}
-    # When the state is asked for as JSON
-    output.show_state(document, as_json=True)
-    (shown,) = json.loads(capsys.readouterr().out)["set_aside"]
-    # Then it names message, action, time and the last line of the traceback
-    assert (shown["kind"], shown["action"], shown["failures"], shown["failed_at"]) == ("action", "poison", 2, fragile.now)
-    assert shown["error"] == "ZeroDivisionError: the bug"
-    # And so does the table
-    output.show_state(document, as_json=False)
-    table = capsys.readouterr().out
-    assert "poison" in table and "ZeroDivisionError" in table

@@ -155,9 +155,6 @@ def test_an_environment_that_was_cancelled_while_it_opened_is_closed_when_it_sta
     assert one.broker.end("late") == ("failed", "cancelled")
 
 
-# What waits
-
-
 # What is silent
 
 
