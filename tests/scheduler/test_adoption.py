@@ -10,7 +10,7 @@ from scheduler.live.entries import NodeChanged
 from scheduler.model import commands
 from tangram.wire import GRANT_HEADER, node_queue
 
-from .test_silent_nodes import LOST_S, SILENT, UP, Waiting
+from .test_silent_nodes import UP, Waiting
 
 RESTARTED = ("lost", "its worker was restarted")
 
@@ -40,17 +40,6 @@ def test_an_adopted_environment_goes_on_and_all_else_of_its_node_is_lost_at_once
     cluster.finish("next-kept")
     cluster.close("kept", finish=True)
     assert cluster.ends()["close-kept"] == ("succeeded", True) and not cluster.core.state.environments
-
-
-def test_a_silent_node_with_an_adopted_environment_is_up_again() -> None:
-    # Given a silent node with an environment, for which a command waits; when its next worker has adopted that
-    cluster = Waiting()
-    cluster.open("e")
-    cluster.silence(LOST_S - 1.0)
-    cluster.exec("x", "e")
-    cluster.beat(environments=["e"], incarnation="2")
-    # Then the command runs there
-    assert cluster.states() == [UP, SILENT, UP] and cluster.running == ["x"]
 
 
 def test_an_environment_that_is_being_closed_is_closed_by_the_next_worker() -> None:

@@ -28,25 +28,3 @@ def test_a_job_within_its_share_has_a_claim_on_the_extra_units_of_one_beyond_its
         build(w, f"wide{number}", [1, 2, 3, 4], "many", parallel=0.999)
     build(w, "build", [1, 2, 4, 8], "few", parallel=0.6)
     assert w.units["build"] < 4
-
-
-def test_a_job_that_has_its_share_takes_nothing_from_one_that_has_not(world: Any) -> None:
-    # Given a job with less than its half of a full node, and one with a little more, which wants what that one has
-    w = world().node(cores=8)
-    build(w, "slow", [1, 2, 3], "few", parallel=0.3)
-    w.run("fixed", 4, job="many")
-    w.run("last", 1, job="many")
-    assert w.units == {"slow": 3, "fixed": 4, "last": 1}
-    w.finish("last")
-
-    # When an action comes to which the units are worth far more
-    build(w, "fast", [1, 2, 3, 4], "many", parallel=0.999)
-
-    # Then it has what was free, and no more
-    assert w.units == {"slow": 3, "fixed": 4, "fast": 1}
-    # though between actions of one job it would be worth it
-    w = world().node(cores=8)
-    build(w, "slow", [1, 2, 3], "many", parallel=0.3)
-    w.run("fixed", 4, job="many")
-    build(w, "fast", [1, 2, 3, 4], "many", parallel=0.999)
-    assert w.units["fast"] > 1

@@ -21,15 +21,6 @@ def test_environments_go_where_few_stand_per_core(world: Any) -> None:
     assert placed.count("small") == 2
 
 
-def test_environments_go_where_there_is_memory(world: Any) -> None:
-    w = world().node("a", memory_mb=1000).node("b", memory_mb=3000)
-
-    for number in range(4):
-        w.open(f"e{number}", memory_mb=1000, finish=False)
-
-    assert sorted(w.grants[f"open-e{number}"].node for number in range(4)) == ["a", "b", "b", "b"]
-
-
 def test_memory_of_an_action_comes_back_to_an_environment_that_waits_for_it(world: Any) -> None:
     w = world().node(memory_mb=1000)
     w.submit("a", "build", cost={"cores": 1, "memory_mb": 800})
@@ -116,15 +107,6 @@ def test_actions_of_one_session_run_in_order_and_those_of_another_beside_them(wo
     assert "a3" not in w.grants
     w.finish("a2")
     assert "a3" in w.grants
-
-
-def test_files_are_read_without_waiting_for_cores(world: Any) -> None:
-    w = world().node(cores=1).open("e0")
-    w.exec("busy", "e0")
-
-    w.submit("read", "cpu.read_file", environment="e0")
-
-    assert w.grants["read"].core_ids == ()
 
 
 def test_room_comes_back_only_when_the_last_process_is_gone(world: Any) -> None:

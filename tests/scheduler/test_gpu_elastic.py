@@ -28,17 +28,6 @@ def test_one_restore_serves_all_that_wait_for_a_service(world: Any) -> None:
     assert (w.evicted("m0"), w.waiting) == (["rm"], ["m3"])
 
 
-def test_an_action_goes_where_its_service_is_even_on_another_node(world: Any) -> None:
-    # Given a service that is resident and idle on the second node only
-    w = world(services=[RM]).node("n0", cells=0).node("n1", cells=1)
-    w.score("a", "rm", finish=True)
-    w.node("n2", cells=1)
-
-    w.score("b", "rm")
-
-    assert (w.grants["b"].node, w.grants["b"].restore) == ("n1", False)
-
-
 def test_the_instance_that_is_least_asked_for_goes(world: Any) -> None:
     # Given two idle instances, of which the one used last is seldom asked for
     w = world(services=[RM, JUDGE, ServiceSpec(name="third", restore_s=0.5)]).node(cells=2)
@@ -65,19 +54,6 @@ def test_a_service_on_two_cells_has_its_turn_among_small_ones(world: Any) -> Non
     # Then it has both cells
     assert w.grants["p"].cell_ids == (0, 1)
     assert sorted(w.evicted("p")) == ["judge", "rm"]
-
-
-def test_of_one_service_the_job_within_its_share_goes_first(world: Any) -> None:
-    # Given a job that holds all cells and has more waiting than another one, which came later
-    w = world(services=[RM]).node(cells=4)
-    for number in range(6):
-        w.score(f"a{number}", "rm", job="greedy")
-    w.score("b", "rm", job="modest")
-
-    w.finish("a0")
-
-    assert "b" in w.grants
-    assert w.waiting == ["a4", "a5"]
 
 
 def test_priority_decides_which_service_has_the_cell(world: Any) -> None:

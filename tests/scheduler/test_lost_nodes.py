@@ -124,18 +124,6 @@ def test_an_environment_that_a_beat_says_has_ended_is_lost_for_the_cause_that_it
     assert cluster.broker.end("late") == ("lost", "out_of_memory")
 
 
-def test_what_a_node_that_only_beats_has_stored_has_ended() -> None:
-    # Given two actions whose reports got lost, of which one has its result; when their node has beaten too often without them
-    cluster = Cluster()
-    cluster.submit("done", "cut")
-    cluster.stored(done=7)
-    for _ in range(4):
-        assert cluster.ends() == {}
-        cluster.beat()
-    # Then only the other one is lost with it
-    assert cluster.ends() == {"done": ("succeeded", True), "cut": ("lost", False)}
-
-
 # A node that comes back
 
 

@@ -87,18 +87,3 @@ def test_a_report_about_an_earlier_try_is_ignored(world: Any) -> None:
     w.handle(events.Finished(id="a", attempt=1, status="succeeded"))
 
     assert w.ends == {}
-
-
-def test_the_parts_of_an_act_add_up(world: Any) -> None:
-    w = world().node(cores=1)
-    w.run("first")
-    w.now = 1.0
-    w.run("a")
-    w.now = 4.0
-    w.finish("first")
-    w.now = 10.0
-
-    w.finish("a", execution_s=5.0)
-
-    end = w.ends["a"]
-    assert (end.queue_s, end.overhead_s, end.execution_s) == (3.0, 1.0, 5.0)

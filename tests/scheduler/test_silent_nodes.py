@@ -216,17 +216,6 @@ def test_a_silent_node_whose_worker_is_another_one_or_leaves_is_lost_at_once(lef
     assert not cluster.core.state.environments
 
 
-def test_each_silence_of_a_node_has_its_full_time() -> None:
-    # Given a node with an environment; when it is silent twice and beats between, then it is not lost
-    cluster = Waiting()
-    cluster.open("e")
-    for _ in range(2):
-        cluster.silence(LOST_S - 1.0)
-        cluster.beat(environments=["e"])
-    assert cluster.states() == [UP, SILENT, UP, SILENT, UP]
-    assert cluster.core.state.environments["e"].state == "open"
-
-
 def test_what_a_silent_node_runs_is_given_up_once_the_store_says_what_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.broker.transport._LONGEST_PAUSE_S", 0.0)
     cluster = Waiting()

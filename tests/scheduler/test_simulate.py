@@ -103,17 +103,6 @@ def check_capacity(run: ReplayRecord, cluster: Cluster) -> None:
             assert start >= starts[number - 1][0] + 0.5 - 1e-6
 
 
-@pytest.mark.parametrize("policy", ["paper", "fcfs"])
-def test_no_core_idles_while_an_action_waits_for_one(policy: str) -> None:
-    # Given twelve actions of a core and ten seconds at once, on four cores
-    trace = trace_of(*(rollout(f"t{n}", cpu(10.0)) for n in range(12)))
-
-    run = simulate(trace, policy, Cluster(cores=4))
-
-    assert run.last_result_s == pytest.approx(30.0)
-    assert summarise(run)["cpu_utilisation"] == pytest.approx(1.0)
-
-
 def test_a_resized_action_does_all_of_its_work() -> None:
     # Given an action that scales perfectly, alone on four cores for a second, then beside one that needs two of them
     trace = trace_of(
@@ -187,13 +176,6 @@ def test_a_fixed_command_that_keeps_two_cores_busy_leaves_nothing_of_them_to_oth
     run = simulate(trace, cluster=Cluster(cores=2))
     # Then both have computed for 44 s on two cores
     assert run.last_result_s >= 22.0 - 1e-6
-
-
-def test_pods_hold_their_cores_while_the_model_thinks() -> None:
-    trace = trace_of(*(rollout(f"t{n}", Step(actions=(cpu(1.0),), think_s=9.0)) for n in range(2)))
-
-    assert simulate(trace, "static:4").last_result_s == pytest.approx(20.0)
-    assert simulate(trace, "fcfs").last_result_s == pytest.approx(10.0)
 
 
 @pytest.mark.parametrize(
