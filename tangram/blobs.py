@@ -12,7 +12,7 @@ import binascii
 import contextlib
 import json
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 from uuid import uuid4
 
 from redis import Redis, RedisError
@@ -23,6 +23,9 @@ from tangram.wire import BLOB_KEY_PREFIX, BLOB_THRESHOLD_BYTES, BLOB_TTL_S, SHAR
 
 _REFERENCE = "$blob"
 _PAUSE_S = 0.1
+
+PART_BYTES: Final = 1 << 20
+"""The most that is sent in one command. A line of 2 Mbit/s carries it within the store's timeout of 5 s."""
 
 T = TypeVar("T")
 
@@ -130,8 +133,21 @@ class Blobs:
 
     def _keep(self, data: bytes, before: object = None) -> dict[str, Any]:
         key = next(iter(keys_of((before,))), self._prefix + uuid4().hex)
-        self._ask(lambda: self.store.set(key, data, px=self._ttl_ms))
+        self._ask(lambda: self._write(key, data))
         return {_REFERENCE: key, "bytes": len(data)}
+
+    def _write(self, key: str, data: bytes) -> None:
+        """Write a value. A large one grows under another key until it is whole: somebody may read this one meanwhile."""
+        if len(data) <= PART_BYTES:
+            self.store.set(key, data, px=self._ttl_ms)
+            return
+        growing = f"{key}.part"
+        self.store.set(growing, data[:PART_BYTES], px=self._ttl_ms)
+        for begin in range(PART_BYTES, len(data), PART_BYTES):
+            part = data[begin : begin + PART_BYTES]
+            if self.store.append(growing, part) != begin + len(part):
+                raise RedisError("a part of a large value has come twice, or those before it are gone")
+        self.store.rename(growing, key)
 
     def _fetch(self, reference: Mapping[str, Any]) -> bytes:
         key = reference.get(_REFERENCE)

@@ -15,7 +15,7 @@ from contextlib import suppress
 from queue import Empty
 from typing import Any, Self
 
-from redis import RedisError
+from redis import RedisError, ResponseError
 
 from tangram import clock
 
@@ -212,6 +212,23 @@ class MemoryStore:
         lasts_s = ex if ex is not None else px / 1000 if px is not None else self.broker.left_s(key) if keepttl else None
         self.broker.keep(key, value if isinstance(value, bytes) else str(value).encode(), lasts_s)
         self.broker.called("set done", key)
+        return True
+
+    def append(self, key: str, value: bytes) -> int:
+        """Add to the value of a key; return its length."""
+        self.broker.called("append", key)
+        whole = (self.broker.value(key) or b"") + value
+        self.broker.keep(key, whole, self.broker.left_s(key))
+        return len(whole)
+
+    def rename(self, source: str, target: str) -> bool:
+        """Give a value another key, with its time. Raises `ResponseError` where there is none."""
+        self.broker.called("rename", source)
+        value, left_s = self.broker.value(source), self.broker.left_s(source)
+        if value is None:
+            raise ResponseError("no such key")
+        self.broker.keep(source, None, None)
+        self.broker.keep(target, value, left_s)
         return True
 
     def exists(self, *keys: str) -> int:

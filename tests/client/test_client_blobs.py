@@ -14,7 +14,7 @@ from redis import RedisError
 
 from app.broker.memory_store import MemoryBroker, MemoryStore
 from tangram import ActionFailed
-from tangram.blobs import Blobs
+from tangram.blobs import PART_BYTES, Blobs
 from tangram.connection import open_store
 from tangram.wire import BLOB_THRESHOLD_BYTES
 from tests.freezing import freeze
@@ -47,6 +47,30 @@ def test_what_is_no_wire_form_is_refused_and_a_reference_reads_no_other_keys(sto
     store.set("celery-task-meta-1", b"1")
     with pytest.raises(ActionFailed, match="not a blob reference" if isinstance(value, dict) else "."):
         Blobs(store).get(value)
+
+
+@pytest.mark.parametrize("harm", ["nothing", "a part comes twice", "the parts are gone"])
+def test_a_large_value_goes_in_parts_and_is_there_once_it_is_whole(store: Any, monkeypatch: pytest.MonkeyPatch, harm: str) -> None:
+    # Given a value of three parts, which somebody reads under the same key
+    blobs, data, seen = Blobs(store, patience_s=60), os.urandom(2 * PART_BYTES + 5), []
+    before = blobs.put(b"x" * 2 * BLOB_THRESHOLD_BYTES)
+    append, harms = store.append, ["nothing", harm]
+
+    def append_and_look(key: str, part: bytes) -> int:
+        seen.append(blobs.get(before))
+        match harms.pop() if harms else "nothing":
+            case "a part comes twice":
+                append(key, part)
+            case "the parts are gone":
+                store.delete(key)
+        return int(append(key, part))
+
+    monkeypatch.setattr(store, "append", append_and_look)
+    # When it is put; then the reader has seen the value before, whole, and now sees this one
+    after = blobs.put(data, before)
+    assert set(seen) == {b"x" * 2 * BLOB_THRESHOLD_BYTES} and after["$blob"] == before["$blob"]  # type: ignore[index]
+    assert blobs.get(after) == data and store.pttl(after["$blob"]) > 0  # type: ignore[index]
+    assert store.broker.keys("") == [after["$blob"]]  # type: ignore[index]
 
 
 def test_a_store_that_is_away_is_waited_for_where_there_is_patience(own_redis: Any) -> None:
