@@ -258,18 +258,3 @@ def test_nobody_waits_for_a_quota_on_the_cores_of_an_environment_that_is_gone(wo
 
     # Then the core has no reason to be woken when the quota opens
     assert w.core.next_wake(w.now) is None
-
-
-@pytest.mark.parametrize("node_lost", [False, True])
-def test_an_open_that_fails_gives_its_turn_to_the_next(world: Any, node_lost: bool) -> None:
-    # Given an environment that is being opened, as the only one that may be so, and another one behind it
-    w = world(starting_limit=1).node("n0").open("e", finish=False).open("other", finish=False)
-    assert "open-other" not in w.grants
-    # When that fails, as its node says or as the node had stored when it was lost
-    if node_lost:
-        w.handle(events.NodeLost(name="n0", reason="it burned", ended=(events.StoredEnd(id="open-e", status="failed", reason="no image"),)))
-        w.node("n1")
-    else:
-        w.finish("open-e", "failed", reason="no image")
-    # Then the next one's turn has come
-    assert w.ended("open-e") == ("failed", "no image") and "open-other" in w.grants

@@ -45,20 +45,6 @@ def test_under_paper_a_large_service_is_not_starved_by_small_ones_behind_it(worl
     assert w.waiting == ["b"]
 
 
-def test_a_service_goes_only_where_a_cell_has_room_for_it(world: Any) -> None:
-    w = world(services=[ServiceSpec(name="large", memory_mb=40_000), RM]).node("small", cells=1, cell_memory_mb=24_000)
-    w.score("early", "large")
-    assert w.ended("early")[0] == "rejected"
-    w.node("big", cells=1, cell_memory_mb=80_000)
-    w.score("a", "large")
-    w.score("b", "large")
-    w.score("c", "rm")
-
-    assert w.grants["a"].node == "big"
-    assert w.waiting == ["b"]
-    assert w.grants["c"].node == "small"
-
-
 def test_elastic_gives_the_cells_to_the_action_that_gains_most(world: Any) -> None:
     w = world(services=[ServiceSpec(name="a", cells=(1, 2)), ServiceSpec(name="b", cells=(1, 2))])
     w.score("flat", "a", [1, 2], work_s=10.0)

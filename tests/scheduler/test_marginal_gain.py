@@ -205,32 +205,6 @@ def check_look(w: Any, happen: Any) -> None:
             assert saved_s >= TUNING.least_saving_s - 1e-9
 
 
-def long_ones_beside_short_ones(world: Any) -> Any:
-    w = world().node(cores=8)
-    for name in ("x", "y"):
-        w.run(name, [1, 2, 4, 8], parallel=0.95, work_s=LONG_S)
-    assert w.units == {"x": 4, "y": 4}
-    return w
-
-
-def test_short_actions_that_queue_up_never_have_the_long_ones_resized_again(world: Any) -> None:
-    # Given two long elastic actions, and more short serial ones than there are cores for
-    w = long_ones_beside_short_ones(world)
-    for number in range(8):
-        w.run(f"s{number}", 1, work_s=0.2)
-    resized = len(w.of(Resize))
-
-    # When they end and come by the hundred, so that there are always some waiting
-    for number in range(8, 300):
-        w.now += 0.03
-        w.run(f"s{number}", 1, work_s=0.2)
-        w.finish(next(name for name in w.grants if name.startswith("s")))
-
-    # Then the long ones stay as they are
-    assert len(w.of(Resize)) == resized
-    assert w.units["x"] == w.units["y"] == 1
-
-
 def test_without_shrinking_whoever_has_cores_keeps_them(world: Any) -> None:
     w = world(without=["shrinking"]).node(cores=8)
     w.run("x", [1, 8], parallel=0.95, work_s=LONG_S)

@@ -50,21 +50,6 @@ def test_what_only_a_larger_node_can_run_does_not_block_a_smaller_one(world: Any
     assert w.waiting == ["needs-large"]
 
 
-def test_an_action_that_waits_for_memory_does_not_block_those_whose_end_would_free_it(world: Any) -> None:
-    # Given an environment that holds most of the memory, and an action that wants as much
-    w = world().node(cores=4, memory_mb=1000).open("e0", memory_mb=800)
-    w.submit("hungry", "build", cost={"cores": 1, "memory_mb": 500})
-
-    # When the environment goes on working, and is closed
-    w.exec("step", "e0")
-    assert "step" in w.grants
-    w.finish("step")
-    w.close("e0", finish=True)
-
-    # Then the hungry one starts
-    assert "hungry" in w.grants
-
-
 def test_labels_restrict_where_an_action_runs(world: Any) -> None:
     w = world(quotas=[QuotaSpec(name="web")]).node("plain").node("special", labels=frozenset({"docker", "ssd"}))
 
