@@ -19,13 +19,12 @@ from celery import Celery
 from celery.events.state import State
 from kombu import Connection
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from app.metrics.bounded import NAMELESS, Names
 from app.metrics.exposition import make_registry, serve
-from app.metrics.families import FAMILIES, counter, gauge, histogram
+from app.metrics.families import counter, gauge, gauge_family, histogram
 from tangram.settings import Settings
 from tangram.wire import CONTROL_QUEUE, EVENTS_QUEUE, INGRESS_QUEUE, NODE_QUEUE_PREFIX
 
@@ -96,8 +95,7 @@ class CeleryEvents(Collector):
     def _lengths(self) -> Iterable[Metric]:
         with self._lock:
             queues = [INGRESS_QUEUE, EVENTS_QUEUE, CONTROL_QUEUE, *(NODE_QUEUE_PREFIX + node for node in self._nodes)]
-        name = "celery_queue_length"
-        family = GaugeMetricFamily(name, FAMILIES[name].help, labels=FAMILIES[name].labels)
+        family = gauge_family("celery_queue_length")
         connection = self._app.connection_for_read()
         try:
             for queue in queues:

@@ -14,11 +14,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector, disable_created_metrics, start_http_server
-from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from app.metrics.families import FAMILIES, gauge
+from app.metrics.families import gauge, gauge_family
 from tangram.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -30,16 +29,11 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 def make_registry(settings: Settings, process: str) -> CollectorRegistry:
     """Return the registry of a process, with what every process has; `process` names its kind, such as `scheduler`."""
     registry = CollectorRegistry()
-    add_common(registry, settings, process)
-    return registry
-
-
-def add_common(registry: CollectorRegistry, settings: Settings, process: str) -> None:
-    """Add what every process has to a registry."""
     ProcessCollector(registry=registry)
     GCCollector(registry=registry)
     registry.register(_Disk(settings.state_dir))
     gauge("tangram_build_info", registry).labels(version=_version(), process=process).set(1)
+    return registry
 
 
 def serve(settings: Settings, registry: CollectorRegistry) -> None:
@@ -66,7 +60,7 @@ class _Disk(Collector):
             folder = next(one for one in (self._folder, *self._folder.absolute().parents) if one.exists())
             usage = shutil.disk_usage(folder)
             for name, value in (("tangram_disk_free_bytes", usage.free), ("tangram_disk_size_bytes", usage.total)):
-                yield GaugeMetricFamily(name, FAMILIES[name].help, value=value)
+                yield gauge_family(name, [((), value)])
 
 
 def _version() -> str:

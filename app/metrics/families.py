@@ -7,10 +7,12 @@ bounded (`bounded.py`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily
 
 ProcessKind = Literal["every", "scheduler", "worker", "gateway", "web", "metrics"]
 Kind = Literal["counter", "gauge", "histogram"]
@@ -145,6 +147,15 @@ def histogram(name: str, registry: CollectorRegistry) -> Histogram:
     """Return a new histogram of the table, in a registry."""
     family = _find(name, "histogram")
     return Histogram(name, family.help, family.labels, buckets=family.buckets, registry=registry)
+
+
+def gauge_family(name: str, values: Iterable[tuple[Sequence[str], float]] = ()) -> GaugeMetricFamily:
+    """Return a gauge of the table as a scrape gets it, with `values` by their labels."""
+    family = _find(name, "gauge")
+    found = GaugeMetricFamily(name, family.help, labels=family.labels)
+    for labels, value in values:
+        found.add_metric(labels, value)
+    return found
 
 
 def _find(name: str, kind: Kind) -> Family:

@@ -13,13 +13,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from app.metrics.bounded import Jobs, Names
 from app.metrics.exposition import make_registry, serve
-from app.metrics.families import FAMILIES, counter, gauge, histogram
+from app.metrics.families import FAMILIES, counter, gauge, gauge_family, histogram
 from app.metrics.ledger import Group, Known, Ledger
 from app.metrics.services import MIB, Services
 from scheduler.core.core import Core
@@ -243,8 +243,8 @@ class SchedulerMetrics(Collector):
 
     def _of_actions(self, now: float) -> Iterable[Metric]:
         ledger = self._ledger
-        waiting, age = _family("tangram_actions_waiting"), _family("tangram_queue_oldest_age_seconds")
-        running, environments = _family("tangram_actions_running"), _family("tangram_environments")
+        waiting, age = gauge_family("tangram_actions_waiting"), gauge_family("tangram_queue_oldest_age_seconds")
+        running, environments = gauge_family("tangram_actions_running"), gauge_family("tangram_environments")
         for group, queue in ledger.queues.items():
             oldest = queue.oldest()
             waiting.add_metric(group, len(queue))
@@ -256,22 +256,26 @@ class SchedulerMetrics(Collector):
         return waiting, age, running, environments
 
     def _of_nodes(self, now: float) -> Iterable[Metric]:
-        units, nodes, beats = _family("tangram_node_units"), _family("tangram_nodes"), _family("tangram_node_beat_age_seconds")
+        units, nodes, beats = (
+            gauge_family("tangram_node_units"),
+            gauge_family("tangram_nodes"),
+            gauge_family("tangram_node_beat_age_seconds"),
+        )
         for node, resource, state, count in self._ledger.units():
             units.add_metric([node, resource, state], count)
-        silent, draining = _family("tangram_nodes_silent"), _family("tangram_nodes_draining")
+        silent, draining = gauge_family("tangram_nodes_silent"), gauge_family("tangram_nodes_draining")
         nodes.add_metric([], len(self._ledger.nodes.keys() - self._ledger.silent))
         silent.add_metric([], len(self._ledger.silent))
         draining.add_metric([], len(self._ledger.draining & self._ledger.nodes.keys()))
         for node, beat_at in self._beats.items():
             beats.add_metric([node], max(0.0, now - beat_at))
-        memory, paused = _family("tangram_node_memory_bytes"), _family("tangram_node_memory_paused")
+        memory, paused = gauge_family("tangram_node_memory_bytes"), gauge_family("tangram_node_memory_paused")
         for node, said in self._memory.items():
             for what in ("granted", "held", "reserve"):
                 memory.add_metric([node, what], said[f"{what}_mb"] * MIB)
             paused.add_metric([node], said["paused_count"])
-        requests, concurrency = _family("tangram_quota_requests"), _family("tangram_quota_concurrency")
-        speed = _family("tangram_quota_speed_ratio")
+        requests, concurrency = gauge_family("tangram_quota_requests"), gauge_family("tangram_quota_concurrency")
+        speed = gauge_family("tangram_quota_speed_ratio")
         for quota, (running, most, factor) in self._quotas.items():
             requests.add_metric([quota], running)
             speed.add_metric([quota], factor)
@@ -321,7 +325,3 @@ def start(settings: Settings) -> SchedulerMetrics:
     metrics = SchedulerMetrics(registry, settings.metrics_jobs)
     serve(settings, registry)
     return metrics
-
-
-def _family(name: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, FAMILIES[name].help, labels=FAMILIES[name].labels)

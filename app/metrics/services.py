@@ -7,13 +7,13 @@ an instance that stood before this scheduler, the first counts are where ours be
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 
 from app.metrics.bounded import Names
-from app.metrics.families import FAMILIES, counter
+from app.metrics.families import counter, gauge_family
 from scheduler.live.entries import InstanceChanged, InstancesForgotten
 from scheduler.model.lifecycle import SERVICE
 
@@ -70,13 +70,6 @@ class Services:
             memory[label, "cells"] += int(entry.memory_mb * MIB)
             memory[label, "host"] += int(entry.host_mb * MIB)
             residue[label] += int(entry.memory_mb * MIB) if entry.state == "host" else 0
-        yield _gauge("tangram_service_instances", states)
-        yield _gauge("tangram_service_memory_bytes", memory)
-        yield _gauge("tangram_service_residue_bytes", {(label,): value for label, value in residue.items()})
-
-
-def _gauge(name: str, values: Mapping[tuple[str, str], int] | Mapping[tuple[str], int]) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(name, FAMILIES[name].help, labels=FAMILIES[name].labels)
-    for labels, value in values.items():
-        family.add_metric(labels, value)
-    return family
+        yield gauge_family("tangram_service_instances", states.items())
+        yield gauge_family("tangram_service_memory_bytes", memory.items())
+        yield gauge_family("tangram_service_residue_bytes", (((label,), value) for label, value in residue.items()))

@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from app.action_task import Call
 from app.metrics.bounded import Names
 from app.metrics.exposition import make_registry, serve
-from app.metrics.families import FAMILIES, counter, gauge, histogram
+from app.metrics.families import counter, gauge, gauge_family, histogram
 from tangram.settings import Settings
 
 
@@ -51,9 +50,9 @@ class _Environments(Collector):
         self._now = now
 
     def collect(self) -> Iterable[Metric]:
-        name, changing = "tangram_worker_environments", self._now()
+        changing = self._now()
         if "environments" in changing:
-            yield GaugeMetricFamily(name, FAMILIES[name].help, value=len(changing["environments"]))
+            yield gauge_family("tangram_worker_environments", [((), len(changing["environments"]))])
 
 
 def start(settings: Settings, pool: str) -> WorkerMetrics:
