@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Engine, Select, false, func, select
+from sqlalchemy.orm import InstrumentedAttribute
 
 from app.journal.database import database_errors, snapshot
 from app.journal.models import (
@@ -35,6 +36,8 @@ from tangram.action import Action as Declared
 from tangram.ends import fault_of
 
 CARRIED_OUT = ("succeeded", "failed", "timed_out")
+
+_Column = ColumnElement[Any] | InstrumentedAttribute[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,42 +238,27 @@ class _Group:
 
 def conditions_of(selection: Selection) -> list[ColumnElement[bool]]:
     """Return what holds of the selected actions' rows."""
-    conditions: list[ColumnElement[bool]] = []
-    if selection.jobs is not None:
-        conditions.append(Action.job.in_(selection.jobs))
-    if selection.trajectory is not None:
-        conditions.append(Action.trajectory == selection.trajectory)
-    if selection.kind is not None:
-        conditions.append(Action.kind == selection.kind)
-    if selection.since is not None:
-        conditions.append(Action.submitted_at >= selection.since)
-    if selection.until is not None:
-        conditions.append(Action.submitted_at <= selection.until)
-    return conditions
+    of_kind = [Action.kind == selection.kind] if selection.kind is not None else []
+    return [*_conditions(selection, Action.job, Action.trajectory, Action.submitted_at, Action.submitted_at), *of_kind]
 
 
 def _whole_hours(selection: Selection, hours: type[ActionHour | EnvironmentHour]) -> list[ColumnElement[bool]]:
-    conditions: list[ColumnElement[bool]] = []
-    if selection.trajectory is not None:
-        conditions.append(false())
-    if selection.jobs is not None:
-        conditions.append(hours.job.in_(selection.jobs))
-    if selection.since is not None:
-        conditions.append(hours.hour >= selection.since)
-    if selection.until is not None:
-        conditions.append(hours.hour + HOUR_S <= selection.until)
-    return conditions
+    return _conditions(selection, hours.job, None, hours.hour, hours.hour + HOUR_S)
+
+
+def _conditions(selection: Selection, job: _Column, trajectory: _Column | None, first: _Column, last: _Column) -> list[ColumnElement[bool]]:
+    """Return what holds of rows from `first` to `last`, times in each row; a row without a trajectory is of none that is selected."""
+    given = (
+        (selection.jobs, lambda jobs: job.in_(jobs)),
+        (selection.trajectory, lambda name: false() if trajectory is None else trajectory == name),
+        (selection.since, lambda since: first >= since),
+        (selection.until, lambda until: last <= until),
+    )
+    return [condition(value) for value, condition in given if value is not None]
 
 
 def _pod_core_s(selection: Selection) -> Select[Any]:
-    query = select(func.sum(Environment.pod_cores * (Environment.ended_at - Environment.opened_at)))
-    query = query.where(Environment.ended_at.is_not(None), Environment.opened_at.is_not(None), Environment.pod_cores > 0)
-    if selection.jobs is not None:
-        query = query.where(Environment.job.in_(selection.jobs))
-    if selection.trajectory is not None:
-        query = query.where(Environment.trajectory == selection.trajectory)
-    if selection.since is not None:
-        query = query.where(Environment.created_at >= selection.since)
-    if selection.until is not None:
-        query = query.where(Environment.created_at <= selection.until)
-    return query
+    ended = (Environment.ended_at.is_not(None), Environment.opened_at.is_not(None), Environment.pod_cores > 0)
+    created_at = Environment.created_at
+    selected = _conditions(selection, Environment.job, Environment.trajectory, created_at, created_at)
+    return select(func.sum(Environment.pod_cores * (Environment.ended_at - Environment.opened_at))).where(*ended, *selected)

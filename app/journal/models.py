@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final, cast
 
-from sqlalchemy import JSON, BigInteger, CheckConstraint, Double, Index, Integer, MetaData, Row, Table, Text, false, text
+from sqlalchemy import JSON, BigInteger, CheckConstraint, Double, Index, Integer, MetaData, Row, Table, Text, TextClause, false, text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -25,6 +25,8 @@ NODE_SILENT: Final[NodeState] = "silent"
 ABSENT: Final[ServiceState] = "absent"
 
 INFRA_FAILED: Final = text("fault = 'infrastructure'")
+UNFINISHED: Final = text("ended_at IS NULL")
+ENDED: Final = text("ended_at IS NOT NULL")
 
 Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
 
@@ -37,6 +39,11 @@ def words_of(column: str, words: Iterable[str]) -> CheckConstraint:
 def ended_in(column: str, ends: Iterable[str]) -> CheckConstraint:
     """Return the constraint that `ended_at` is set in these states and in no others."""
     return CheckConstraint(f"(ended_at IS NOT NULL) = ({column} IN ({', '.join(map(repr, ends))}))", name="ended_at")
+
+
+def partial_index(name: str, *columns: str, where: TextClause) -> Index:
+    """Return an index of the rows of which `where` holds."""
+    return Index(name, *columns, sqlite_where=where, postgresql_where=where)
 
 
 class Base(DeclarativeBase):
@@ -122,22 +129,11 @@ class Action(Base):
         ended_in("status", ACTION.ends),
         words_of("cause", (NO_CAUSE, *CAUSES)),
         words_of("fault", FAULTS),
-        Index("ix_actions_unfinished", "position", sqlite_where=text("ended_at IS NULL"), postgresql_where=text("ended_at IS NULL")),
+        partial_index("ix_actions_unfinished", "position", where=UNFINISHED),
         Index("ix_actions_trajectory", "trajectory"),
-        Index("ix_actions_infra_failed", "cause", sqlite_where=INFRA_FAILED, postgresql_where=INFRA_FAILED),
-        Index(
-            "ix_actions_job_ended_at",
-            "job",
-            "ended_at",
-            sqlite_where=text("ended_at IS NOT NULL"),
-            postgresql_where=text("ended_at IS NOT NULL"),
-        ),
-        Index(
-            "ix_actions_ended_at",
-            "ended_at",
-            sqlite_where=text("ended_at IS NOT NULL"),
-            postgresql_where=text("ended_at IS NOT NULL"),
-        ),
+        partial_index("ix_actions_infra_failed", "cause", where=INFRA_FAILED),
+        partial_index("ix_actions_job_ended_at", "job", "ended_at", where=ENDED),
+        partial_index("ix_actions_ended_at", "ended_at", where=ENDED),
     )
 
 
@@ -222,11 +218,9 @@ class Environment(Base):
     __table_args__ = (
         words_of("state", ENVIRONMENT.states),
         ended_in("state", ENVIRONMENT.ends),
-        Index("ix_environments_unfinished", "created_at", sqlite_where=text("ended_at IS NULL"), postgresql_where=text("ended_at IS NULL")),
+        partial_index("ix_environments_unfinished", "created_at", where=UNFINISHED),
         Index("ix_environments_job", "job"),
-        Index(
-            "ix_environments_ended_at", "ended_at", sqlite_where=text("ended_at IS NOT NULL"), postgresql_where=text("ended_at IS NOT NULL")
-        ),
+        partial_index("ix_environments_ended_at", "ended_at", where=ENDED),
     )
 
 
