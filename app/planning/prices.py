@@ -11,13 +11,12 @@ What is not named costs nothing.
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from app.replay.trace_lines import TraceError, first_problem, unreadable
+from app.replay.trace_lines import TraceError, first_problem, read_toml
 
 Price = Annotated[float, Field(ge=0, le=1e9)]
 MB_PER_GB = 1024
@@ -40,13 +39,9 @@ class Prices(BaseModel):
 def read_prices(path: Path) -> Prices:
     """Read a file of prices. Raises `TraceError`, which names file and key."""
     try:
-        found = Prices.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        found = Prices.model_validate(read_toml(path))
     except ValidationError as error:
         raise first_problem(error).at(str(path)) from None
-    except tomllib.TOMLDecodeError as error:
-        raise TraceError(f"not TOML: {error}", file=str(path)) from None
-    except (OSError, ValueError) as error:
-        raise unreadable(error, str(path)) from None
     if not (found.core_hour or found.gpu_hour or found.gb_hour):
         raise TraceError("no price in it: name core_hour, gpu_hour or gb_hour", file=str(path))
     return found

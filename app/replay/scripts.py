@@ -20,12 +20,11 @@ from __future__ import annotations
 
 import json
 import os
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.replay.trace_lines import SCHEMA, TraceError, unreadable
+from app.replay.trace_lines import SCHEMA, TraceError, read_toml, unreadable
 from app.replay.traces import parse_header, parse_trajectory
 from scheduler.sim.trace import Kind, Trace, TraceAction, Trajectory
 
@@ -53,7 +52,7 @@ class Script:
 def read_script(path: str | Path) -> Script:
     """Read a script. Raises `TraceError` when the file cannot be read or says something wrong; one line with file and key."""
     path = Path(path)
-    said = _toml(path)
+    said = read_toml(path)
     header_file = _beside(path, said, "header")
     files = _beside(path, said, "files")
     header = Trace(trajectories=()) if header_file is None else _header(header_file)
@@ -105,17 +104,6 @@ def _plain_files(folder: Path) -> Iterator[Path]:
                 yield path
 
 
-def _toml(path: Path) -> dict[str, object]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise TraceError(f"not TOML: {error}", file=str(path)) from None
-    except RecursionError:
-        raise TraceError("not TOML: nested too deeply", file=str(path)) from None
-    except (OSError, ValueError) as error:
-        raise unreadable(error, str(path)) from None
-
-
 def _beside(path: Path, said: dict[str, object], key: str) -> Path | None:
     value = said.pop(key, None)
     if value is None:
@@ -127,7 +115,7 @@ def _beside(path: Path, said: dict[str, object], key: str) -> Path | None:
 
 def _header(path: Path) -> Trace:
     try:
-        return parse_header(_json({**_toml(path), "schema": SCHEMA}))
+        return parse_header(_json({**read_toml(path), "schema": SCHEMA}))
     except TraceError as error:
         raise error.at(str(path)) from None
 

@@ -7,8 +7,10 @@ What may live here: checks that a line can pass or fail by itself. What it takes
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Mapping
-from typing import Annotated, Literal, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, ValidationError
 
@@ -199,6 +201,18 @@ def unreadable(error: Exception, file: str, line: int | None = None) -> TraceErr
     """Say why `file` cannot be read, in the system's words."""
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return TraceError(f"cannot be read: {reason.lower()}", file=file, line=line)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return what a TOML file holds. Raises `TraceError`, which names the file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise TraceError(f"not TOML: {error}", file=str(path)) from None
+    except RecursionError:
+        raise TraceError("not TOML: nested too deeply", file=str(path)) from None
+    except (OSError, ValueError) as error:
+        raise unreadable(error, str(path)) from None
 
 
 def _one_line(text: str) -> str:

@@ -11,7 +11,6 @@ Every tool is a `cpu.exec` on one core unless a file of rules says otherwise (do
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from app.replay.importers.span_files import NANO, Span, read_spans
-from app.replay.trace_lines import SCHEMA, TraceError, shown, unreadable
+from app.replay.trace_lines import SCHEMA, TraceError, read_toml, shown
 from app.replay.traces import parse_header, parse_trajectory
 from scheduler.sim.trace import Trace, Trajectory
 
@@ -191,13 +190,9 @@ def _printable(text: str) -> str:
 def read_rules(path: Path) -> Rules:
     """Read a file of rules. Raises `TraceError`, which names file and key."""
     try:
-        return _rules(tomllib.loads(path.read_text(encoding="utf-8")))
-    except tomllib.TOMLDecodeError as error:
-        raise TraceError(f"not TOML: {error}", file=str(path)) from None
+        return _rules(read_toml(path))
     except TraceError as error:
         raise error.at(str(path)) from None
-    except (OSError, ValueError) as error:
-        raise unreadable(error, str(path)) from None
 
 
 def _rules(content: Mapping[str, Any]) -> Rules:
