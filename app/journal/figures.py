@@ -30,6 +30,7 @@ from app.journal.rollup import HOUR_S, PARTS, ActionFigures, merged_mean, merged
 from app.journal.runs import RunRecord
 from scheduler.learning.durations import MEASURED, Observation
 from scheduler.model.filled import filled
+from scheduler.model.lifecycle import ACTION
 from scheduler.model.stats import Summary
 from tangram.action import CELLS, CORES
 from tangram.action import Action as Declared
@@ -82,6 +83,11 @@ class ActStats:
     core_s_reserved: float
     cell_s_reserved: float
     core_s_used: float
+
+    @property
+    def not_succeeded(self) -> int:
+        """How many actions ended otherwise than as wanted."""
+        return sum(count for status, count in self.by_status.items() if status in ACTION.ends and status != "succeeded")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

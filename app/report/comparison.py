@@ -49,7 +49,7 @@ def measured(subject: Subject) -> dict[str, float]:
         "core_s_reserved": subject.figures.pod_or_grant_core_s,
         "core_s_used": total.core_s_used,
         "actions": sum(total.by_status.values()),
-        "not_succeeded": subject.not_succeeded,
+        "not_succeeded": total.not_succeeded,
         "infrastructure": subject.failed_by_us,
     }
 
@@ -86,7 +86,7 @@ def verdict(subject: Subject, against: Subject | None) -> str:
         total = subject.figures.total
         return (
             f"{count(sum(total.by_status.values()))} actions in {seconds(subject.ended - subject.began)} s, with a mean ACT of "
-            f"{seconds(total.act.mean)} s, {seconds(total.mean_queue_s)} s of it queueing. {count(subject.not_succeeded)} did not succeed, "
+            f"{seconds(total.act.mean)} s, {seconds(total.mean_queue_s)} s of it queueing. {count(total.not_succeeded)} did not succeed, "
             f"{count(subject.failed_by_us)} of them by our fault."
         )
     these, those = measured(subject), measured(against)

@@ -119,7 +119,7 @@ def _tiles(subject: Subject) -> list[tuple[str, str]]:
         ("mean queueing", f"{seconds(total.mean_queue_s)} s"),
         ("first submission to last end", f"{seconds(subject.ended - subject.began)} s"),
         ("actions", count(every)),
-        ("not succeeded", count(subject.not_succeeded)),
+        ("not succeeded", count(total.not_succeeded)),
         ("by our fault", count(subject.failed_by_us)),
         (
             "core-seconds used of reserved",

@@ -13,7 +13,6 @@ from app.journal.database import snapshot
 from app.journal.figures import CARRIED_OUT, ActReport, Selection, act_report_in
 from app.journal.history import History, PastAction, PastGrant, history
 from app.journal.runs import RunRecord
-from scheduler.model.lifecycle import ACTION
 from tangram.action import CORES
 
 INFRASTRUCTURE: Final = "infrastructure"
@@ -63,11 +62,6 @@ class Subject:
     def unfinished(self) -> list[PastAction]:
         """The actions that have not ended."""
         return [action for action in self.history.actions if action.ended_at is None]
-
-    @property
-    def not_succeeded(self) -> int:
-        """How many actions ended otherwise than as wanted, with those that retention has left only as figures of an hour."""
-        return sum(count for status, count in self.figures.total.by_status.items() if status in ACTION.ends and status != "succeeded")
 
     @property
     def failed_by_us(self) -> int:

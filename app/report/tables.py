@@ -43,11 +43,9 @@ def act_table(caption: str, first: str, groups: Mapping[str, ActStats]) -> Table
 
 
 def _act_cells(stats: ActStats) -> tuple[str, ...]:
-    total = sum(stats.by_status.values())
-    going_on = stats.by_status.get("waiting", 0) + stats.by_status.get("running", 0)
-    bad = total - going_on - stats.by_status.get("succeeded", 0)
     act, parts = stats.act, (stats.mean_queue_s, stats.mean_background_s, stats.mean_overhead_s, stats.mean_execution_s)
-    return (count(total), count(bad), *(seconds(value) for value in (act.mean, act.p50, act.p95, act.p99, *parts)))
+    figures = (act.mean, act.p50, act.p95, act.p99, *parts)
+    return (count(sum(stats.by_status.values())), count(stats.not_succeeded), *map(seconds, figures))
 
 
 ClassKey = tuple[str, str, str]
