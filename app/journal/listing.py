@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select, union_all
 
@@ -99,46 +99,41 @@ def list_actions(connection: Connection, wanted: ActionFilter, page: int, now: f
 
     With another order, all are sorted.
     """
-    narrow = _narrow(wanted)
     start, room = page * PAGE, PAGE + 1
     rows: list[AnyRow] = []
+    groups = tuple(_matching(wanted, now))
     if wanted.sort:
-        found = union_all(*(select(*_SHOWN).where(*where) for where in _matching(wanted, now))).subquery()
+        found = union_all(*(select(*_SHOWN).where(*where) for where, _ in groups)).subquery()
         column = found.c[ORDERS[wanted.sort.removeprefix("-")]]
         order = column.desc().nulls_last() if wanted.sort.startswith("-") else column.nulls_last()
         rows += connection.execute(select(found).order_by(order, found.c.id).offset(start).limit(room)).all()
         return Listed(rows=rows[:PAGE], more=len(rows) > PAGE)
-    if wanted.state in ("", "active", *ACTIVE):
-        unended = [Action.ended_at.is_(None), *narrow]
-        if wanted.state in ACTIVE:
-            unended.append(Action.status == wanted.state)
-        rows += connection.execute(select(*_SHOWN).where(*unended).order_by(Action.position).offset(start).limit(room)).all()
-        if wanted.state == "" and len(rows) < room:
-            start = max(0, start - _count(connection, unended))
-    if wanted.state not in ("active", *ACTIVE) and len(rows) < room:
-        ended = [Action.ended_at.is_not(None), Action.ended_at > now - wanted.within_s, *narrow]
-        if wanted.state:
-            ended.append(Action.status == wanted.state)
-        query = select(*_SHOWN).where(*ended).order_by(Action.ended_at.desc(), Action.id).offset(start).limit(room - len(rows))
-        rows += connection.execute(query).all()
+    for number, (where, order_by) in enumerate(groups):
+        if number and start:
+            # Ids alone are read, which is only done on the page where the unfinished ones end.
+            start = max(0, start - len(connection.execute(select(Action.id).where(*groups[0][0])).all()))
+        rows += connection.execute(select(*_SHOWN).where(*where).order_by(*order_by).offset(start).limit(room - len(rows))).all()
+        if len(rows) == room:
+            break
     return Listed(rows=rows[:PAGE], more=len(rows) > PAGE)
 
 
 def count_actions(connection: Connection, wanted: ActionFilter, now: float) -> int:
     """Return how many actions match."""
-    counts = (select(func.count()).select_from(table(Action)).where(*where) for where in _matching(wanted, now))
+    counts = (select(func.count()).select_from(table(Action)).where(*where) for where, _ in _matching(wanted, now))
     return sum(connection.execute(count).scalar_one() for count in counts)
 
 
-def _matching(wanted: ActionFilter, now: float) -> Iterator[list[ColumnElement[bool]]]:
-    """Return the conditions of the unfinished actions and of the ended ones, as far as they match: each has an index."""
+def _matching(wanted: ActionFilter, now: float) -> Iterator[tuple[list[ColumnElement[bool]], tuple[Any, ...]]]:
+    """Yield conditions and order of the unfinished actions and of the ended ones, as far as they match: each has an index."""
     narrow = _narrow(wanted)
     if wanted.state not in ("", "active"):
         narrow.append(Action.status == wanted.state)
     if wanted.state in ("", "active", *ACTIVE):
-        yield [Action.ended_at.is_(None), *narrow]
+        yield [Action.ended_at.is_(None), *narrow], (Action.position,)
     if wanted.state not in ("active", *ACTIVE):
-        yield [Action.ended_at.is_not(None), Action.ended_at > now - wanted.within_s, *narrow]
+        ended = [Action.ended_at.is_not(None), Action.ended_at > now - wanted.within_s]
+        yield [*ended, *narrow], (Action.ended_at.desc(), Action.id)
 
 
 def known_jobs(connection: Connection, most: int = 200) -> list[str]:
@@ -158,11 +153,6 @@ def sort_of(connection: Connection, name: str) -> str:
     }
     found = (sort for sort, column in columns.items() if connection.execute(select(column).where(column == name).limit(1)).first())
     return next(found, "")
-
-
-def _count(connection: Connection, where: Sequence[ColumnElement[bool]]) -> int:
-    # Ids alone are read, which is only done on the page where the unfinished ones end.
-    return len(connection.execute(select(Action.id).where(*where)).all())
 
 
 def _narrow(wanted: ActionFilter) -> list[ColumnElement[bool]]:

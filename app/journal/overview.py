@@ -256,10 +256,16 @@ def _queue(present: Present) -> list[Document]:
     return sorted(groups.values(), key=lambda group: (-group["oldest_s"], group["job"], group["kind"]))
 
 
-def _quotas(present: Present, scheduler: Mapping[str, Any]) -> list[Document]:
+def _waiting_by(present: Present, column: str) -> Counter[str]:
+    """Return how many actions wait, by a column of theirs; empty where they have nothing there."""
     waiting: Counter[str] = Counter()
     for row in present.waiting:
-        waiting[row.quota or ""] += row.actions
+        waiting[getattr(row, column) or ""] += row.actions
+    return waiting
+
+
+def _quotas(present: Present, scheduler: Mapping[str, Any]) -> list[Document]:
+    waiting = _waiting_by(present, "quota")
     return [
         {"name": name, **shown, "waiting": sum(waiting[quota] for quota in shown["names"])}
         for name, shown in sorted(scheduler.get("quotas", {}).items())
@@ -268,9 +274,7 @@ def _quotas(present: Present, scheduler: Mapping[str, Any]) -> list[Document]:
 
 def _jobs(present: Present, by_job: Mapping[str, Tally], scheduler: Mapping[str, Any]) -> list[Document]:
     """Return the jobs that have actions or had some lately, those that lose most to the infrastructure first."""
-    running, waiting, cores = Counter(one.job for one in present.held), Counter[str](), Counter[str]()
-    for row in present.waiting:
-        waiting[row.job] += row.actions
+    running, waiting, cores = Counter(one.job for one in present.held), _waiting_by(present, "job"), Counter[str]()
     for one in present.held:
         cores[one.job] += len(one.lanes)
     shares = scheduler.get("jobs", {})
@@ -296,9 +300,7 @@ def _services(present: Present) -> list[Document]:
         if node.name not in gone:
             for name in node.description.get("services", {}):
                 declared.setdefault(name, []).append(node.name)
-    waiting: Counter[str] = Counter()
-    for row in present.waiting:
-        waiting[row.service or ""] += row.actions
+    waiting = _waiting_by(present, "service")
     running = Counter(one.service for one in present.held if one.resource == CELLS)
     states: dict[str, Counter[str]] = {name: Counter() for name in declared}
     for row in present.instances:
