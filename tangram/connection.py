@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from celery import Celery
@@ -35,6 +35,7 @@ KEEPALIVE: dict[str, Any] = {
 }
 """The same, as redis-py and kombu take it for connections over TCP."""
 
+M = TypeVar("M", bound=BaseModel)
 REDIS_SCHEMES = ("redis", "rediss", "redis+socket")
 
 
@@ -65,7 +66,8 @@ def find_addresses(settings: Settings) -> Addresses:
     elif len(missing) == 1:
         raise StackUnreachable(f"{missing[0]} is not set, though the other of TANGRAM_BROKER_URL and TANGRAM_RESULT_URL is")
     else:
-        addresses = _read_stack_file(settings.stack_file)
+        found = read_stack_file(settings.stack_file, _StackFile)
+        addresses = Addresses(found.broker_url, found.result_url)
     redis_url(addresses.result_url)
     return addresses
 
@@ -144,9 +146,10 @@ def show(url: str) -> str:
     return str(maybe_sanitize_url(url))
 
 
-def _read_stack_file(path: Path) -> Addresses:
+def read_stack_file(path: Path, kind: type[M]) -> M:
+    """Return what is read of `stack.json`. Raises `StackUnreachable` when there is none that can be read."""
     try:
-        found = _StackFile.model_validate_json(path.read_bytes())
+        return kind.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         raise StackUnreachable(
             f"no stack is running in {path.parent}: start one with `tangram up`, or set TANGRAM_STATE_DIR to the folder of one that runs, "
@@ -156,7 +159,6 @@ def _read_stack_file(path: Path) -> Addresses:
         raise StackUnreachable(f"{path} cannot be read: {error.strerror}") from None
     except ValidationError as error:
         raise StackUnreachable(f"{path} is no stack file: {error.errors()[0]['msg']}") from None
-    return Addresses(found.broker_url, found.result_url)
 
 
 def transport_options(broker_url: str, connect_timeout_s: float) -> dict[str, Any]:

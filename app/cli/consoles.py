@@ -6,8 +6,10 @@ command line reads no text as either, be it a line, a cell, a title or a caption
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, Literal
 
+from rich import box
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.padding import Padding
@@ -57,6 +59,14 @@ class Figures(Table):
         """Return the width with names as short as they may be."""
         whole = self.__rich_measure__(console, options.update(width=UNBOUNDED)).maximum
         return whole - sum(_width(column) - _least(column) for column in self.columns)
+
+
+def figures_table(title: str, columns: Sequence[str], *, first: Literal["left", "right"] = "left") -> Figures:
+    """Return a table whose `first` column has names, or sizes to the right, and the others figures."""
+    table = Figures(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 0, 0, 1))
+    for place, column in enumerate(columns):
+        table.add_column(column, justify="right" if place else first, no_wrap=True)
+    return table
 
 
 def _is_figure(column: Column) -> bool:

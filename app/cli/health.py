@@ -10,7 +10,6 @@ import socket
 import time
 from typing import Literal
 
-from pydantic import ValidationError
 from sqlalchemy import select
 
 from app.cli.state import database_of
@@ -18,6 +17,7 @@ from app.journal.database import database_errors, open_engine
 from app.journal.leader import SCHEDULER_LEASE
 from app.journal.models import LeaseRow
 from app.local.embedded import StackFile
+from tangram.connection import read_stack_file
 from tangram.errors import TangramError
 from tangram.settings import Settings
 
@@ -69,12 +69,7 @@ def _nodes(process: ProcessKind, settings: Settings, host: str) -> list[str]:
     if settings.node_name:
         return [settings.node_name]
     if settings.broker_url is None and settings.stack_file.exists():
-        try:
-            names = StackFile.model_validate_json(settings.stack_file.read_bytes()).pids
-        except OSError as error:
-            raise Unhealthy(f"{settings.stack_file} cannot be read: {error.strerror}") from error
-        except ValidationError as error:
-            raise Unhealthy(f"{settings.stack_file} is no stack file: {error.errors()[0]['msg']}") from error
+        names = read_stack_file(settings.stack_file, StackFile).pids
         if nodes := [name for name in names if name.startswith(f"{process}-")]:
             return nodes
         raise Unhealthy(f"the stack in {settings.state_dir} has no {process} node")

@@ -18,7 +18,7 @@ from rich.console import Console, Group
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from app.cli.consoles import Figures, make_console
+from app.cli.consoles import Figures, figures_table, make_console
 from app.web.words import node_state
 
 if TYPE_CHECKING:
@@ -78,12 +78,7 @@ def show_summary(document: Mapping[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(document)
         return
-    table = Figures(
-        title=f"policy {document['policy']}: ACT and its parts, seconds", title_justify="left", box=box.SIMPLE, padding=(0, 0, 0, 1)
-    )
-    table.add_column("", no_wrap=True)
-    for name in ("n", *_ACT_COLUMNS.values()):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = figures_table(f"policy {document['policy']}: ACT and its parts, seconds", ("", "n", *_ACT_COLUMNS.values()))
     groups: list[tuple[str, Mapping[str, Any]]] = [("all", document), *document["by_kind"].items()]
     groups += list(document["by_job"].items()) if len(document["by_job"]) > 1 else []
     for name, group in groups:
@@ -106,10 +101,7 @@ def show_comparison(documents: Mapping[str, Mapping[str, Any]], *, as_json: bool
     if as_json:
         print_json(documents)
         return
-    table = Figures(title="ACT and its parts, seconds", title_justify="left", box=box.SIMPLE, padding=(0, 0, 0, 1))
-    table.add_column("", no_wrap=True)
-    for policy in documents:
-        table.add_column(policy, justify="right", no_wrap=True)
+    table = figures_table("ACT and its parts, seconds", ("", *documents))
     for key, name in _ACT_COLUMNS.items():
         table.add_row(name, *(f"{document[key]:.3f}" for document in documents.values()))
     table.add_row("floor", *(f"{document['floor_act']:.3f}" for document in documents.values()))
@@ -289,13 +281,12 @@ def _stats_cells(stats: Mapping[str, Any]) -> Sequence[str]:
     from scheduler.model.lifecycle import ACTION
 
     by_status: Mapping[str, int] = stats["by_status"]
-    total = sum(by_status.values())
     act = stats["act"]
     means = ("mean_queue_s", "mean_background_s", "mean_overhead_s", "mean_execution_s")
     figures = (act["mean"], act["p95"], *(stats[mean] for mean in means))
     by_fault: Mapping[str, int] = stats["by_fault"]
-    unfinished = sum(count for status, count in by_status.items() if status not in ACTION.ends)
-    counts = (total, total - unfinished - by_status.get("succeeded", 0), by_fault.get("infrastructure", 0), by_fault.get("program", 0))
+    bad = sum(count for status, count in by_status.items() if status in ACTION.ends and status != "succeeded")
+    counts = (sum(by_status.values()), bad, by_fault.get("infrastructure", 0), by_fault.get("program", 0))
     return (*map(str, counts), *map(_figure, figures), f"{stats['core_s_used']:.1f}")
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 
-from app.cli.consoles import Figures, make_console
+from app.cli.consoles import Figures, figures_table, make_console
 from app.cli.output import print_json
 from app.web.words import counted
 
@@ -103,16 +102,8 @@ def _error_line(calibration: Mapping[str, Any] | None) -> str:
     return f"the simulator's error on this machine ({at}{busy}): {'; '.join(errors)}"
 
 
-def _table(title: str, columns: Sequence[str]) -> Figures:
-    table = Figures(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 0, 0, 1))
-    table.add_column(columns[0], no_wrap=True, justify="right")
-    for column in columns[1:]:
-        table.add_column(column, justify="right", no_wrap=True)
-    return table
-
-
 def _curve_table(document: Mapping[str, Any]) -> Figures:
-    table = _table("by cores", ("cores", "mean ACT s", "p95 s", "step s", "of target", ""))
+    table = figures_table("by cores", ("cores", "mean ACT s", "p95 s", "step s", "of target", ""), first="right")
     for point in document["curve"]:
         notes = ["answer"] if point["cores"] == document["cores"] else []
         notes += ["knee"] if point["cores"] == document["knee_cores"] else []
@@ -122,7 +113,8 @@ def _curve_table(document: Mapping[str, Any]) -> Figures:
 
 
 def _sensitivity_table(document: Mapping[str, Any]) -> Figures:
-    table = _table(f"the same {document['cores']} cores under another load", ("change", "mean ACT s", "p95 s", "step s", "ACT target"))
+    columns = ("change", "mean ACT s", "p95 s", "step s", "ACT target")
+    table = figures_table(f"the same {document['cores']} cores under another load", columns, first="right")
     words = {True: "met", False: "missed", None: "none"}
     for found in document["sensitivity"]:
         table.add_row(found["change"], *_seconds(found), words[found["meets_act"]])
@@ -145,7 +137,7 @@ def show_calibration(document: Mapping[str, Any], *, as_json: bool) -> None:
         print_json(document)
         return
     columns = ("policy", "figure", "live s", "simulated s", "error", "with overhead")
-    table = _table("live runs of the bundled rollouts, and their simulation", columns)
+    table = figures_table("live runs of the bundled rollouts, and their simulation", columns, first="right")
     for policy, found in document["policies"].items():
         for key, error in found["error"].items():
             figures = (

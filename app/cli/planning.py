@@ -46,7 +46,8 @@ def plan(
     The answer is the fewest cores, GPUs, memory and quotas, found by simulation.
     """
     if calibrate:
-        _refuse_with_calibrate(target_act, target_step, no_worse_than)
+        if any(target is not None for target in (target_act, target_step, no_worse_than)):
+            raise UsageError("--calibrate measures and plans nothing: it takes no target")
         _calibrate(trace, as_json=as_json)
         return
     if trace is None:
@@ -110,11 +111,6 @@ def _calibration(settings: Settings) -> dict[str, Any] | None:
     except TraceError as error:
         output.note(f"{error}; the plan goes on without: remove this file, or measure anew with --calibrate")
         return None
-
-
-def _refuse_with_calibrate(*given: object) -> None:
-    if any(word is not None for word in given):
-        raise UsageError("--calibrate measures and plans nothing: it takes no target")
 
 
 def _calibrate(trace: Path | None, *, as_json: bool) -> None:
