@@ -26,10 +26,12 @@ from app.gateway.errors import classify
 from app.gateway.joined import JoinedRuns
 from app.gateway.journal import Journal
 from app.gateway.languages import read_languages
-from app.gateway.metrics import Metrics
 from app.gateway.records import Records
 from app.gateway.sessions import Caller, Sessions
 from app.gateway.tokens import Tokens, token_of
+from app.metrics.exposition import make_registry, serve
+from app.metrics.families import counter, histogram
+from app.metrics.loop_lag import watch_loop
 from tangram.connection import KEEPALIVE, find_addresses, open_store, redis_url
 from tangram.errors import StackUnreachable
 from tangram.settings import Settings
@@ -63,7 +65,8 @@ class Gateway:
         self.environments = Environments(self.records, self.journal)
         self.runs = JoinedRuns(self.store)
         self.languages = read_languages(settings.gateway_languages)
-        self.metrics = Metrics(settings)
+        self.registry = make_registry(settings, "gateway")
+        self.infra_failed = counter("tangram_gateway_infra_failed_total", self.registry)
 
     async def caller(self, token: str) -> Caller:
         """Return the caller that a token stands for. Raises `Unauthorized` and `InfraFailed`."""
@@ -82,8 +85,9 @@ class Gateway:
             closing.push_async_callback(self.sessions.close)
             closing.push_async_callback(self.environments.settle)
             closing.push_async_callback(self.runs.close)
-            self.metrics.serve(self.settings)
-            for beside in (self.sessions.close_idle(), self.metrics.watch_loop()):
+            serve(self.settings, self.registry)
+            lag = histogram("tangram_gateway_loop_lag_seconds", self.registry)
+            for beside in (self.sessions.close_idle(), watch_loop(lag)):
                 closing.push_async_callback(_cancelled, asyncio.create_task(beside))
             yield
 

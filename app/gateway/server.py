@@ -22,6 +22,7 @@ import uvicorn
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from fastapi_offline import FastAPIOffline
+from prometheus_client import generate_latest
 from redis import RedisError
 from starlette.exceptions import HTTPException
 
@@ -181,7 +182,7 @@ async def ready(gateway: GatewayOf) -> Response:
 @_own.get("/metrics")
 async def metrics(gateway: GatewayOf) -> Response:
     """Return figures of this process for Prometheus."""
-    return Response(gateway.metrics.page(), media_type="text/plain; version=0.0.4")
+    return Response(generate_latest(gateway.registry), media_type="text/plain; version=0.0.4")
 
 
 async def _answer_http(_request: Request, error: Exception) -> Response:

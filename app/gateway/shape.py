@@ -69,7 +69,8 @@ def shape_router(shape: str, on_error: OnError, *, keep_422: bool = False, token
                 except (TangramError, RedisError) as error:
                     return on_error(request, counted(request, shape, classify(error)))
                 except Exception as error:
-                    if isinstance(error, (UnicodeEncodeError, PydanticSerializationError)) and _HALF_PAIR.search(_body_of(request)):
+                    body: bytes = getattr(request, "_body", b"")  # which is there once it was read as a whole
+                    if isinstance(error, (UnicodeEncodeError, PydanticSerializationError)) and _HALF_PAIR.search(body):
                         return on_error(request, BadRequest("the body has half of a surrogate pair, which is no text in UTF-8"))
                     _log.exception("%s %s", request.method, request.url.path)
                     return on_error(request, counted(request, shape, classify(error)))
@@ -95,16 +96,10 @@ async def _refused(request: Request, error: RequestValidationError, on_error: On
     return on_error(request, BadRequest(_first(error)))
 
 
-def _body_of(request: Request) -> bytes:
-    """Return the body of a request where it was read as a whole."""
-    body: bytes = getattr(request, "_body", b"")
-    return body
-
-
 def counted(request: Request, shape: str, error: GatewayError) -> GatewayError:
     """Count a failure where it is the system's, and return it."""
     if error.fault == "infrastructure":
-        request.app.state.gateway.metrics.infra_failed.labels(shape, error.cause).inc()
+        request.app.state.gateway.infra_failed.labels(shape, error.cause).inc()
         _log.warning("%s: %s: %r", shape, error.cause, str(error))  # quoted: a program may have chosen its words
     return error
 
