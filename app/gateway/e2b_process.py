@@ -123,10 +123,7 @@ async def send_signal(request: Request, sandbox: SandboxOf) -> dict[str, Any]:
     """Send SIGTERM to a process, or end it with all that it has started."""
     message = parsed(SignalMessage, await request.body())
     process = await _find(sandbox, message.process)
-    if message.signal in ("SIGNAL_SIGTERM", signal.SIGTERM):
-        await _give(sandbox, process, giving.signal_of(signal.SIGTERM))
-    else:
-        await _kill(sandbox, process)
+    await _signal(sandbox, process, kill=message.signal not in ("SIGNAL_SIGTERM", signal.SIGTERM))
     return {}
 
 
@@ -136,14 +133,15 @@ async def _was_sent(sandbox: Sandbox, name: str, number: int) -> bool:
         process = await _find(sandbox, Selector(pid=number))
     except RpcError:
         return False
-    if name == "TERM":
-        await _give(sandbox, process, giving.signal_of(signal.SIGTERM))
-    else:
-        await _kill(sandbox, process)
+    await _signal(sandbox, process, kill=name == "KILL")
     return True
 
 
-async def _kill(sandbox: Sandbox, process: Process) -> None:
+async def _signal(sandbox: Sandbox, process: Process, *, kill: bool) -> None:
+    """Send SIGTERM to a process, or end it with all that it has started."""
+    if not kill:
+        await _give(sandbox, process, giving.signal_of(signal.SIGTERM))
+        return
     await sandbox.processes.note_killed(process)
     sandbox.caller.session.cancel_task(_task_id(sandbox, process))
 

@@ -16,7 +16,7 @@ import contextlib
 from app.gateway import rex_models as wire
 from app.gateway.context import Gateway
 from app.gateway.records import Record
-from app.gateway.rex_errors import swerex_error
+from app.gateway.rex_errors import non_zero, swerex_error
 from app.gateway.rex_programs import LEAST_INTERRUPT_S, PROMPT, Program, Programs, Seen, tidied
 from app.gateway.sessions import Caller
 
@@ -91,8 +91,7 @@ class Dialogue:
         if body.check == "raise" and code is None:
             raise swerex_error("NoExitCodeError", f"timeout while getting exit code of {body.command!r}")
         if body.check == "raise" and code != 0:
-            message = f"Command {body.command!r} failed with exit code {code}. Here is the output:\n{output!r}"
-            raise swerex_error("NonZeroExitCodeError", f"{body.error_msg}: {message}" if body.error_msg else message)
+            raise non_zero(body, code, f"Here is the output:\n{output!r}")
         return wire.Observation(output=output, exit_code=None if body.check == "ignore" else code, expect_string=seen.pattern)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from app.gateway.errors import BadRequest, GatewayError
+from app.gateway.rex_models import BashAction, Command
 from tangram.errors import ArgumentsTooLong, InvalidAction
 
 
@@ -27,6 +28,12 @@ class RemoteError(GatewayError):
 def swerex_error(name: str, message: str, **info: Any) -> RemoteError:
     """Return an error of SWE-ReX's own."""
     return RemoteError(f"swerex.exceptions.{name}", message, **info)
+
+
+def non_zero(body: BashAction | Command, code: int | None, printed: str) -> RemoteError:
+    """Return SWE-ReX's error for a command that has failed and was not to."""
+    message = f"Command {body.command!r} failed with exit code {code}. {printed}"
+    return swerex_error("NonZeroExitCodeError", f"{body.error_msg}: {message}" if body.error_msg else message)
 
 
 def no_such(path: str) -> RemoteError:

@@ -33,7 +33,7 @@ from app.gateway.context import Gateway
 from app.gateway.errors import BadRequest, Cancelled, NotFound, Overloaded, classify
 from app.gateway.records import KEPT_S, SHELLS_PREFIX, Record
 from app.gateway.rex_dialogue import Dialogue
-from app.gateway.rex_errors import of_arguments, of_file, swerex_error
+from app.gateway.rex_errors import non_zero, of_arguments, of_file, swerex_error
 from app.gateway.rex_programs import INTERRUPTED_CODE, LEAST_INTERRUPT_S, PROMPT
 from app.gateway.sessions import Caller, digest
 from app.gateway.stored import stored_result
@@ -173,9 +173,7 @@ class Runtime:
             message = f"Timeout ({body.timeout}s) exceeded while running command"
             raise swerex_error("CommandTimeoutError", message, stdout=result.stdout, stderr=result.stderr)
         if body.check and result.exit_code != 0:
-            streams = f"Stdout:\n{result.stdout!r}\nStderr:\n{result.stderr!r}"
-            message = f"Command {body.command!r} failed with exit code {result.exit_code}. {streams}"
-            raise swerex_error("NonZeroExitCodeError", f"{body.error_msg}: {message}" if body.error_msg else message)
+            raise non_zero(body, result.exit_code, f"Stdout:\n{result.stdout!r}\nStderr:\n{result.stderr!r}")
         if body.check:
             _check_whole(body.command, result)
         try:
@@ -247,8 +245,7 @@ class Runtime:
 
     def _checked(self, body: wire.BashAction, seen: wire.Observation) -> wire.Observation:
         if body.check == "raise" and seen.exit_code != 0:
-            message = f"Command {body.command!r} failed with exit code {seen.exit_code}. Here is the output:\n{seen.output!r}"
-            raise swerex_error("NonZeroExitCodeError", f"{body.error_msg}: {message}" if body.error_msg else message)
+            raise non_zero(body, seen.exit_code, f"Here is the output:\n{seen.output!r}")
         return seen.model_copy(update={"exit_code": None}) if body.check == "ignore" else seen
 
 
