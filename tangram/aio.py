@@ -24,7 +24,7 @@ from tangram.following import OnText, follow_async
 from tangram.handles import AsyncHandle
 from tangram.requests import Headers
 from tangram.results import Chunk, ExecResult, HttpAnswer, Logprobs, Response, Scores, Snapshot, Texts
-from tangram.session import CLOSE_WAIT_S, Session
+from tangram.session import CLOSE_WAIT_S, OpenEnvironment, Session
 from tangram.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -130,24 +130,8 @@ class AsyncClient:
         return await (await self._connected()).submit(action)
 
 
-class AsyncEnvironment:
+class AsyncEnvironment(OpenEnvironment):
     """A stateful sandbox, for coroutines; see `tangram.client.Environment`."""
-
-    def __init__(self, session: Session, place: Place) -> None:
-        """Stand for an environment that is open; `AsyncClient.open` makes these."""
-        self._session = session
-        self._place = place
-        self._closed = False
-
-    @property
-    def id(self) -> str:
-        """The environment's id."""
-        return self._place.environment
-
-    @property
-    def trajectory(self) -> str:
-        """The trajectory that owns it."""
-        return self._place.trajectory
 
     @takes(ExecOptions)
     async def exec(

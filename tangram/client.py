@@ -22,7 +22,7 @@ from tangram.following import OnText, follow
 from tangram.handles import Handle
 from tangram.requests import Headers
 from tangram.results import Chunk, ExecResult, HttpAnswer, Logprobs, Response, Scores, Snapshot, Texts
-from tangram.session import CLOSE_WAIT_S, Session
+from tangram.session import CLOSE_WAIT_S, OpenEnvironment, Session
 from tangram.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -141,24 +141,8 @@ class Client:
         return self._session.submit(action).result()
 
 
-class Environment:
+class Environment(OpenEnvironment):
     """A stateful sandbox: files, processes and shell sessions stay between its actions."""
-
-    def __init__(self, session: Session, place: Place) -> None:
-        """Stand for an environment that is open; `Client.open` makes these."""
-        self._session = session
-        self._place = place
-        self._closed = False
-
-    @property
-    def id(self) -> str:
-        """The environment's id."""
-        return self._place.environment
-
-    @property
-    def trajectory(self) -> str:
-        """The trajectory that owns it."""
-        return self._place.trajectory
 
     @takes(ExecOptions)
     def exec(

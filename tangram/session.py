@@ -261,6 +261,26 @@ class Session:
             raise ClientClosed(f"the client belongs to process {self._pid}: open one in each process after forking")
 
 
+class OpenEnvironment:
+    """What the environments of both clients share: which one it is."""
+
+    def __init__(self, session: Session, place: calls.Place) -> None:
+        """Stand for an environment that is open; `open` of a client makes these."""
+        self._session = session
+        self._place = place
+        self._closed = False
+
+    @property
+    def id(self) -> str:
+        """The environment's id."""
+        return self._place.environment
+
+    @property
+    def trajectory(self) -> str:
+        """The trajectory that owns it."""
+        return self._place.trajectory
+
+
 def _withdraw(publisher: Publisher, submission: Submission, ids: Iterator[str]) -> None:
     """Have an action that was given up not be done after all, as soon as the broker is back; have a close be done."""
     action = submission.action
