@@ -60,22 +60,8 @@ def note(action_id: str) -> None:
 async def run(caller: Caller, action: Action, *, key: str | None = None, request: Request | None = None) -> Any:
     """Submit an action and return its result.
 
-    Parameters
-    ----------
-    caller
-        For whom.
-    action
-        What to run; its job becomes that of the caller.
-    key
-        An idempotency key, unique within job, kind of action and environment.
-    request
-        The request whose connection the action is to end with.
-
-    Raises
-    ------
-    GatewayError
-        As `app.gateway.errors.classify` says of how the action ended.
-
+    Its job becomes that of the caller. A `key` is unique within job, kind of action and environment. Raises `GatewayError` as
+    `app.gateway.errors.classify` says of how the action ended.
     """
     if key is not None and request is not None:
         await check_key(request, caller.task_id(action.kind, action.environment or "", key))

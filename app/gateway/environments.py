@@ -74,48 +74,27 @@ class Environments:
     ) -> Record:
         """Open an environment and wait until it stands, or return the one that this job has under `name` or `key`.
 
-        Parameters
-        ----------
-        caller
-            Who asks for it.
-        image, template
-            What it is made from, and what the caller calls that.
-        memory_mb
-            Memory that is reserved for it, MB.
-        cpus
-            How many cores a command of it may use at most.
-        requires
-            Labels that its node must have.
-        trajectory
-            The rollout that it belongs to; its own id by default.
-        metadata, variables, owner
-            Kept with it, for the shape: `variables` are the environment variables that its commands are to have.
-        name, key
-            A name within the job, and an idempotency key of the request.
-        lease_s
-            Seconds after which it is closed, unless `renew` says otherwise; by default only where it is unused.
-        deadline_s
-            Longest wait in the queue, seconds.
-        request
-            Where its connection breaks first, the open is cancelled; not so with a name or a key.
-
-        Raises
-        ------
-        GatewayError
-            As its classes say; nothing is left of the environment then.
-
+        It is made from `image`, which the caller calls `template`, and belongs to the rollout `trajectory`, by default one of its own id.
+        Its node must have the labels `requires`. A command of it may use at most `cpus` cores. `metadata`, `owner` and `variables`, the
+        environment variables that its commands are to have, are kept with it for the shape. `name` is one within the job, `key` an
+        idempotency key of the request. It is closed `lease_s` seconds after it stands, unless `renew` says otherwise; without a lease,
+        once it is unused. It waits in the queue for at most `deadline_s` seconds. Where the connection of `request` breaks first, the open
+        is cancelled; not so with a name or a key. Raises `GatewayError`; nothing is left of the environment then.
         """
-        record = self._record(caller, trajectory, _names(caller.job, name, key), lease_s, image=image, memory_mb=memory_mb)
-        record = record.model_copy(
-            update={
-                "template": template,
-                "requires": requires,
-                "cpus": cpus,
-                "metadata": dict(metadata or {}),
-                "variables": dict(variables or {}),
-                "owner": owner,
-                "name": name,
-            }
+        record = self._record(
+            caller,
+            trajectory,
+            _names(caller.job, name, key),
+            lease_s,
+            image=image,
+            memory_mb=memory_mb,
+            template=template,
+            requires=requires,
+            cpus=cpus,
+            metadata=dict(metadata or {}),
+            variables=dict(variables or {}),
+            owner=owner,
+            name=name,
         )
         record = await self._with_image(record)
         environment = record.id
@@ -274,22 +253,19 @@ class Environments:
         except RedisError as error:
             raise classify(error) from error
 
-    def _record(
-        self, caller: Caller, trajectory: str, names: tuple[str, ...], lease_s: float | None, *, image: str | None, memory_mb: int | None
-    ) -> Record:
+    def _record(self, caller: Caller, trajectory: str, names: tuple[str, ...], lease_s: float | None, **described: Any) -> Record:
         environment, now = f"env-{secrets.token_hex(8)}", time.time()
         return Record(
             id=environment,
             job=caller.job,
             trajectory=trajectory or environment,
             open_id=f"{caller.session.client_id}-{secrets.token_hex(8)}",
-            image=image,
-            memory_mb=memory_mb,
             names=names,
             created_at=now,
             lease_s=lease_s,
             ends_at=None if lease_s is None else now + lease_s + OPENING_S,
             access_token=secrets.token_urlsafe(24),
+            **described,
         )
 
     async def _enter(self, record: Record) -> Record:
@@ -318,8 +294,10 @@ class Environments:
 
     async def _opened(self, caller: Caller, record: Record, action: Action, deadline_s: float | None, request: Request | None) -> Record:
         """Submit the open of a record, unless that was done, and wait for it."""
+        if deadline_s is not None:
+            action = replace(action, queue_timeout_s=deadline_s)
         try:
-            handle = caller.session.submit(_limited(action, deadline_s), record.open_id)
+            handle = caller.session.submit(action, record.open_id)
             calls.note(handle.id)
             await calls.wait(handle, cancel=not record.names, request=request)
             ends_at = None if record.lease_s is None else time.time() + record.lease_s
@@ -404,7 +382,3 @@ def _action(record: Record) -> Action:
         return replace(action, environment=record.id, arguments=arguments, action_class=(record.image or record.template)[:256] or None)
     except TangramError as error:
         raise classify(error) from error
-
-
-def _limited(action: Action, deadline_s: float | None) -> Action:
-    return action if deadline_s is None else replace(action, queue_timeout_s=deadline_s)

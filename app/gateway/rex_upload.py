@@ -53,7 +53,8 @@ async def upload(runtime: Runtime, file: UploadFile, target: str, *, unzip: bool
     with tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES) as archive:
         await asyncio.to_thread(_to_tar, file, archive)
         archive.seek(0)
-        await _unpack(runtime, target, archive)
+        read = partial(asyncio.to_thread, archive.read)
+        await _through(runtime, target, target, read, lambda kept: scripts.unpack_text(target, kept))
 
 
 async def _write(runtime: Runtime, path: str, read: Callable[[int], Awaitable[bytes]]) -> None:
@@ -75,12 +76,6 @@ async def _replace(runtime: Runtime, path: str, file: UploadFile) -> None:
     is_open = (await runtime.beside(scripts.may_write_text(folder), "upload")).exit_code == 0
     where = folder if is_open else _ELSEWHERE  # a file of a folder that may not be written may be written all the same
     await _through(runtime, path, where, file.read, lambda kept: scripts.replace_text(folder, kept if is_open else f"{where}/{kept}", name))
-
-
-async def _unpack(runtime: Runtime, folder: str, archive: IO[bytes]) -> None:
-    """Take a tar archive to a folder, and unpack it there."""
-    read = partial(asyncio.to_thread, archive.read)
-    await _through(runtime, folder, folder, read, lambda kept: scripts.unpack_text(folder, kept))
 
 
 async def _through(
