@@ -145,7 +145,7 @@ def drop_parts(meta: Meta, blobs: Blobs) -> None:
 def stored_value(kind: str, meta: Meta) -> Any:
     """Return what a task of `kind` that has ended returned, as stored. Raises the `ActionError` that says how it ended otherwise."""
     if meta.status == "REVOKED":
-        raise ActionCancelled(_failure_text(meta.result) or "revoked")
+        raise ActionCancelled(", ".join(_failure_parts(meta.result)) or "revoked")
     if meta.status == "FAILURE":
         raise _failure(kind, meta.result)
     return meta.result
@@ -263,10 +263,6 @@ def _failure(kind: str, result: object) -> ActionError:
         return known(parts[0], parts[1])
     text = ", ".join(parts)
     return known(text) if known else ActionFailed(f"{name}: {text}" if text else name, "worker_failed" if kind in KINDS else "error")
-
-
-def _failure_text(result: object) -> str:
-    return ", ".join(_failure_parts(result))
 
 
 def _failure_parts(result: object) -> list[str]:

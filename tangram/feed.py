@@ -133,13 +133,8 @@ class Feed:
             self._sweep()
             if not self.ready.done():
                 self.ready.set_result(None)
-            else:
-                self._send_again()
-
-    def _send_again(self) -> None:
-        """Submit again what has no result: the scheduler passes over what it has."""
-        if again := self._inbox.send_again():
-            _log.warning("%d actions have no result yet and are submitted again: the scheduler knows those that it has", again)
+            elif again := self._inbox.send_again():
+                _log.warning("%d actions have no result yet and are submitted again: the scheduler knows those that it has", again)
 
     def _missed(self, pubsub: PubSub) -> bool:
         """Say whether results are stored that the subscription did not bring, and take them in.

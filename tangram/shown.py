@@ -7,7 +7,6 @@ to a server of an environment the path is shown, without its query.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 from tangram.action import Action
@@ -23,7 +22,7 @@ def shown(action: Action) -> str:
     words |= {name: value for name in SHOWN if isinstance(value := action.arguments.get(name), str)}
     if action.kind == "cpu.request" and isinstance(path := words.pop("path", None), str):
         words["request"] = f"{words.pop('method', '')} :{action.arguments.get('port')}{path.partition('?')[0]}"
-    return _spell(words)
+    return "{" + ", ".join(f"{name!r}: {_short(value)!r}" for name, value in words.items() if value) + "}"
 
 
 def with_grant(text: object, node: str, units: int) -> object:
@@ -31,10 +30,6 @@ def with_grant(text: object, node: str, units: int) -> object:
     if not isinstance(text, str) or not (text.startswith("{") and text.endswith("}")):
         return text
     return f"{text[:-1]}{', ' if len(text) > 2 else ''}'dop': {units}, 'node': {node!r}}}"
-
-
-def _spell(words: Mapping[str, str]) -> str:
-    return "{" + ", ".join(f"{name!r}: {_short(value)!r}" for name, value in words.items() if value) + "}"
 
 
 def _short(value: str) -> str:

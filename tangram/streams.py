@@ -212,7 +212,8 @@ class OutputReader:
             if key == self._wake_key:
                 self._woken = entries[-1][0].decode()
                 continue
-            for number, fields in ((_number_of(entry), fields) for entry, fields in entries):
+            for entry, fields in entries:
+                number = int(entry.partition(b"-")[0])
                 for reading in wanted[key]:
                     if number > reading.after or b"end" in fields:
                         _take(reading, number, fields)
@@ -291,10 +292,6 @@ def _items(found: Any) -> list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]
     if isinstance(found, dict):
         return [(key, entries[0] if len(entries) == 1 and isinstance(entries[0], list) else entries) for key, entries in found.items()]
     return [(key, entries) for key, entries in found or ()]
-
-
-def _number_of(entry: bytes) -> int:
-    return int(entry.partition(b"-")[0])
 
 
 def _number(after: str) -> int:

@@ -116,7 +116,9 @@ class RedisIntake:
 
     def take(self, timeout_s: float, most: int) -> list[Taken]:
         """Return what waits, at most about `most` of each queue, after waiting up to `timeout_s` for the first message."""
-        self._arm()
+        for queue in self._waiting:
+            if queue not in self._armed:
+                self._send(queue)
         came_before = self._ready(0.0)
         ready = came_before or self._ready(timeout_s)
         now = time.monotonic()
@@ -185,11 +187,6 @@ class RedisIntake:
 
     def _put_back(self, used: Iterable[str]) -> None:
         self._rescue(keys=[TAKEN], args=[self._oldest, *used])
-
-    def _arm(self) -> None:
-        for queue in self._waiting:
-            if queue not in self._armed:
-                self._send(queue)
 
     def _send(self, queue: str, *before: Sequence[Any]) -> None:
         """Begin a blocking move, after the commands `before`, whose answers are to be read first."""

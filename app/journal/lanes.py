@@ -69,7 +69,7 @@ class Lanes:
         # What is neither running any more nor found among the ended has lost its cores: it went to the background, or waits again.
         for key, (_, bar) in list(self._bars.items()):
             if bar.end is None and key not in running and key not in gone:
-                self._put(_closed(bar, present.at))
+                self._put(replace(bar, end=present.at, status="released"))
         for bar in (*running.values(), *ended):
             self._put(bar)
         self._forget(present.at)
@@ -117,7 +117,3 @@ class Lanes:
 def _bar(one: Held) -> Bar:
     sure = one.resized_at or one.since
     return Bar(one.key, one.id, one.node, one.resource, one.lanes, one.since, sure, None, one.job, one.kind, "running")
-
-
-def _closed(bar: Bar, at: float) -> Bar:
-    return replace(bar, end=at, status="released")

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Row, insert, select, update
 
 from app.journal.database import DatabaseError, database_errors, writing
 from app.journal.models import Run, table
+from scheduler.model.filled import filled
 
 RUNS = table(Run)
 
@@ -67,14 +68,10 @@ def load_run(engine: Engine, run_id: str) -> RunRecord:
         followed_at = _followed_at(connection, row) if row is not None and row.ended_at is None else None
     if row is None:
         raise DatabaseError("no runs yet" if run_id == "last" else f"no run {run_id!r}")
-    return replace(_record(row._asdict()), followed_at=followed_at)
+    return filled(RunRecord, row, jobs=tuple(row.jobs), followed_at=followed_at)
 
 
 def _followed_at(connection: Connection, run: Row[*tuple[Any, ...]]) -> float | None:
     """Return when the next run began that shares a job with `run`."""
     later = select(Run.jobs, Run.started_at).where(Run.started_at > run.started_at).order_by(Run.started_at)
     return next((started_at for jobs, started_at in connection.execute(later) if not set(run.jobs).isdisjoint(jobs)), None)
-
-
-def _record(row: Mapping[str, Any]) -> RunRecord:
-    return RunRecord(**{**row, "jobs": tuple(row["jobs"])})

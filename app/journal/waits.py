@@ -377,23 +377,15 @@ def _say_silent(ask: _Question, node: AnyRow) -> None:
 
 
 def _with_labels(ask: _Question, pool: str) -> list[AnyRow]:
-    there = _nodes(ask, pool)
-    found = [node for node in there if ask.requires <= _labels(node)]
+    rows = ask.connection.execute(select(table(Node)).where(Node.state.in_(NODE_HELD)).order_by(Node.name))
+    there = [row for row in rows if pool in row.description.get("kinds", ())]
+    found = [node for node in there if ask.requires <= set(map(str, node.description.get("labels", ())))]
     if not there:
         ask.say(f"No node of the pool {pool} is up.")
     elif not found:
         labels, names = ", ".join(sorted(ask.requires)), ", ".join(node.name for node in there)
         ask.say(f"No node that is up has the labels {labels}; up are: {names}.")
     return found
-
-
-def _nodes(ask: _Question, pool: str) -> list[AnyRow]:
-    rows = ask.connection.execute(select(table(Node)).where(Node.state.in_(NODE_HELD)).order_by(Node.name))
-    return [row for row in rows if pool in row.description.get("kinds", ())]
-
-
-def _labels(node: AnyRow) -> frozenset[str]:
-    return frozenset(map(str, node.description.get("labels", ())))
 
 
 def _rows(ask: _Question, *where: ColumnElement[bool]) -> Sequence[AnyRow]:

@@ -232,11 +232,10 @@ class LiveReplay:
         return prepared
 
     def _bind(self, action: Action, environment: str | None) -> Action:
-        """Fill in the environment and send what is large beside the message."""
-        arguments = dict(action.arguments)
-        if action.kind.startswith("cpu."):
-            return replace(action, environment=environment, arguments={**arguments, "environment": environment})
-        return replace(action, arguments=arguments)
+        """Fill in the environment."""
+        if not action.kind.startswith("cpu."):
+            return action
+        return replace(action, environment=environment, arguments={**action.arguments, "environment": environment})
 
     def _arguments(self, recorded: TraceAction, session: str) -> dict[str, Any]:
         if recorded.kind == "cpu.exec":

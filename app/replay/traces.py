@@ -120,7 +120,7 @@ def write_trace(trace: Trace, stream: IO[str]) -> None:
     """Write `trace` as text that `read_trace` reads to an equal value. The stream stays open."""
     if trace.services or trace.quotas or trace.extra:
         services = {name: _service_line(spec) for name, spec in trace.services.items()}
-        quotas = {name: _quota_line(spec) for name, spec in trace.quotas.items()}
+        quotas = {name: {**spec.extra, **_said(limits_of(spec))} for name, spec in trace.quotas.items()}
         stream.write(_written({"schema": SCHEMA, **trace.extra, "services": services, "quotas": quotas}))
     for trajectory in trace.trajectories:
         stream.write(_written(_trajectory_line(trajectory)))
@@ -273,10 +273,6 @@ def _service_line(spec: ServiceSpec) -> dict[str, object]:
     cells = spec.cells[0] if len(spec.cells) == 1 else list(spec.cells)
     known = {"cells": cells, "memory_mb": spec.memory_mb, "restore_s": spec.restore_s, "max_concurrency": spec.max_concurrency}
     return {**spec.extra, **known, **{word: True for word in ("pinned", "warm") if getattr(spec, word)}}
-
-
-def _quota_line(spec: QuotaSpec) -> dict[str, object]:
-    return {**spec.extra, **_said(limits_of(spec))}
 
 
 def limits_of(spec: QuotaSpec) -> dict[str, object]:

@@ -181,11 +181,9 @@ class _Rollout:
 
     def close_soon(self) -> None:
         """Close it once its rollout is forgotten, which may be found out by any thread."""
-        if self._sandbox is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._begin_closing, self._sandbox)
-
-    def _begin_closing(self, sandbox: Sandbox) -> None:
-        keep(self._loop.create_task(sandbox.close()))
+        sandbox, loop = self._sandbox, self._loop
+        if sandbox is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(lambda: keep(loop.create_task(sandbox.close())))
 
 
 def _text(done: ExecResult) -> str:
