@@ -21,7 +21,7 @@ from app.journal.figures import Selection, act_report
 from app.journal.runs import load_run
 from app.local.processes import busy_elsewhere_s
 from app.local.stack import cores_here
-from app.replay.replay_command import Progress, ReplayOptions, quotas_toml, replay_live
+from app.replay.replay_command import Progress, ReplayOptions, alone, quotas_toml, replay_live
 from app.replay.traces import BUNDLED, read_trace
 from app.tiny_models import make_services
 from scheduler.sim.trace import Trace
@@ -68,9 +68,7 @@ def run_demo(
     def replay(policy: str, folder: str) -> dict[str, Any]:
         say(f"replaying {len(trace.trajectories)} recorded rollouts live under {policy} …")
         # Nothing of a surrounding deployment is used: the demo is a stack of its own.
-        urls = {"broker_url": None, "result_url": None, "database_url": None}
-        own = {**urls, "state_dir": state_dir / folder, "services_file": services_file}
-        settings = Settings().model_copy(update=own)
+        settings = alone(Settings(), state_dir / folder).model_copy(update={"services_file": services_file})
         began, busy_before = time.monotonic(), busy_elsewhere_s()
         with progress(policy) as begin:
             options = ReplayOptions(policy=policy, speed=speed, gpus=DEMO_CELLS)

@@ -25,10 +25,6 @@ ProcessKind = Literal["scheduler", "cpu", "gpu", "api"]
 PROCESSES: tuple[ProcessKind, ...] = ("scheduler", "cpu", "gpu", "api")
 
 
-class Unhealthy(TangramError):
-    """Raised when a process does not do its work; the message is one line for a person."""
-
-
 def check_health(process: ProcessKind, settings: Settings) -> str:
     """Return how the processes of this host do that are meant by `process`.
 
@@ -46,7 +42,7 @@ def _scheduler(settings: Settings) -> str:
     finally:
         engine.dispose()
     if row is None or row.expires_at < time.time():
-        raise Unhealthy("no scheduler leads")
+        raise TangramError("no scheduler leads")
     return f"{row.holder.partition(':')[0]} leads, epoch {row.epoch}"
 
 
@@ -60,7 +56,7 @@ def _worker(process: ProcessKind, settings: Settings) -> str:
     require_broker(app, settings.connect_timeout_s)
     answers = app.control.ping(destination=workers, timeout=settings.connect_timeout_s)
     if silent := set(workers).difference(*answers):
-        raise Unhealthy(f"worker {', '.join(sorted(silent))} does not answer")
+        raise TangramError(f"worker {', '.join(sorted(silent))} does not answer")
     return f"worker {', '.join(workers)} answers"
 
 
@@ -72,5 +68,5 @@ def _nodes(process: ProcessKind, settings: Settings, host: str) -> list[str]:
         names = read_stack_file(settings.stack_file, StackFile).pids
         if nodes := [name for name in names if name.startswith(f"{process}-")]:
             return nodes
-        raise Unhealthy(f"the stack in {settings.state_dir} has no {process} node")
+        raise TangramError(f"the stack in {settings.state_dir} has no {process} node")
     return [f"{host}-{process}"]  # as workers/start.py

@@ -78,7 +78,7 @@ def replay(
     parts = tuple(without or ())
     each = [replace(options, policy=name, without=parts if name == "elastic" else ()) for name in policies]
     read = read_trace(trace)
-    documents = _simulated(read, each, history) if simulate else _lived(read, trace, each, alone=compare is not None)
+    documents = _simulated(read, each, history) if simulate else _lived(read, trace, each, apart=compare is not None)
     if compare is None:
         output.show_summary(documents[0], as_json=as_json)
     else:
@@ -106,16 +106,15 @@ def _simulated(trace: Trace, each: Sequence[ReplayOptions], history: str | None)
     return [summarise(simulate(trace, options, learned)) for options in each]
 
 
-def _lived(trace: Trace, path: Path, each: Sequence[ReplayOptions], *, alone: bool) -> list[dict[str, Any]]:
-    """Replay live, one after the other; `alone` on a stack of each one's own, since one that runs has its own policy."""
-    from app.replay.replay_command import replay_live
+def _lived(trace: Trace, path: Path, each: Sequence[ReplayOptions], *, apart: bool) -> list[dict[str, Any]]:
+    """Replay live, one after the other; `apart` on a stack of each one's own, since one that runs has its own policy."""
+    from app.replay.replay_command import alone, replay_live
 
     documents = []
     for options in each:
         settings = Settings()
-        if alone:
-            folder = settings.state_dir / "compare" / options.policy.replace(":", "-")
-            settings = settings.model_copy(update={"broker_url": None, "result_url": None, "database_url": None, "state_dir": folder})
+        if apart:
+            settings = alone(settings, settings.state_dir / "compare" / options.policy.replace(":", "-"))
         with output.progress_bar(options.policy) as begin:
             documents.append(replay_live(trace, path, options, settings, begin, output.note).document)
     return documents

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from app.local.processes import busy_elsewhere_s
 from app.local.stack import cores_here
-from app.replay.replay_command import Progress, ReplayOptions, replay_live, simulate
+from app.replay.replay_command import Progress, ReplayOptions, alone, replay_live, simulate
 from app.replay.trace_lines import first_problem, unreadable
 from app.replay.traces import read_trace
 from scheduler.learning.durations import speed_on
@@ -72,10 +72,10 @@ def calibrate(rollouts: Path, settings: Settings, progress: Progress, say: Calla
         say(f"replaying {len(trace.trajectories)} recorded rollouts live under {policy} …")
         # Nothing of a surrounding deployment is used: its load would be measured, too.
         folder = settings.state_dir.absolute() / "calibration" / policy.replace(":", "-")
-        alone = {"broker_url": None, "result_url": None, "database_url": None, "services_file": None, "state_dir": folder}
+        own = alone(settings, folder).model_copy(update={"services_file": None})
         options = ReplayOptions(policy=policy, speed=SPEED, gpus=GPUS)
         with progress(policy) as begin:
-            live = replay_live(trace, rollouts, options, settings.model_copy(update=alone), begin, say)
+            live = replay_live(trace, rollouts, options, own, begin, say)
         if live.document["failed"]:
             raise TangramError(
                 f"{live.document['failed']} actions failed under {policy}: nothing can be said of the simulator; see {folder}"

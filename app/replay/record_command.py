@@ -11,7 +11,7 @@ from typing import Any
 
 from app.replay.live_trainer import PLACEHOLDER
 from app.replay.outside_api import OutsideApi
-from app.replay.recorder import Outcome, record_trace
+from app.replay.recorder import Outcome, record_trace, shared_header
 from app.replay.replay_command import Begin, ReplayOptions, running_or_own
 from app.replay.scripts import Script, action_text
 from scheduler.sim.trace import Trace, TraceAction
@@ -70,11 +70,7 @@ def record_live(
     say: Callable[[str], None],
 ) -> Trace:
     """Record `scripts` as one trace whose `files` are relative to the folder `relative_to`."""
-    header = Trace(trajectories=())
-    for script in scripts:
-        services, quotas = {**header.services, **script.header.services}, {**header.quotas, **script.header.quotas}
-        header = replace(header, services=services, quotas=quotas)
-    every = replace(header, trajectories=tuple(script.trajectory for script in scripts))
+    every = replace(shared_header(scripts), trajectories=tuple(script.trajectory for script in scripts))
     with ExitStack() as exit_stack:
         target = exit_stack.enter_context(running_or_own(every, ReplayOptions(policy="fcfs"), settings, say))
         outside = exit_stack.enter_context(OutsideApi())

@@ -10,11 +10,11 @@ times are not waited for: they are data of the script.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from app.replay.scripts import Script, action_text, starting_files
 from app.replay.trace_lines import TraceError
@@ -83,16 +83,15 @@ def record(script: Script, executor: Executor, relative_to: Path, on_step: Calla
 
 
 def record_trace(
-    scripts: Iterable[Script],
+    scripts: Sequence[Script],
     open_executor: Callable[[Script], AbstractContextManager[Executor]],
     relative_to: Path,
     on_step: Callable[[Step], None] | None = None,
 ) -> Trace:
     """Record `scripts` one after another, each with an executor of its own, as one trace with all their services and quotas."""
-    header = Trace(trajectories=())
+    header = shared_header(scripts)
     trajectories: list[Trajectory] = []
     for script in scripts:
-        header = _merged(header, script)
         if any((each.job, each.trajectory) == (script.trajectory.job, script.trajectory.trajectory) for each in trajectories):
             raise TraceError(f"another script has the name {script.trajectory.trajectory!r}", key="trajectory", file=str(script.path))
         with open_executor(script) as executor:
@@ -100,12 +99,15 @@ def record_trace(
     return replace(header, trajectories=tuple(trajectories))
 
 
-def _merged(header: Trace, script: Script) -> Trace:
-    for key, known, said in (("services", header.services, script.header.services), ("quotas", header.quotas, script.header.quotas)):
-        for name in said.keys() & known.keys():
-            if said[name] != known[name]:
-                raise TraceError(f"{name!r} is described otherwise by another script", key=key, file=str(script.path))
-    return replace(header, services={**header.services, **script.header.services}, quotas={**header.quotas, **script.header.quotas})
+def shared_header(scripts: Iterable[Script]) -> Trace:
+    """Return the services and quotas of all scripts. Raises `TraceError` where two describe one otherwise."""
+    found: dict[str, dict[str, Any]] = {"services": {}, "quotas": {}}
+    for script in scripts:
+        for key, known in found.items():
+            for name, described in getattr(script.header, key).items():
+                if known.setdefault(name, described) != described:
+                    raise TraceError(f"{name!r} is described otherwise by another script", key=key, file=str(script.path))
+    return Trace(trajectories=(), **found)
 
 
 def _record_action(action: TraceAction, executor: Executor, where: str) -> TraceAction:

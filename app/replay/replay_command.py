@@ -43,6 +43,7 @@ Begin = Callable[[int], Callable[[], None]]
 Progress = Callable[[str], AbstractContextManager[Begin]]
 """Shows under a title how far a replay is."""
 
+MOST_IDS = 500
 SETTLE_S = 10.0
 """Longest wait, after the last result, for the journal to have the last ends."""
 
@@ -194,6 +195,11 @@ class Target:
     check: Callable[[], None] = lambda: None
 
 
+def alone(settings: Settings, folder: Path) -> Settings:
+    """Return settings that lead to no stack that runs, so that a replay starts one of its own in `folder`."""
+    return settings.model_copy(update={"broker_url": None, "result_url": None, "database_url": None, "state_dir": folder})
+
+
 @contextmanager
 def running_or_own(trace: Trace, options: ReplayOptions, settings: Settings, say: Callable[[str], None]) -> Iterator[Target]:
     """Give the stack that runs already, else one that lives as long as the context."""
@@ -301,12 +307,7 @@ def _wait_for_figures(store: Redis, before: dict[str, Any]) -> dict[str, Any]:
 def _journaled(engine: Engine, live: LiveRun) -> dict[str, Journaled]:
     """Return what only the journal knows of the run's actions and of the opening of its environments."""
     ids = [*live.opened, *(record.task_id for record in live.records if record.task_id)]
-    found: dict[str, Journaled] = {}
-    with engine.connect() as connection:
-        for chunk in _chunks(ids):
-            rows = connection.execute(select(ActionRow.id, ActionRow.queue_s, ActionRow.unit_s).where(ActionRow.id.in_(chunk)))
-            found |= {row.id: Journaled(row.queue_s or 0.0, row.unit_s or 0.0) for row in rows}
-    return found
+    return {row.id: Journaled(row.queue_s or 0.0, row.unit_s or 0.0) for row in _rows_of(engine, ids)}
 
 
 def _wait_for_journal(engine: Engine, live: LiveRun) -> None:
@@ -317,15 +318,12 @@ def _wait_for_journal(engine: Engine, live: LiveRun) -> None:
 
 
 def _unfinished(engine: Engine, ids: list[str]) -> int:
+    return len(ids) - sum(row.ended_at is not None for row in _rows_of(engine, ids))
+
+
+def _rows_of(engine: Engine, ids: list[str]) -> list[Any]:
+    """Return what the journal has of actions, in statements of `MOST_IDS` ids each."""
+    query = select(ActionRow.id, ActionRow.queue_s, ActionRow.unit_s, ActionRow.ended_at)
     with engine.connect() as connection:
-        ended = sum(
-            len(connection.execute(select(ActionRow.id).where(ActionRow.id.in_(chunk), ActionRow.ended_at.is_not(None))).all())
-            for chunk in _chunks(ids)
-        )
-    return len(ids) - ended
-
-
-def _chunks(ids: list[str]) -> Iterator[list[str]]:
-    """Split ids into lists short enough for one SQL statement."""
-    for start in range(0, len(ids), 500):
-        yield ids[start : start + 500]
+        chunks = (ids[start : start + MOST_IDS] for start in range(0, len(ids), MOST_IDS))
+        return [row for chunk in chunks for row in connection.execute(query.where(ActionRow.id.in_(chunk)))]

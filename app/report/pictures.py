@@ -14,8 +14,9 @@ import numpy as np
 
 from app.journal.figures import ActStats
 from app.journal.history import PastAction
+from app.journal.recent import INFRASTRUCTURE
 from app.report.series import Clock, clock, held, middles, percentiles, rounded, stretches
-from app.report.subject import INFRASTRUCTURE, Span, Subject, background_waits, capacity, holdings, labels, pods, used_cores, waits
+from app.report.subject import Span, Subject, background_waits, capacity, holdings, labels, pods, used_cores, waits
 from app.report.tables import FAULTS, Table, ends, series_table
 from app.report.text import in_picture, seconds
 from tangram.action import CELLS, CORES

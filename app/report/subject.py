@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import Engine
 
 from app.journal.database import snapshot
 from app.journal.figures import CARRIED_OUT, ActReport, Selection, act_report_in
 from app.journal.history import History, PastAction, PastGrant, history
+from app.journal.recent import INFRASTRUCTURE
 from app.journal.runs import RunRecord
 from tangram.action import CORES
-
-INFRASTRUCTURE: Final = "infrastructure"
 
 
 class Span(NamedTuple):

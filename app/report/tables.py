@@ -9,8 +9,9 @@ from typing import Final
 
 from app.journal.figures import ActStats
 from app.journal.history import PastAction
+from app.journal.recent import INFRASTRUCTURE
 from app.journal.rollup import PARTS
-from app.report.subject import INFRASTRUCTURE, Subject
+from app.report.subject import Subject
 from app.report.text import count, plain, seconds, share
 from scheduler.model.stats import mean, summary
 
