@@ -63,17 +63,9 @@ class Handle(Generic[T]):
     def result(self, timeout_s: float | None = None) -> T:
         """Wait for the result, at most `timeout_s` seconds.
 
-        Raises
-        ------
-        ResultNotReady
-            When the time is over; the action goes on and `result` may be called again.
-        ActionError
-            The way in which the action ended, if not with a result.
-        StackUnreachable
-            When the action could not be sent: it is not done.
-        Unknown
-            When broker or result store were away for too long after it had perhaps been sent.
-
+        Raises the `ActionError` that says how the action ended, if not with a result; `ResultNotReady` when the time is over: the action
+        goes on, and `result` may be called again; `StackUnreachable` when the action could not be sent: it is not done; `Unknown` when
+        broker or result store were away for too long after it had perhaps been sent.
         """
         try:
             return self.future.result(timeout_s)
@@ -95,15 +87,8 @@ class Handle(Generic[T]):
         MiB of a command, for an hour after it has ended; `Chunk.dropped` says what a reader has missed. Of a command without `stream`
         nothing comes.
 
-        Raises
-        ------
-        ActionError
-            After the last chunk: the way in which the action ended, if not with a result.
-        InvalidAction
-            When `after` is no id of a chunk.
-        StackUnreachable
-            When the result store was away for too long.
-
+        Raises after the last chunk the `ActionError` that says how the action ended, if not with a result; `InvalidAction` when `after` is
+        no id of a chunk; `StackUnreachable` when the result store was away for too long.
         """
         return self.remote.streams.read(self.id, after, self.future)
 

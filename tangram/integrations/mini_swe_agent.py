@@ -77,15 +77,9 @@ class TangramEnvironment:
     def execute(self, action: dict[str, Any], cwd: str = "", *, timeout: float | None = None) -> dict[str, Any]:
         """Run the command of an action in a shell of its own.
 
-        Raises
-        ------
-        Submitted
-            When the command says that the task is done.
-        ActionError, StackUnreachable
-            When the stack failed; `EnvironmentLost` where it has lost the environment.
-        SubmissionCut
-            When the command submits more than 64 MiB, or the result store has not kept all of it.
-
+        Raises `Submitted` when the command says that the task is done; `ActionError` or `StackUnreachable` when the stack failed, of these
+        `EnvironmentLost` where it has lost the environment; `SubmissionCut` when the command submits more than 64 MiB, or the result store
+        has not kept all of it.
         """
         forwarded = {name: os.environ[name] for name in self.config.forward_env if name in os.environ}
         timeout = timeout or self.config.timeout
