@@ -7,7 +7,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from tests.serving import Quiet, serving
 
 
 def event(action: object, at_s: float, code: object = "137") -> str:
@@ -31,7 +32,7 @@ def fake_engine() -> Iterator[FakeEngine]:
     """Run one until the block ends."""
     known = FakeEngine()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet):
         def do_GET(self) -> None:
             path, status, said = self.path.partition("?")[0], 200, "{}"
             if path.endswith("/version"):
@@ -50,17 +51,9 @@ def fake_engine() -> Iterator[FakeEngine]:
             self.end_headers()
             self.wfile.write(said.encode())
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Print nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    known.address = f"tcp://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
-        yield known
-    finally:
-        known.stopped.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serving(Handler) as port:
+        known.address = f"tcp://127.0.0.1:{port}"
+        try:
+            yield known
+        finally:
+            known.stopped.set()

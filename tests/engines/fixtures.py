@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,3 +25,10 @@ def shelf(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sh
     made = Shelf(models, tmp_path_factory.mktemp("shelf"))
     yield made
     made.close()
+
+
+def changed(folder: Path, **keys: object) -> Path:
+    """Say something else of a model in its config.json, and nothing of a key that is None; return its folder."""
+    config = json.loads((folder / "config.json").read_text()) | keys
+    (folder / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+    return folder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -14,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.model.lifecycle import SERVICE
+from tests.engines.fixtures import changed
 from tests.engines.kinds import CPUS, MODELS, Kind, Task, engines
 from workers.gpu.devices import Device
 from workers.gpu.engines.abstract import Engine
@@ -109,15 +109,9 @@ def test_an_engine_that_holds_more_than_it_may_fails_to_start(kind: Kind) -> Non
     assert (engine.state, engine.memory_mb()) == ("failed", 0.0)
 
 
-def config(folder: Path, **keys: object) -> None:
-    """Say something else of a model."""
-    said = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(said | keys))
-
-
 def with_code(folder: Path) -> None:
     """Have a model bring its own code, which leaves a trace."""
-    config(folder, model_type="mine", auto_map={"AutoConfig": "code.C", "AutoModelForSequenceClassification": "code.M"})
+    changed(folder, model_type="mine", auto_map={"AutoConfig": "code.C", "AutoModelForSequenceClassification": "code.M"})
     (folder / "code.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\n")
 
 
@@ -136,12 +130,12 @@ BROKEN: dict[str, tuple[Task, Callable[[Path], object], str]] = {
     "no JSON": ("score", lambda folder: (folder / "config.json").write_text("{"), "cannot be (loaded|read)"),
     "a list": ("score", lambda folder: (folder / "config.json").write_text("[]"), "cannot be (loaded|read)"),
     "no keys": ("score", lambda folder: (folder / "config.json").write_text("{}"), "cannot be (loaded|read)"),
-    "unknown": ("score", lambda folder: config(folder, model_type="nobody-knows"), "cannot be (loaded|read)"),
+    "unknown": ("score", lambda folder: changed(folder, model_type="nobody-knows"), "cannot be (loaded|read)"),
     "no tokenizer": ("score", lambda folder: (folder / "tokenizer.json").write_text("{}"), "cannot be (loaded|read)"),
     "no tensors": ("score", lambda folder: (folder / "model.safetensors").write_bytes(b""), "cannot be loaded|SafetensorError"),
     "damaged": ("score", lambda folder: (folder / "model.safetensors").write_bytes(b"\xff" * 100), "cannot be loaded|SafetensorError"),
     "own code": ("score", with_code, "cannot be (loaded|read)"),
-    "two labels": ("score", lambda folder: config(folder, id2label={"0": "a", "1": "b"}), "has 2 labels: a reward model has one"),
+    "two labels": ("score", lambda folder: changed(folder, id2label={"0": "a", "1": "b"}), "has 2 labels: a reward model has one"),
     "no head": ("score", without_head, "no fitting weights for score.weight|has no weights of a head that scores"),
     "a judge": (
         "logprobs",

@@ -5,15 +5,11 @@ from __future__ import annotations
 import os
 import threading
 
-import pytest
-
-from tests.workers_cpu.support import RUN, admit, printed, processes_with, run, running, sleepers, until
+from tests.workers_cpu.support import HERE, RUN, admit, needs_two_cores, printed, processes_with, run, running, sleepers, until
 from workers.cpu.abstract import Environment, Holding
 from workers.cpu.process import tree
 from workers.cpu.process.meter import LONGEST_SAMPLE_S
 
-HERE = sorted(os.sched_getaffinity(0))
-needs_two_cores = pytest.mark.skipif(len(HERE) < 2, reason="moving a process between cores needs two of them")
 MASK = "python3 -c 'import os; print(*sorted(os.sched_getaffinity(0)))'"
 BURN = 'python3 -S -c "import time\nwhile time.process_time() < 0.3: pass"'
 

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.engines import fixtures
 from tests.vllm.fakes import CPU, CUDA, Fake, fake_python, gone, summed, until
 from workers.gpu.engines import canary
 from workers.gpu.engines.vllm import questions
@@ -144,10 +145,7 @@ def test_a_server_that_sleeps_behind_our_back_is_sent_nothing_and_not_relied_on(
 
 def changed(models: Path, folder: Path, name: str = "rm-small", **keys: object) -> Path:
     """Copy a model and say something else of it."""
-    copy = Path(shutil.copytree(models / name, folder / name))
-    config = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(json.dumps(config | keys))
-    return copy
+    return fixtures.changed(Path(shutil.copytree(models / name, folder / name)), **keys)
 
 
 def test_the_server_is_given_the_dtype_of_the_checkpoint_or_the_declared_one(fake: Fake, models: Path, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from tangram.blobs import Blobs
 from tangram.errors import ActionCancelled, ActionError, ActionFailed
 from tangram.settings import Settings
 from tests.live.test_live_claims import DESCRIPTION, GRANT
+from tests.serving import Quiet, serving
 from workers.api.requests import MOST_SENT, Requests
 from workers.api.tasks import call
 from workers.context import ApiContext, provide
@@ -27,10 +27,9 @@ from workers.node import Node
 Calling = Callable[..., tuple[Call, dict[str, Any]]]
 
 
-class _Moody(BaseHTTPRequestHandler):
+class _Moody(Quiet):
     """Refuses, breaks, drips or answers as its path says, so many times; then answers 200."""
 
-    protocol_version = "HTTP/1.1"
     seen: list[float]
     stop: threading.Event
 
@@ -57,22 +56,14 @@ class _Moody(BaseHTTPRequestHandler):
                 self.send_header(name, value)
         self.end_headers()
 
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
 
 @pytest.fixture
 def moody() -> Iterator[tuple[str, list[float]]]:
     """Run a server that fails as it is told to; give its address, and when it was asked."""
     seen, stop = list[float](), threading.Event()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Moody,), {"seen": seen, "stop": stop}))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"127.0.0.1:{server.server_address[1]}", seen
-    stop.set()
-    server.shutdown()
-    server.server_close()
-    thread.join(60)
+    with serving(type("Handler", (_Moody,), {"seen": seen, "stop": stop})) as port:
+        yield f"127.0.0.1:{port}", seen
+        stop.set()
 
 
 @pytest.fixture

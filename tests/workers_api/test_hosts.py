@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Iterator, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import anyio
@@ -15,16 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.hosts import Hosts
+from tests.serving import Quiet, serving
 from workers.api.connections import HostRefused
 from workers.api.requests import Answer, Outgoing, Requests
 
 PUBLIC = "93.184.216.34"
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Quiet):
     """Notes each request; redirects where it is asked to."""
 
-    protocol_version = "HTTP/1.1"
     seen: list[tuple[str, str | None]]
 
     def do_GET(self) -> None:
@@ -35,21 +33,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
 
 @pytest.fixture
 def server() -> Iterator[tuple[int, list[tuple[str, str | None]]]]:
     """Run a server on loopback; give its port, and the paths and cookies of the requests that have arrived."""
     seen: list[tuple[str, str | None]] = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"seen": seen}))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield server.server_address[1], seen
-    server.shutdown()
-    server.server_close()
-    thread.join(60)
+    with serving(type("Handler", (_Handler,), {"seen": seen})) as port:
+        yield port, seen
 
 
 @pytest.fixture

@@ -17,6 +17,8 @@ from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from workers.cpu import weight
 from workers.cpu.abstract import Environment, EnvironmentSpec, ExecOutcome, ExecRequest, Execution, Holding
 from workers.cpu.process import tree
@@ -29,6 +31,10 @@ import os
 os.posix_spawn("/bin/true", ["true"], os.environ, file_actions=[(os.POSIX_SPAWN_OPEN, 0, "go", os.O_RDONLY, 0)])
 """
 """A Python program that cannot go on in the kernel (state D) until somebody opens the FIFO `go`: its child has its memory until then."""
+
+HERE = sorted(os.sched_getaffinity(0))
+"""The cores that this process may use."""
+needs_two_cores = pytest.mark.skipif(len(HERE) < 2, reason="moving a process between cores needs two of them")
 
 RUN = f"{secrets.randbelow(10**7):07d}"
 """Random digits at the end of the seconds that a process of these tests sleeps. Each run finds its own processes by them."""

@@ -13,10 +13,7 @@ from workers.cpu.cores import CoreMap
 from workers.cpu.process import tree
 from workers.cpu.process.environment import ProcessEnvironment
 
-from .support import RUN, printed, processes_with, running, sleepers, until
-
-HERE = sorted(os.sched_getaffinity(0))
-needs_two_cores = pytest.mark.skipif(len(HERE) < 2, reason="moving a process between cores needs two of them")
+from .support import HERE, RUN, needs_two_cores, printed, processes_with, running, sleepers, until
 
 
 @given(available=st.sets(st.integers(0, 300), min_size=1), cores=st.lists(st.integers(0, 1000)).map(tuple))

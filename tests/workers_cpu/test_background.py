@@ -17,9 +17,8 @@ from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.sandbox import ProcessSandbox
 
 from .conftest import environment_in
-from .support import RUN, STUCK, in_background, running, sleepers, until, weight_of
+from .support import HERE, RUN, STUCK, in_background, running, sleepers, until, weight_of
 
-HERE = sorted(os.sched_getaffinity(0))
 BACK = Holding(background=True)
 
 

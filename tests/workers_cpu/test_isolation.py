@@ -35,10 +35,6 @@ from workers.start import _process_sandbox
 from .conftest import Shared, below_this, environment_in, make, none_works
 from .support import RUN, admit, groups_like, open_one, printed, processes_with, run, until
 
-HERE = sorted(os.sched_getaffinity(0))
-needs_two_cores = pytest.mark.skipif(len(HERE) < 2, reason="moving a process between cores needs two of them")
-
-
 # -- which kind ---------------------------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -21,13 +22,11 @@ CPU = Device("cpu:0", "cpu", 1000, "cpu")
 
 
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
+def driver(with_nvml: Callable[[ModuleType], None]) -> FakeNvml:
     module = FakeNvml("GPU-0", "GPU-1")
     module.free_mb = {"GPU-0": 70_000, "GPU-1": 1000}
-    monkeypatch.setitem(sys.modules, "pynvml", module)
-    nvml.library.cache_clear()
-    yield module
-    nvml.library.cache_clear()
+    with_nvml(module)
+    return module
 
 
 def test_a_gpu_is_measured_by_its_uuid(driver: FakeNvml) -> None:

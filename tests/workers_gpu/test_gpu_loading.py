@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from app.services_file import ConfigError
+from tests.engines.fixtures import changed
 from tests.lazily import Lazily, needs
 
 pytestmark = needs("torch", "transformers")
@@ -131,13 +131,6 @@ def test_a_tensor_in_another_ones_place_is_moved_and_not_lost() -> None:
     layout.fill(module, block)
 
     assert (float(module[0].mean()), float(module[1].mean())) == (1.0, 2.0)
-
-
-def changed(folder: Path, **keys: object) -> Path:
-    config = json.loads((folder / "config.json").read_text())
-    config = {key: value for key, value in {**config, **keys}.items() if value is not None}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
 
 
 @pytest.mark.parametrize(

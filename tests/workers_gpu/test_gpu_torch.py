@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from app.services_file import load_services_file
+from tests.engines.fixtures import changed
 from tests.engines.kinds import Shelf, Torch
 from tests.engines.waiting import until
 from tests.lazily import Lazily, needs
@@ -154,9 +154,7 @@ def test_a_model_larger_than_its_cell_is_refused_before_it_is_read(models: Path,
 def test_weights_of_another_architecture_are_refused_though_none_are_missing(models: Path, tmp_path: Path) -> None:
     # Given a Qwen2, whose attention has biases, that says it is a Llama, whose attention has none
     folder = Path(shutil.copytree(models / "rm-small", tmp_path / "rm"))
-    config = json.loads((folder / "config.json").read_text())
-    config.update(model_type="llama", architectures=["LlamaForSequenceClassification"])
-    (folder / "config.json").write_text(json.dumps(config))
+    changed(folder, model_type="llama", architectures=["LlamaForSequenceClassification"])
 
     with pytest.raises(EngineFailed, match=r"weights of another architecture than its config.json names: model.layers.0.self_attn"):
         torch_hf.TorchEngine("rm", "score", folder, tmp_path).start(CELL)
