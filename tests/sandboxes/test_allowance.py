@@ -302,11 +302,3 @@ def test_many_environments_that_grow_at_once_all_end_right(opened: Callable[[], 
             assert not outcome.done()
             scheduler.allow(allowance_of(environment), LIMIT_MB)
             assert outcome.result(60).stdout == TOOK_100_MB
-
-
-def test_programs_cannot_raise_their_allowance(env: Environment, kind: Kind) -> None:
-    if kind.has_own_root:
-        found = printed(
-            env, "find /sys/fs/cgroup -name 'memory.*' -writable 2>/dev/null; find /sys/fs/cgroup -name freezer.state -writable; true"
-        )
-        assert not found

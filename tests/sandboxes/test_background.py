@@ -10,14 +10,14 @@ from functools import cache
 
 import pytest
 
-from tests.workers_cpu.support import RUN, STUCK, in_background, printed, processes_with, running, sleepers, until
+from tests.workers_cpu.support import HERE, RUN, STUCK, in_background, printed, processes_with, running, sleepers, until
 from workers.cpu.abstract import Environment, ExecRequest, Execution, Holding, Sandbox, Usage
 from workers.cpu.errors import ContainerFailed, SessionUnavailable
 from workers.cpu.process.sandbox import ProcessSandbox
 
 from .conftest import KINDS, Boxes, Kind, params
 from .support import is_held_back
-from .test_grants import HERE, masks
+from .test_grants import masks
 
 FIRST, BACK = Holding((HERE[0],)), Holding(background=True)
 MEANS = [f"{kind}-{means}" for kind in ("process", "bubblewrap") for means in ("cgroup", "affinity")]
@@ -161,15 +161,6 @@ def test_what_a_command_starts_in_the_background_is_there_too(sandbox: Sandbox, 
         assert until(lambda: len(processes_with(f"sleep\x00{nap}\x00")) == 2, 200.0)
         # Then both are in the background as soon as they are looked for
         assert until(lambda: all(in_background(pid, sandbox.background) for pid in sleepers(nap, 2)))
-
-
-def test_a_kill_reaches_a_command_in_the_background(env: Environment) -> None:
-    with running(env, f"sleep 301.875{RUN} & wait", BACK) as (execution, outcomes):
-        sleepers(f"301.875{RUN}")
-        execution.kill("enough")
-        assert until(lambda: bool(outcomes))
-        assert (outcomes[0].status, outcomes[0].reason) == ("cancelled", "enough")
-    assert not processes_with(f"sleep\x00301.875{RUN}\x00")
 
 
 @pytest.mark.parametrize("error", [ContainerFailed("the engine does not answer"), OSError("the group is gone")], ids=["engine", "group"])

@@ -112,14 +112,6 @@ def test_system_calls_of_the_list_are_refused(place: str, env: Environment) -> N
     assert set(errors_of_calls(env, *calls, (CLONE, NEW_USER, 0), (CLONE, NEW_NET, 0)).values()) <= {errno.EPERM, errno.ENOSYS}
 
 
-@pytest.mark.xfail(reason="filters of older engines let it pass")
-@pytest.mark.parametrize("place", params("container"))
-def test_a_way_round_the_network_or_the_filter_is_refused(env: Environment) -> None:
-    # Given calls by which a virtual machine's host could be reached, or others made unseen; when they are made; then they are refused
-    calls = [(REFUSED["io_uring_setup"][COLUMN], 0, 0), (SOCKET, 40, 1)]
-    assert set(errors_of_calls(env, *calls).values()) <= {errno.EPERM, errno.ENOSYS}
-
-
 def test_nothing_of_other_environments_and_of_the_worker_is_there(env: Environment, other: Environment, tmp_path: Path) -> None:
     # Given files of another environment in all places where it may write, and a file of the worker's
     word = f"secret-{secrets.token_hex(4)}"

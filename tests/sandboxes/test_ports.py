@@ -14,16 +14,15 @@ import pytest
 
 from tangram.action import LONGEST_S
 from tangram.errors import ActionCancelled, ActionTimedOut
-from tests.workers_cpu.support import RUN, printed, processes_with, until
+from tests.workers_cpu.support import HERE, RUN, printed, processes_with, until
 from workers.cpu.abstract import Environment, EnvironmentSpec, Holding, Sandbox
 from workers.cpu.errors import EnvironmentGone, NoAnswer, NothingListens, RequestUnusable
 from workers.cpu.ports.exchange import HttpAnswer, HttpRequest
 from workers.cpu.ports.wait import Wait
 
-from .conftest import EVERY_KIND, Boxes, Kind
+from .conftest import Boxes, Kind
 from .support import is_held_back
 
-HERE = sorted(os.sched_getaffinity(0))
 SERVER = Path(__file__).with_name("ports_server.py").read_bytes()
 numbers = count()
 Served = tuple[Environment, int]
@@ -79,10 +78,10 @@ def asked_in_vain(env: Environment, port: int, core: int, wait: Wait) -> Iterato
     asking.join(60)
 
 
-@pytest.fixture(scope="module", params=EVERY_KIND)
-def served(request: pytest.FixtureRequest, boxes: Boxes) -> Iterator[Served]:
-    """Give an environment of each kind in which a server runs, and its port."""
-    env = boxes(request.param).open(EnvironmentSpec(id="served"))
+@pytest.fixture(scope="module")
+def served(boxes: Boxes) -> Iterator[Served]:
+    """Give an environment in which a server runs, and its port: what becomes of a request that has reached one is alike in each kind."""
+    env = boxes("process").open(EnvironmentSpec(id="served"))
     yield env, serve(env)
     env.close()
 

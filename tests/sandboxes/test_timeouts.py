@@ -11,6 +11,7 @@ import pytest
 from tests.workers_cpu.support import RUN, admit, followed, printed, processes_with, sleepers, until
 from workers.cpu.abstract import Environment, Execution, Holding
 
+from .conftest import params
 from .support import Clock
 from .test_output import exists
 
@@ -49,6 +50,7 @@ def waited_for(*executions: Execution) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("command", ESCAPES)
+@pytest.mark.parametrize("shell_env", params("process-bash", "process-sh", "bubblewrap-bash", "container-busybox"), indirect=True)
 def test_a_kill_ends_every_process_of_the_command(shell_env: Environment, command: str) -> None:
     # Given a running command whose processes try to get away
     marker = f"314.0625{RUN}"
