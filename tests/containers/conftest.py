@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.cpu.abstract import EnvironmentSpec, ExecRequest
+from workers.cpu.abstract import EnvironmentSpec
 from workers.cpu.docker.environment import ContainerEnvironment
 from workers.cpu.docker.options import ContainerLimits, ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
@@ -58,22 +58,11 @@ def image(real_component: None) -> str:
 @pytest.fixture(scope="session")
 def hangs(image: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Give the name of an image whose shell never comes to anything."""
-    return with_shell("hangs", "exec sleep 3600", tmp_path_factory)
-
-
-@pytest.fixture(scope="session")
-def stops(image: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Give the name of an image whose shells are stopped before they start, once there is a file /home/user/stop."""
-    return with_shell("stops", '[ -e /home/user/stop ] && kill -STOP $$\nexec /bin/busybox sh "$@"', tmp_path_factory)
-
-
-def with_shell(name: str, lines: str, folders: pytest.TempPathFactory) -> str:
-    """Import an image whose shell is a script; return its name."""
-    script = folders.mktemp(name) / "sh"
-    script.write_text(f"#!/bin/busybox sh\n{lines}\n")
+    script = tmp_path_factory.mktemp("hangs") / "sh"
+    script.write_text("#!/bin/busybox sh\nexec sleep 3600\n")
     script.chmod(0o755)
-    make_busybox(image := f"tangram-test-{name}:1", programs={"bin/sh": script})
-    return image
+    make_busybox(name := "tangram-test-hangs:1", programs={"bin/sh": script})
+    return name
 
 
 @pytest.fixture(scope="session")
@@ -101,28 +90,3 @@ def sandbox(options: ContainerOptions, tmp_path: Path) -> Iterator[ContainerSand
 def env(sandbox: ContainerSandbox) -> ContainerEnvironment:
     """Give an environment."""
     return sandbox.open(EnvironmentSpec(id="e1"))
-
-
-@pytest.fixture(scope="module")
-def module_sandbox(bounds: ContainerOptions, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ContainerSandbox]:
-    """Give a sandbox that the tests of a module share. Its node is another one than `sandbox` has, so that its containers do not count."""
-    box = ContainerSandbox(tmp_path_factory.mktemp("module") / "box", node=node_name("module"), options=bounds)
-    yield box
-    box.close()
-
-
-def emptied(environment: ContainerEnvironment) -> ContainerEnvironment:
-    """End what runs in an environment and remove the files of its folders; return it. Its sessions are kept."""
-    command = "cd; rm -rf ./* ./.[!.]* /tmp/* /tmp/.[!.]* /dev/shm/*"
-    done = environment.start(ExecRequest(action_id="empty", command=command, fence=True, timeout_s=60)).wait()
-    assert (done.status, done.exit_code) == ("succeeded", 0), done
-    return environment
-
-
-@pytest.fixture
-def shared(module_sandbox: ContainerSandbox) -> ContainerEnvironment:
-    """Give the module's environment as a new one: without processes, variables and files of earlier tests. Sessions are kept.
-
-    For tests of what commands do. Each container costs several times what they do.
-    """
-    return emptied(module_sandbox.open(EnvironmentSpec(id="shared")))

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 BUSYBOX = "tangram-test-busybox:1"
@@ -59,19 +59,13 @@ def make_busybox(
             entry = tarfile.TarInfo(folder)
             entry.type, entry.mode = tarfile.DIRTYPE, 0o755
             archive.addfile(entry)
-        archive.add(program, "bin/busybox", filter=_without_time)
-        taken = set(programs or ())
-        for tool in TOOLS.split():
-            if f"bin/{tool}" not in taken and tool not in without:
-                link = tarfile.TarInfo(f"bin/{tool}")
-                link.type, link.linkname = tarfile.SYMTYPE, "busybox"
-                archive.addfile(link)
+        add_tools(archive, program, {tool for tool in TOOLS.split() if f"bin/{tool}" in (programs or ())} | {*without})
         for inside, path in (programs or {}).items():
             archive.add(path, inside, filter=_without_time)
-        _add_file(archive, "etc/passwd", USERS, 0o644)
-        _add_file(archive, "etc/shadow", SHADOW, 0o640)
+        add_file(archive, "etc/passwd", USERS, 0o644)
+        add_file(archive, "etc/shadow", SHADOW, 0o640)
         for inside, path in (setuid or {}).items():
-            _add_file(archive, inside, path.read_bytes(), 0o4755)
+            add_file(archive, inside, path.read_bytes(), 0o4755)
         for inside, target in (links or {}).items():
             link = tarfile.TarInfo(inside)
             link.type, link.linkname = tarfile.SYMTYPE, target
@@ -81,6 +75,16 @@ def make_busybox(
             entry.type, entry.mode = tarfile.DIRTYPE, 0o777
             archive.addfile(entry)
     _import(packed.getvalue(), name, [f"VOLUME {folder}" for folder in volumes])
+
+
+def add_tools(archive: tarfile.TarFile, program: Path, without: Collection[str] = ()) -> None:
+    """Add busybox, under the names of `TOOLS` but for some."""
+    archive.add(program, "bin/busybox", filter=_without_time)
+    for tool in TOOLS.split():
+        if tool not in without:
+            link = tarfile.TarInfo(f"bin/{tool}")
+            link.type, link.linkname = tarfile.SYMTYPE, "busybox"
+            archive.addfile(link)
 
 
 def _import(archive: bytes, name: str, described: Sequence[str]) -> None:
@@ -140,7 +144,8 @@ def make_with_shell(shell: str, name: str, programs: Mapping[str, Path] | None =
     make_busybox(name, programs=_libraries([Path(found)]) | own | dict(programs or {}))
 
 
-def _add_file(archive: tarfile.TarFile, path: str, data: bytes, mode: int) -> None:
+def add_file(archive: tarfile.TarFile, path: str, data: bytes, mode: int = 0o644) -> None:
+    """Add a file of root."""
     entry = tarfile.TarInfo(path)
     entry.size, entry.mode = len(data), mode
     archive.addfile(entry, io.BytesIO(data))

@@ -17,10 +17,12 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import quote
 
-from .images import TOOLS, busybox
+from tests.serving import Quiet, serving
+
+from .images import add_file, add_tools, busybox
 from .support import engine_says
 
 MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
@@ -81,15 +83,9 @@ def _layer(mark: str, ballast: int) -> bytes:
     assert program is not None, "busybox-static is not installed"
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", dereference=True) as archive:
-        archive.add(program, "bin/busybox")
-        for tool in TOOLS.split():
-            link = tarfile.TarInfo(f"bin/{tool}")
-            link.type, link.linkname = tarfile.SYMTYPE, "busybox"
-            archive.addfile(link)
-        for name, data in (("mark", mark.encode()), ("ballast", bytes(ballast))):
-            entry = tarfile.TarInfo(name)
-            entry.size = len(data)
-            archive.addfile(entry, io.BytesIO(data))
+        add_tools(archive, program)
+        add_file(archive, "mark", mark.encode())
+        add_file(archive, "ballast", bytes(ballast))
     return packed.getvalue()
 
 
@@ -97,32 +93,21 @@ def _layer(mark: str, ballast: int) -> bytes:
 def served(registry: Registry) -> Iterator[Registry]:
     """Serve as long as the block lasts, of which nothing stays with the engine; `address` is the registry's part of references."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
+    class Handler(Quiet):
         def do_GET(self) -> None:
             _answer(self, registry)
 
         do_HEAD = do_GET
 
-        def log_message(self, format: str, *args: object) -> None:
-            return
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    registry.address = f"127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    try:
-        yield registry
-    finally:
-        filters = json.dumps({"reference": [f"{registry.address}/*/*"]})
-        for image in engine_says(f"/images/json?filters={quote(filters)}"):
-            subprocess.run(["docker", "rmi", "-f", image["Id"]], capture_output=True)
-        registry.stalled.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serving(Handler) as port:
+        registry.address = f"127.0.0.1:{port}"
+        try:
+            yield registry
+        finally:
+            filters = json.dumps({"reference": [f"{registry.address}/*/*"]})
+            for image in engine_says(f"/images/json?filters={quote(filters)}"):
+                subprocess.run(["docker", "rmi", "-f", image["Id"]], capture_output=True)
+            registry.stalled.set()
 
 
 def _answer(handler: BaseHTTPRequestHandler, registry: Registry) -> None:

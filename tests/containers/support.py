@@ -5,27 +5,27 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from tests.workers_cpu.support import admit
-from workers.cpu.abstract import Environment, ExecOutcome
+from workers.cpu.abstract import Environment, EnvironmentSpec, ExecOutcome, ExecRequest
 from workers.cpu.docker.engine import DockerEngine
 from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
 
 from .conftest import node_name
-
-ROOT = Path(__file__).parents[2]
 
 
 class _Connection(HTTPConnection):
@@ -161,20 +161,48 @@ def box_of(base: Path, options: ContainerOptions, node: str = "", engine: Docker
         box.close()
 
 
+class StuckEngine(DockerEngine):
+    """An engine that never gets to start a container, and tells its id."""
+
+    def __init__(self, tells: Connection) -> None:
+        super().__init__()
+        self._tells = tells
+
+    def start(self, container_id: str) -> tuple[int, str, tuple[str, ...]]:
+        self._tells.send(container_id)
+        signal.pause()
+        raise AssertionError
+
+
 @contextmanager
 def worker(
-    tmp_path: Path, node: str, image: str, command: str, hold: str = ":", ready: int = 0
-) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Give a worker in a process of its own that carries out `hold` and then `command`, and the id of its environment's container.
+    tmp_path: Path, node: str, image: str, command: str = "", hold: str = ":", *, ready: int = 0, starts: bool = True
+) -> Iterator[tuple[int, str, Connection]]:
+    """Give a worker in a process of its own that carries out `hold` and then `command`: its process, its container, and what hears the end.
 
-    `ready` is the size of its warm pool.
+    `ready` is the size of its warm pool. Without `starts` it waits for the engine to start its container.
     """
-    argv = [sys.executable, "-m", "tests.containers.killed_worker", str(tmp_path / "box"), node, image, command, hold, str(ready)]
-    process = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
+    hears, tells = Pipe(duplex=False)
+
+    def work() -> None:
+        options = ContainerOptions(image=image, pull="never", warm={image: ready} if ready else {})
+        engine = None if starts else StuckEngine(tells)
+        environment = ContainerSandbox(tmp_path / "box", node=node, options=options, engine=engine).open(
+            EnvironmentSpec(id="e1", memory_mb=64)
+        )
+        environment.start(ExecRequest(action_id="a1", command=hold)).wait()
+        tells.send(environment.container.id)
+        outcome = environment.start(ExecRequest(action_id="a2", command=command)).wait()
+        tells.send(f"{outcome.cause}: {outcome.reason}")
+        signal.pause()
+
+    process = get_context("fork").Process(target=work)
+    process.start()
+    tells.close()
+    assert process.pid is not None
     try:
-        yield process, process.stdout.readline().strip()
+        yield process.pid, hears.recv(), hears
     finally:
         process.kill()
-        process.wait()
-        process.stdout.close()
+        process.join()
+        hears.close()

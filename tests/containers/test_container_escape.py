@@ -17,6 +17,8 @@ from workers.cpu.errors import EnvironmentGone
 from .conftest import node_name
 from .images import busybox, make_busybox
 
+pytestmark = pytest.mark.real
+
 ROOTED = "tangram-test-rooted:1"
 TRACES = """
 import ctypes, os
@@ -87,7 +89,7 @@ def test_control_groups_cannot_be_written(shared: ContainerEnvironment) -> None:
     # When it tries to write each that could set it free, and to make a group; then none can be
     script = """
         for name in cgroup.procs tasks cpu.cfs_quota_us cpu.max cpuset.cpus memory.limit_in_bytes memory.max pids.max devices.allow \
-            release_agent notify_on_release cgroup.subtree_control; do
+            freezer.state release_agent notify_on_release cgroup.subtree_control; do
             for file in $(find /sys/fs/cgroup -name $name 2>/dev/null); do (echo 1 >$file) 2>/dev/null && echo $file; done
         done
         for folder in $(find /sys/fs/cgroup -maxdepth 3 -type d); do mkdir $folder/own 2>/dev/null && echo $folder; done; true

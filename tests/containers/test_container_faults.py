@@ -8,26 +8,23 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.sandboxes.test_output import exists
-from tests.workers_cpu.support import admit, printed, running, until
+from tests.workers_cpu.support import admit, printed, until
 from workers.cpu import control_files
-from workers.cpu.abstract import EnvironmentSpec, ExecRequest, Holding
+from workers.cpu.abstract import EnvironmentSpec, ExecRequest
 from workers.cpu.docker import disk
 from workers.cpu.docker.cgroups import v1, v2
-from workers.cpu.docker.engine import DockerEngine
 from workers.cpu.docker.environment import ContainerEnvironment
-from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
 from workers.cpu.errors import EnvironmentGone
 
 from .conftest import node_name
 from .images import make_with_volume
-from .support import box_of, containers
+from .support import containers
 
 
 class Quotas:
@@ -66,19 +63,6 @@ def test_what_a_command_did_stands_when_its_grant_cannot_be_taken_back(quotas: Q
     # Then it has succeeded, with what it printed
     (outcome,) = outcomes
     assert (outcome.status, outcome.stdout) == ("succeeded", b"done\n")  # type: ignore[attr-defined]
-
-
-def test_a_shell_that_a_program_stops_while_it_starts_is_the_commands_time(options: ContainerOptions, stops: str, tmp_path: Path) -> None:
-    # Given an environment whose shells are stopped as soon as they are about to start; the engine itself has longer than a shell
-    with box_of(tmp_path / "box", replace(options, start_timeout_s=10.0, image=stops), node_name("stop"), DockerEngine()) as box:
-        env = box.open(EnvironmentSpec(id="e1"))
-        with running(env, "echo >/home/user/stop; sleep 300", Holding((0,))):
-            assert until(lambda: exists(env, "stop"))
-            # When a command wants another session
-            outcome = admit(env, "echo never", session="other", timeout_s=5).wait()
-        # Then its time is over: the programs of its own environment have kept it from beginning
-        assert outcome.status == "timed_out"
-        assert "was not ready within 10 s" in outcome.reason
 
 
 def test_files_that_are_only_mapped_are_counted(tmp_path: Path) -> None:
@@ -126,9 +110,9 @@ def test_closing_an_environment_that_is_being_opened_ends_the_open(sandbox: Cont
     assert until(lambda: containers(node_name()) == [])
 
 
-def test_a_fence_leaves_room_for_processes(shared: ContainerEnvironment) -> None:
+def test_a_fence_leaves_room_for_processes(env: ContainerEnvironment) -> None:
     # Given a command that has left as many processes as the container may have
-    admit(shared, "n=0; while [ $n -lt 80 ]; do sleep 300 & n=$((n+1)); done; :", cores=(0,), timeout_s=5).wait()
+    admit(env, "n=0; while [ $n -lt 80 ]; do sleep 300 & n=$((n+1)); done; :", cores=(0,), timeout_s=5).wait()
     # When a fenced command starts programs; then it can
-    outcome = shared.start(ExecRequest(action_id="a1", command="/bin/ls / | /bin/wc -l", fence=True, timeout_s=60)).wait()
+    outcome = env.start(ExecRequest(action_id="a1", command="/bin/ls / | /bin/wc -l", fence=True, timeout_s=60)).wait()
     assert (outcome.status, outcome.exit_code, outcome.stderr) == ("succeeded", 0, b"")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 
@@ -54,7 +54,6 @@ HOSTILE = [
     Hostile("forks and exits", "f() { f & f & }; f & while :; do :; done", "timed_out", LATE),
     # The size of one file and what the environment writes in all have the same limit.
     Hostile("one large file", "yes > big", "succeeded", codes=(153,), may_fail_for="disk_limit"),
-    Hostile("many files", "i=0; while :; do dd if=/dev/zero of=f$i bs=1M count=1 2>&-; i=$((i+1)); done", "failed", "to disk"),
     Hostile(
         "files that are open but removed",
         'i=3; while [ $i -lt 9 ]; do eval "exec $i>x"; rm x; eval "head -c 25000000 /dev/zero >&$i"; i=$((i+1)); done; sleep 20',
@@ -62,36 +61,28 @@ HOSTILE = [
         "to disk",
     ),
     Hostile("empty files", "i=0; while :; do : > $i; i=$((i+1)); done", "failed", "to disk"),
-    Hostile("endless output", "yes | tee /dev/stderr", "timed_out", LATE),
-    Hostile("respawns", f"r() {{ trap 'r & exit' TERM; sleep {NAP}; }}; r & sleep 20", "timed_out", LATE),
-    Hostile("kills all", "kill -9 -1", "succeeded", codes=(0, 1)),
     Hostile("kills process 1", "kill -9 1; kill -TERM 1; kill -STOP 1; kill -HUP 1; kill -USR1 1; true", "succeeded", codes=(0,)),
     Hostile("stops all", "kill -STOP -1; kill -STOP $$", "timed_out", LATE),
-    Hostile("removes the control files", f"rm -rf {CONTROL}/* {CONTROL}; mv {CONTROL} /tmp; true", "succeeded", codes=(0,)),
     Hostile(
-        "replaces the control files", f"cd {CONTROL}; for f in */*; do rm -f $f; ln -s /etc/passwd $f; done; true", "succeeded", codes=(0,)
-    ),
-    Hostile(
-        "writes to what it may only read", f"for f in {CONTROL}/alive {CONTROL}/*/go; do echo x >$f; done; true", "succeeded", codes=(0,)
-    ),
-    Hostile(
-        "rewrites its next text",
-        f"for f in {CONTROL}/*/text {CONTROL}/*/launch; do echo 'exit 66' >$f; done; true",
+        "changes and removes the control files",
+        f"cd {CONTROL}; chmod -R 777 .; for f in alive */go */text */launch; do echo 'exit 66' >$f; done;"
+        f"for f in */*; do rm -f $f; ln -s /etc/passwd $f; done; mv {CONTROL} /tmp; rm -rf {CONTROL}/* {CONTROL}; true",
         "succeeded",
         codes=(0,),
     ),
-    Hostile("chmod", f"chmod -R 777 {CONTROL}; true", "succeeded", codes=(0,)),
     Hostile("reads alive", f"cat {CONTROL}/alive", "timed_out", LATE),
     Hostile("steals runs", f"cat {CONTROL}/*/go", "timed_out", LATE),
-    Hostile("reports of no run", f"for f in {CONTROL}/*/done; do echo ready 0 >$f; echo 00 0 >$f; done; sleep 20", "timed_out", LATE),
+    Hostile(
+        "reports of no run, of no number and without a code",
+        f"cd {CONTROL}; for said in 'ready 0' '00 0' \"$__tangram_run x\" $__tangram_run; do echo $said >$(echo */done); done; sleep 20",
+        "timed_out",
+        LATE,
+    ),
     Hostile("a report too early", f"for f in {CONTROL}/*/done; do echo $__tangram_run 9 >$f; done; sleep 20", "succeeded", codes=(9,)),
-    Hostile("a report of no number", f"for f in {CONTROL}/*/done; do echo $__tangram_run x >$f; done; sleep 20", "timed_out", LATE),
-    Hostile("a report without a code", f"for f in {CONTROL}/*/done; do echo $__tangram_run >$f; done; sleep 20", "timed_out", LATE),
     Hostile("fills the pipe of reports", f"yes > $(echo {CONTROL}/*/done)", "timed_out", LATE),
     Hostile("an endless line to the reports", f"tr '\\0' x </dev/zero | cat > $(echo {CONTROL}/*/done)", "timed_out", LATE, timeout_s=2),
     Hostile("holds the pipes open", f"sleep {NAP} <>$(echo {CONTROL}/*/go) >$(echo {CONTROL}/*/done) & true", "succeeded", codes=(0, 1)),
-    Hostile("poisons its state", f"echo 'exit 7' >$(echo {CONTROL}/*/state); kill -9 $$", "succeeded", codes=(137,)),
-    Hostile("a state that hangs", f"echo 'sleep {NAP}' >$(echo {STATES_INSIDE}/*); kill -9 $$", "succeeded", codes=(137,)),
+    Hostile("poisons its state", f"echo 'exit 7' >$(echo {STATES_INSIDE}/*); kill -9 $$", "succeeded", codes=(137,)),
     Hostile(
         "fills memory with files",
         "for f in 1 2 3; do head -c 30000000 /dev/zero >/dev/shm/$f; done",
@@ -101,13 +92,6 @@ HOSTILE = [
         may_end=True,
     ),
     Hostile("holds all processes", f"i=0; while [ $i -lt 100 ]; do sleep {NAP} & i=$((i+1)); done", "succeeded", codes=(0, 1, 2)),
-    Hostile(
-        "makes process 1 the first to go",
-        "echo 1000 >/proc/1/oom_score_adj; for f in 1 2 3; do head -c 30000000 /dev/zero >/dev/shm/$f; done",
-        "lost",
-        "memory",
-        may_end=True,
-    ),
 ]
 
 
@@ -120,9 +104,9 @@ OWN = node_name("hostile")
 
 @pytest.fixture(scope="module")
 def sandbox(bounds: ContainerOptions, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ContainerSandbox]:
-    """Give a sandbox with a short time to start, so that a shell that hangs is given up soon; nothing of it is left in the end."""
+    """Give a sandbox of which nothing is left in the end."""
     base = tmp_path_factory.mktemp("hostile") / "box"
-    box = ContainerSandbox(base, node=OWN, options=replace(bounds, start_timeout_s=10.0), engine=DockerEngine())
+    box = ContainerSandbox(base, node=OWN, options=bounds, engine=DockerEngine())
     yield box
     box.close()
     assert until(lambda: not containers(OWN))
@@ -165,8 +149,13 @@ def next_outcome(environment: ContainerEnvironment) -> ExecOutcome | None:
 
 @pytest.mark.parametrize("hostile", HOSTILE, ids=[each.name for each in HOSTILE])
 def test_a_hostile_command_hurts_itself_alone(
-    sandbox: ContainerSandbox, env: ContainerEnvironment, neighbour: ContainerEnvironment, hostile: Hostile
+    sandbox: ContainerSandbox,
+    env: ContainerEnvironment,
+    neighbour: ContainerEnvironment,
+    hostile: Hostile,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("workers.cpu.shell.session.SAVE_LIMIT_S", 1.0)
     # Given a session in which a command has run, and a neighbour at work
     printed(env, ":")
     with neighbour_at_work(neighbour, 1) as meanwhile:
@@ -304,7 +293,7 @@ def test_no_descriptor_is_lost_over_many_environments(sandbox: ContainerSandbox)
 
     one_round(0)
     before = descriptors()
-    # When ten more come and go; then no descriptor has been lost
+    # When more come and go; then no descriptor has been lost
     with ThreadPoolExecutor(4) as threads:
-        list(threads.map(one_round, range(10)))
+        list(threads.map(one_round, range(4)))
     assert until(lambda: descriptors() <= before), (before, descriptors())

@@ -61,18 +61,6 @@ def test_names_that_are_neither_template_nor_image_are_refused(options: dict[str
     sandbox.kill()
 
 
-def test_a_container_that_dies_is_a_sandbox_that_is_gone(served: Served, options: dict[str, str]) -> None:
-    before = set(containers(NODE))
-    dying = e2b.Sandbox.create(FILLING, **options)
-    command = dying.commands.run("sleep 60", background=True)
-    docker("kill", *set(containers(NODE)) - before)
-    for use in (command.wait, lambda: dying.files.read("x")):
-        with pytest.raises(e2b.exceptions.SandboxNotRunningException):
-            use()
-    served.live.until(lambda: not dying.is_running())
-    assert not dying.kill()
-
-
 def test_every_action_of_a_container_that_dies_says_that_the_environment_is_lost(served: Served) -> None:
     with served.live.client() as client:
         before = set(containers(NODE))

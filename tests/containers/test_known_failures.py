@@ -30,7 +30,7 @@ from .support import box_of, containers, docker, pauses
 
 pytestmark = pytest.mark.real
 
-MANY = int(os.environ.get("TANGRAM_TEST_CONTAINERS", "10"))
+MANY = int(os.environ.get("TANGRAM_TEST_CONTAINERS", "4"))
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +159,9 @@ def test_a_frozen_container_ends_its_command_in_bounded_time_and_no_other(
     sandbox: ContainerSandbox, env: ContainerEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("workers.cpu.shell.run.time", clock := Clock())
+    # What is frozen neither ends nor notices anything, however long that may take
+    for limit in ("backend.KILL_LIMIT_S", "environment.NOTICE_LIMIT_S"):
+        monkeypatch.setattr(f"workers.cpu.docker.{limit}", 1.0)
     # Given two environments, one of which the engine freezes
     other = sandbox.open(EnvironmentSpec(id="other"))
     with followed(env, "echo begun; sleep 300", holding=Holding((0,)), timeout_s=1000) as frozen:
