@@ -225,15 +225,15 @@ def test_what_a_command_sleeps_in_the_background_is_execution(env: Environment) 
     with running(env, "echo $$ >pid; mkfifo go; read -r line <go", BACK) as (execution, outcomes):
         waits = "until [ -p go ] && grep -q '^State:.S' /proc/$(cat pid)/status; do sleep 0.05; done"
         assert printed(env, waits, session="other") == ""
-        began = time.monotonic()
-        assert until(lambda: time.monotonic() > began + 2.0 and execution.used() is not None)
-        slept_s = time.monotonic() - began
+        # Until some of its sleep has been seen, however seldom a busy machine looks
+        meter = execution._meter  # type: ignore[attr-defined]
+        assert until(lambda: bool(outcomes) or meter.waited_s - meter.starved_s > 0.5, 200.0)
         # When it has got it, for which it wants a core, and may have to wait for one
         assert printed(env, "echo on >go", session="other") == ""
         assert until(lambda: bool(outcomes))
-    # Then most of the time for which it slept was its own
+    # Then what was seen was its own time
     (outcome,) = outcomes
-    assert min(outcome.execution_s, outcome.slept_s) > slept_s / 2, outcome
+    assert min(outcome.execution_s, outcome.slept_s) > 0.25, outcome
 
 
 def test_a_command_that_sleeps_in_the_background_is_out_of_time_as_elsewhere(env: Environment) -> None:
