@@ -1,7 +1,6 @@
 """Failures of neighbouring systems that concern containers, each shown not to happen here; `docs/known-failures.md` lists them.
 
-`TANGRAM_TEST_CONTAINERS` says how many containers are opened at once. The few of its default are enough to see what each of them has:
-networks and volumes are told apart by their names. 500 take about 3 GB and some minutes on 2 cores.
+`TANGRAM_TEST_CONTAINERS` says how many containers are opened at once. The few of its default are enough to see what each of them has.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from workers.cpu import leftovers
 from workers.cpu.abstract import EnvironmentSpec, Holding
 from workers.cpu.docker.engine import DockerEngine
 from workers.cpu.docker.environment import ContainerEnvironment
-from workers.cpu.docker.options import ContainerLimits, ContainerOptions
+from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
 from workers.cpu.errors import ContainerFailed, DiskFull
 
@@ -59,7 +58,9 @@ def networks_of(node: str) -> set[str]:
 
 
 def test_anonymous_volumes_do_not_fill_the_disk(volume_image: str, options: ContainerOptions, tmp_path: Path) -> None:
-    """Source: trajectoryRL #203 (7,135 anonymous volumes filled the disk, then every score was 0)."""
+    """Sources: trajectoryRL #203 (7,135 anonymous volumes filled the disk, then every score was 0), control-tower #964 (Docker has
+    addresses for about 30 networks).
+    """
     node = node_name("volumes")
     # Given many environments, each of which has written to its volume
     with box_of(tmp_path / "box", options, node) as box, ThreadPoolExecutor(4) as threads:
@@ -97,26 +98,6 @@ def test_no_environment_is_opened_below_the_floor_of_free_disk(options: Containe
             box.open(EnvironmentSpec(id="e1"))
         assert "\n" not in str(caught.value)
         assert containers(node_name("floor")) == []
-
-
-def test_many_containers_need_no_network_each(options: ContainerOptions, tmp_path: Path) -> None:
-    """Source: control-tower #964 (Docker has addresses for about 30 networks). A network that is missing is named with its command in
-    `test_container_refusals.py`. The many environments with volumes, above, are on no network.
-    """
-    name = node = node_name("networks")
-    limits = ContainerLimits(memory_mb=16, processes=16, disk_mb=8, disk_check_s=5.0)
-    docker("network", "create", "--internal", name)
-    try:
-        with (
-            box_of(tmp_path / "box", replace(options, network=name, limits=limits, starting_limit=4), node) as box,
-            ThreadPoolExecutor(8) as threads,
-        ):
-            opened = list(threads.map(lambda number: box.open(EnvironmentSpec(id=f"e{number}")), range(MANY)))
-            assert len(containers(node)) == MANY
-            assert networks_of(node) == {name}
-            assert printed(opened[-1], "echo works") == "works\n"
-    finally:
-        docker("network", "rm", name)
 
 
 def test_a_container_that_the_engine_does_not_remove_is_tried_again(

@@ -289,7 +289,7 @@ def wanted(scheduler: Scheduler, environment: Environment) -> list[dict[str, obj
 
 def test_many_environments_that_grow_at_once_all_end_right(opened: Callable[[], Environment], kind: Kind, scheduler: Scheduler) -> None:
     # Given many that want 100 MB, of which none gets any at first
-    environments = [opened() for _ in range(6 if kind.is_container else 20)]
+    environments = [opened() for _ in range(3 if kind.is_container else 8)]
     scheduler.answer = lambda allowance: allowance.allowed_mb  # which changes nothing
 
     def work(environment: Environment) -> ExecOutcome:

@@ -17,7 +17,7 @@ from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.sandbox import ProcessSandbox
 
 from .conftest import environment_in
-from .support import HERE, RUN, STUCK, in_background, running, sleepers, until, weight_of
+from .support import HERE, RUN, in_background, running, sleepers, until, weight_of
 
 BACK = Holding(background=True)
 
@@ -112,19 +112,3 @@ def test_a_process_wants_a_core_if_any_thread_does(is_busy: bool) -> None:
         found = until(has_slept)
         child.kill()
     assert found
-
-
-def test_a_process_that_cannot_go_on_in_the_kernel_wants_a_core(tmp_path: Path) -> None:
-    # Given a program that is held up in the kernel, as by a lock whose holder has no core; its child sleeps
-    os.mkfifo(tmp_path / "go")
-    with subprocess.Popen([sys.executable, "-c", STUCK], cwd=tmp_path) as child:
-
-        def found() -> list[tuple[str, bool]]:
-            both = (tree.read_process(child.pid), *tree.descendants(child.pid))
-            return [(process.state, tree.wants_core(process)) for process in both if process is not None]
-
-        # Then the program wants a core, and its child does not
-        is_so = until(lambda: found() == [("D", True), ("S", False)])
-        child.kill()
-        os.close(os.open(tmp_path / "go", os.O_RDWR))
-    assert is_so
