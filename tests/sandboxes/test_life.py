@@ -17,6 +17,7 @@ from tests.workers_cpu.conftest import make
 from tests.workers_cpu.support import RUN, admit, printed, processes_with, until
 from workers.cpu.abstract import Environment, EnvironmentSpec, ExecRequest, Holding, Sandbox
 from workers.cpu.docker.sandbox import ContainerSandbox
+from workers.cpu.dop import dop_variables
 from workers.cpu.errors import EnvironmentExists, EnvironmentGone, SandboxInUse, SnapshotUnsupported
 
 from .conftest import Kind, container_options
@@ -192,3 +193,5 @@ def test_requests_that_make_no_sense_are_refused(field: str, value: object) -> N
 def test_grants_that_make_no_sense_are_refused(cores: tuple[int, ...], background: bool) -> None:
     with pytest.raises(InvalidAction, match="^cores: "):
         Holding(cores, background)
+    with pytest.raises(ValueError, match="^dop must be at least 1"):
+        dop_variables(0)

@@ -74,15 +74,6 @@ def test_quotas_that_cannot_share_an_account_are_refused(tmp_path: Path) -> None
     assert "quotas.c: must limit something" in said(tmp_path, shared + '[quotas.c]\naccount = "y"')
 
 
-@pytest.mark.parametrize(("engine", "calls"), [("vllm", 64), ("torch", 16), ("stub", 1)])
-def test_a_service_has_one_cell_an_instant_restore_and_as_many_calls_at_once_as_its_engine_does_well(
-    tmp_path: Path, engine: str, calls: int
-) -> None:
-    service = read(tmp_path, f'[services.a]\nengine = "{engine}"\ntask = "score"\nmodel = "m"\nmemory_mb = 1').services["a"]
-
-    assert (service.cells, service.max_concurrency, service.restore_s, service.dtype) == ([1], calls, 0.0, "auto")
-
-
 def test_a_worker_has_a_thread_for_each_call_that_eight_cells_take_at_a_time(tmp_path: Path) -> None:
     service = read(tmp_path, '[services.a]\nengine = "vllm"\ntask = "score"\nmodel = "m"\nmemory_mb = 1').services["a"]
 
