@@ -13,14 +13,32 @@ FILES = {
     "test_a_passes": "import pytest\n@pytest.mark.parametrize('number', range(3))\ndef test_that_passes(number):\n    pass\n",
     "test_b_fails": "def test_that_fails():\n    print('before')\n    assert 1 == 2\n",
     "test_c_dies": "import os\ndef test_that_dies():\n    os._exit(3)\n",
-    "test_d_interrupts": "import os\ndef test_that_interrupts():\n    os.kill(os.getppid(), 2)\n    print('much' * (1 << 20))\n",
+    "test_d_interrupts": """
+        import os, pathlib, time
+        def test_that_is_reported():
+            pass
+        def test_that_interrupts():
+            while not pathlib.Path("listens").exists():
+                time.sleep(0.01)
+            os.kill(os.getppid(), 2)
+            print("much" * (1 << 20))
+    """,
 }
+# An interrupt that comes while the process that shows results still forks would be dropped, as in any callback of a fork.
+CONFTEST = """
+    import os, pathlib
+    SHOWS = os.getpid()
+    def pytest_runtest_logreport():
+        if os.getpid() == SHOWS:
+            pathlib.Path("listens").touch()
+"""
 
 
 def test_what_forks_report_is_shown_once(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makepyfile(**FILES)
+    pytester.makeconftest(CONFTEST)
     words = [sys.executable, "-m", "pytest", "-p", "tests.forks", "--forks"]
     # Given files whose tests pass, fail and end their process; when two forks run them; then all is told as one process tells it
     done = pytester.run(*words, "2", "test_a_passes.py", "test_b_fails.py", "test_c_dies.py")
@@ -33,4 +51,5 @@ def test_what_forks_report_is_shown_once(pytester: pytest.Pytester, monkeypatch:
     # When the first failure is to be the last; then little is begun after it
     pytester.run(*words, "1", "-x", "test_b_fails.py", "test_a_passes.py").assert_outcomes(failed=1, passed=3)
     # When the process that shows results is interrupted, and a fork still has much to report; then both end
+    Path("listens").unlink()
     assert pytester.run(*words, "2", "test_d_interrupts.py", "test_a_passes.py", timeout=60).ret == pytest.ExitCode.INTERRUPTED
