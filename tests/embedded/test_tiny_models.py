@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from app import tiny_models
 from app.services_file import ConfigError, check_models, load_services_file
 from app.tiny_models import main, make_services, make_tiny
 from tests.lazily import needs
 
 pytestmark = needs("torch", "transformers")
 
-ROOT = Path(__file__).parents[2]
 WEIGHTS = "model.safetensors"
 
 
@@ -46,15 +47,20 @@ def test_what_was_not_made_here_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
 
 
-@pytest.mark.real
-def test_two_processes_that_make_it_at_once_are_both_served(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "app.tiny_models", str(tmp_path / "models")]
-    processes = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(2)]
+def test_two_that_make_it_at_once_are_both_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given two that come to put each model in its place at the same moment
+    write, one_by_one, together = tiny_models._write_model, threading.Lock(), threading.Barrier(2)
 
-    ended = [process.communicate(timeout=200) for process in processes]
+    def write_together(*words: Any) -> None:
+        with one_by_one:
+            write(*words)
+        together.wait(200)
 
-    assert [process.returncode for process in processes] == [0, 0], ended
-    assert {out.strip() for out, _ in ended} == {str(tmp_path / "models" / "services.toml")}
+    monkeypatch.setattr(tiny_models, "_write_model", write_together)
+    with ThreadPoolExecutor(2) as pool:
+        made = list(pool.map(make_services, [tmp_path / "models"] * 2))
+    # Then both have all of it, and nothing else is left
+    assert made == [tmp_path / "models" / "services.toml"] * 2
     assert sorted(path.name for path in (tmp_path / "models").iterdir()) == ["rm-small", "services.toml", "teacher-0"]
 
 
