@@ -22,7 +22,6 @@ from starlette.requests import Request
 
 from app.gateway.e2b_table import Tables
 from app.gateway.environments import Environments
-from app.gateway.errors import classify
 from app.gateway.joined import JoinedRuns
 from app.gateway.journal import Journal
 from app.gateway.languages import read_languages
@@ -33,7 +32,6 @@ from app.metrics.exposition import make_registry, serve
 from app.metrics.families import counter, histogram
 from app.metrics.loop_lag import watch_loop
 from tangram.connection import KEEPALIVE, find_addresses, open_store, redis_url
-from tangram.errors import StackUnreachable
 from tangram.settings import Settings
 
 STORE_CONNECTIONS = 32
@@ -69,12 +67,8 @@ class Gateway:
         self.infra_failed = counter("tangram_gateway_infra_failed_total", self.registry)
 
     async def caller(self, token: str) -> Caller:
-        """Return the caller that a token stands for. Raises `Unauthorized` and `InfraFailed`."""
-        job = await self.tokens.job_of(token)
-        try:
-            return await self.sessions.caller(job)
-        except StackUnreachable as error:
-            raise classify(error) from error
+        """Return the caller that a token stands for. Raises `Unauthorized`, `InfraFailed` and `StackUnreachable`."""
+        return await self.sessions.caller(await self.tokens.job_of(token))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -107,7 +101,7 @@ async def gateway_of(request: Request) -> Gateway:
 
 
 async def caller_of(request: Request) -> Caller:
-    """Return who calls, by the token of the request. Raises `Unauthorized` and `InfraFailed`."""
+    """Return who calls, by the token of the request. Raises as `Gateway.caller`."""
     caller = await (await gateway_of(request)).caller(token_of(request.headers))
     request.state.job = caller.job
     return caller

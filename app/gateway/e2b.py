@@ -43,12 +43,11 @@ from app.gateway.errors import (
     ProgramFailed,
     TooLarge,
     Unauthorized,
-    classify,
 )
 from app.gateway.records import Record
 from app.gateway.sessions import Caller
 from tangram.calls import close_environment
-from tangram.errors import StackUnreachable, TangramError
+from tangram.errors import TangramError
 
 ENVD_VERSION = "0.5.7"
 """The version of E2B's own agent whose calls are served here; clients leave out what came later."""
@@ -193,11 +192,7 @@ async def _with_caller(gateway: Gateway, record: Record | None) -> Sandbox:
     if record is None or record.state != "open":
         raise SandboxGone()
     await gateway.tokens.check(record.job)
-    try:
-        caller = await gateway.sessions.caller(record.job)
-    except StackUnreachable as error:
-        raise classify(error) from error
-    return Sandbox(record, caller, gateway)
+    return Sandbox(record, await gateway.sessions.caller(record.job), gateway)
 
 
 async def sandbox_of(request: Request) -> Sandbox:

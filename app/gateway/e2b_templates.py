@@ -20,7 +20,7 @@ from redis.asyncio import Redis
 from app.gateway.context import CallerOf, GatewayOf
 from app.gateway.e2b import control_errors
 from app.gateway.errors import BadRequest, NotFound
-from app.gateway.journal import Journal
+from app.gateway.journal import CONTAINERS, Journal
 from app.gateway.records import MOST_CPUS
 from app.gateway.sessions import digest
 from app.gateway.shape import shape_router
@@ -32,7 +32,6 @@ BASE = "base"
 """The template of clients that name none: no image."""
 
 _IMAGE = re.compile(r"[/:]")
-_CONTAINERS = "isolation:container"
 
 
 class Template(BaseModel):
@@ -120,7 +119,7 @@ class Templates:
             return template
         if name == BASE:
             return Template(id=BASE, name=BASE)
-        if _IMAGE.search(name) or _CONTAINERS not in await journal.labels():
+        if _IMAGE.search(name) or CONTAINERS not in await journal.labels():
             return Template(id=name, name=name, image=name)
         raise NotFound(f"template {name!r} was not found: build one of that name, or name an image")
 

@@ -4,6 +4,8 @@ They are opened detached: no process of the gateway takes them with it when it e
 where it has none, when it was not used for `TANGRAM_LEASE_S`.
 
 An image that is named where no node has containers is kept as a label, and a warning says so.
+
+What the store, the broker or a check of an action raises goes through here as it is. `app/gateway/shape.py` makes a `GatewayError` of it.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ from redis import RedisError
 from starlette.requests import Request
 
 from app.gateway import calls
-from app.gateway.errors import BadRequest, Cancelled, EnvironmentGone, GatewayError, NotFound, classify
-from app.gateway.journal import EnvironmentEnd, Journal
+from app.gateway.errors import BadRequest, Cancelled, EnvironmentGone, GatewayError, NotFound
+from app.gateway.journal import CONTAINERS, EnvironmentEnd, Journal
 from app.gateway.records import Record, Records, name_key
 from app.gateway.sessions import Caller
 from tangram.action import LONGEST_S, Action
@@ -40,7 +42,6 @@ NAMED_S = 60.0
 
 _MOST_NAMED = 10_000
 
-_CONTAINERS = "isolation:container"
 _log = logging.getLogger(__name__)
 
 
@@ -79,7 +80,8 @@ class Environments:
         environment variables that its commands are to have, are kept with it for the shape. `name` is one within the job, `key` an
         idempotency key of the request. It is closed `lease_s` seconds after it stands, unless `renew` says otherwise; without a lease,
         once it is unused. It waits in the queue for at most `deadline_s` seconds. Where the connection of `request` breaks first, the open
-        is cancelled; not so with a name or a key. Raises `GatewayError`; nothing is left of the environment then.
+        is cancelled; not so with a name or a key. Raises `GatewayError`, `TangramError` and `RedisError`; nothing is left of the
+        environment then.
         """
         record = self._record(
             caller,
@@ -99,10 +101,7 @@ class Environments:
         record = await self._with_image(record)
         environment = record.id
         action = _action(record)  # what is wrong with it is said before anything is written
-        try:
-            record = await self._enter(record)
-        except RedisError as error:
-            raise classify(error) from error
+        record = await self._enter(record)
         if record.state == "open":
             return record
         if record.id != environment:
@@ -115,17 +114,14 @@ class Environments:
         """Begin to open an environment for one request, and return it with the handle on its opening, without waiting for that.
 
         It has `files`, base64 by path, and `lease_s`. Actions on it may be submitted at once. Whoever begins it must `end` it.
-        Raises `GatewayError`.
+        Raises as `open`.
         """
         record = self._record(caller, "", (), lease_s, image=image, memory_mb=memory_mb)
         record = await self._with_image(record)
         action = _action(record)
         action = replace(action, arguments={**action.arguments, "files": json.dumps(files)})
-        try:
-            await self._records.enter(record)
-            handle = caller.session.submit(await calls.put_aside(caller, action), record.open_id)
-        except (TangramError, RedisError) as error:
-            raise classify(error) from error
+        await self._records.enter(record)
+        handle = caller.session.submit(await calls.put_aside(caller, action), record.open_id)
         calls.note(handle.id)
         return record, handle
 
@@ -142,10 +138,7 @@ class Environments:
 
     async def get(self, caller: Caller, environment: str) -> Record:
         """Return an environment of the caller's job, also one that another client has opened. Raises `NotFound` for others."""
-        try:
-            record = await self._records.read(environment) or await self._adopted(caller, environment)
-        except RedisError as error:
-            raise classify(error) from error
+        record = await self._records.read(environment) or await self._adopted(caller, environment)
         if record is None or record.job != caller.job:
             raise NotFound(f"environment {environment} is unknown: it was never opened, or was closed")
         if record.ends_at is not None and record.ends_at <= time.time():
@@ -175,18 +168,15 @@ class Environments:
         """Return the environment that the caller's job has under a name. Raises `NotFound` where there is none."""
         key, now = name_key(caller.job, "name", name), time.monotonic()
         known = self._named.get(key)
-        try:
-            if known is not None and known[0] > now:
-                record = await self._records.read(known[1])
-                if record is not None and key in record.names:  # what takes the name over removes the record
-                    return record
-            environment = await self._records.id_of(key)
-            if environment is None:
-                raise NotFound(f"there is no environment of the name {name!r}")
-            record = await self.get(caller, environment)
-            await self._records.keep(key, record)
-        except RedisError as error:
-            raise classify(error) from error
+        if known is not None and known[0] > now:
+            record = await self._records.read(known[1])
+            if record is not None and key in record.names:  # what takes the name over removes the record
+                return record
+        environment = await self._records.id_of(key)
+        if environment is None:
+            raise NotFound(f"there is no environment of the name {name!r}")
+        record = await self.get(caller, environment)
+        await self._records.keep(key, record)
         if len(self._named) >= _MOST_NAMED:
             self._named.clear()
         self._named[key] = now + NAMED_S, record.id
@@ -195,10 +185,7 @@ class Environments:
     async def list(self, caller: Caller) -> list[Record]:
         """Return the environments of the caller's job that stand, the oldest first. Raises `InfraFailed`."""
         standing = await self._journal.environments(caller.job)
-        try:
-            return await self._records.read_all(standing)
-        except RedisError as error:
-            raise classify(error) from error
+        return await self._records.read_all(standing)
 
     async def renew(self, caller: Caller, environment: str, lease_s: float) -> Record:
         """Have the lease of an environment end `lease_s` seconds from now.
@@ -207,15 +194,12 @@ class Environments:
         """
         if not 0 < lease_s <= LONGEST_S:
             raise BadRequest(f"lease_s: must be above 0 and at most {LONGEST_S:g}, not {lease_s!r}")
-        try:
-            async with self._records.alone(environment):
-                record = await self.get(caller, environment)
-                end = await self._end_of(record)
-                if end is not None:
-                    raise _gone(record, end)
-                return await self._renewed(caller, record, lease_s, lease_s)
-        except RedisError as error:
-            raise classify(error) from error
+        async with self._records.alone(environment):
+            record = await self.get(caller, environment)
+            end = await self._end_of(record)
+            if end is not None:
+                raise _gone(record, end)
+            return await self._renewed(caller, record, lease_s, lease_s)
 
     async def extend(self, caller: Caller, environment: str, lease_s: float, for_s: float = 0.0) -> Record:
         """Have the lease of an environment end `lease_s` seconds after the `for_s` that a call takes, or later where it does so already.
@@ -224,22 +208,16 @@ class Environments:
         which says so where it has ended by itself. Raises `NotFound`.
         """
         length_s = min(for_s + lease_s, LONGEST_S)
-        try:
-            async with self._records.alone(environment):
-                record = await self.get(caller, environment)
-                if record.ends_at is None or record.ends_at >= time.time() + length_s:
-                    return record
-                return await self._renewed(caller, record, lease_s, length_s)
-        except RedisError as error:
-            raise classify(error) from error
+        async with self._records.alone(environment):
+            record = await self.get(caller, environment)
+            if record.ends_at is None or record.ends_at >= time.time() + length_s:
+                return record
+            return await self._renewed(caller, record, lease_s, length_s)
 
     async def _renewed(self, caller: Caller, record: Record, lease_s: float, length_s: float) -> Record:
         """Tell the scheduler of a lease, and write it down once the broker has the message: a call that fails has changed nothing."""
         record = record.model_copy(update={"lease_s": lease_s, "ends_at": time.time() + length_s})
-        try:
-            await asyncio.wrap_future(caller.session.renew_lease(record.place, length_s).sent)
-        except TangramError as error:
-            raise classify(error) from error
+        await asyncio.wrap_future(caller.session.renew_lease(record.place, length_s).sent)
         if not await self._records.change(record):
             raise NotFound(f"environment {record.id} was closed")
         return record
@@ -247,11 +225,8 @@ class Environments:
     async def close(self, caller: Caller, environment: str) -> None:
         """Close an environment and wait for that. Raises `NotFound` where it is not there, or is gone already."""
         record = await self.get(caller, environment)
-        try:
-            if not await self._end(caller, record):
-                raise NotFound(f"environment {environment} was closed before")
-        except RedisError as error:
-            raise classify(error) from error
+        if not await self._end(caller, record):
+            raise NotFound(f"environment {environment} was closed before")
 
     def _record(self, caller: Caller, trajectory: str, names: tuple[str, ...], lease_s: float | None, **described: Any) -> Record:
         environment, now = f"env-{secrets.token_hex(8)}", time.time()
@@ -283,7 +258,7 @@ class Environments:
                     await self._records.forget(record.id, record.names)
                     if end is not None:
                         lost = f"environment {found.id} is lost: {end.reason}; its name is free once it is closed"
-                        raise classify(EnvironmentLost(lost, cause=end.cause))
+                        raise EnvironmentLost(lost, cause=end.cause)
                     return found
                 await self._records.forget(other, (name,))
         return record
@@ -310,12 +285,12 @@ class Environments:
             if not record.names:
                 self.end(caller, record)
             raise
-        except (GatewayError, TangramError, RedisError) as error:
+        except (TangramError, RedisError) as error:
             if _tells_the_end(error):
                 await self._records.forget(record.id, record.names)
             elif not record.names or isinstance(error, NotFound):
                 self.end(caller, record)  # it may stand, or be on the point of it, and nobody will come back for it
-            raise classify(error) from error
+            raise
         return record
 
     async def _end(self, caller: Caller, record: Record) -> bool:
@@ -344,7 +319,7 @@ class Environments:
         with_image = record.model_copy(update={"opened_image": record.image})
         _action(with_image)  # what is wrong with it is said before anything is logged
         labels = await self._journal.labels()
-        if labels and _CONTAINERS not in labels:
+        if labels and CONTAINERS not in labels:
             _log.warning("no node has containers: image %.256r is a label only", record.image)
             return record
         return with_image
@@ -366,19 +341,16 @@ def _names(job: str, name: str, key: str | None) -> tuple[str, ...]:
 
 
 def _action(record: Record) -> Action:
-    requires = record.requires if record.opened_image is None else (*record.requires, _CONTAINERS)
-    try:
-        action = open_environment(
-            record.job,
-            trajectory=record.trajectory,
-            image=record.opened_image,
-            memory_mb=record.memory_mb,
-            requires=requires,
-            detached=True,
-            lease_s=record.lease_s,
-            owner=f"gateway:{record.owner or 'api'}",
-        )
-        arguments: dict[str, Any] = {**action.arguments, "environment": record.id}
-        return replace(action, environment=record.id, arguments=arguments, action_class=(record.image or record.template)[:256] or None)
-    except TangramError as error:
-        raise classify(error) from error
+    requires = record.requires if record.opened_image is None else (*record.requires, CONTAINERS)
+    action = open_environment(
+        record.job,
+        trajectory=record.trajectory,
+        image=record.opened_image,
+        memory_mb=record.memory_mb,
+        requires=requires,
+        detached=True,
+        lease_s=record.lease_s,
+        owner=f"gateway:{record.owner or 'api'}",
+    )
+    arguments: dict[str, Any] = {**action.arguments, "environment": record.id}
+    return replace(action, environment=record.id, arguments=arguments, action_class=(record.image or record.template)[:256] or None)

@@ -7,6 +7,7 @@ error: its result says so. Each error has the cause and the fault of `tangram/en
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from redis import ConnectionError as RedisConnectionError
 from redis import RedisError
@@ -20,11 +21,12 @@ RETRY_AFTER_S = 2
 class GatewayError(TangramError):
     """Base of the ways in which a call fails; `kind` is a word for machines, `status` the usual HTTP status.
 
-    `environment_lost` says that the environment of the call has ended by itself.
+    `headers` are those that an answer should have. `environment_lost` says that the environment of the call has ended by itself.
     """
 
     status = 500
     kind = "error"
+    headers: ClassVar[Mapping[str, str]] = {}
     environment_lost = False
 
     def __init__(self, message: str = "", cause: str | None = None) -> None:
@@ -32,11 +34,6 @@ class GatewayError(TangramError):
         super().__init__(message)
         if cause is not None:
             self.cause = cause
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """The headers that an answer should have."""
-        return {}
 
 
 class BadRequest(GatewayError):
@@ -94,11 +91,7 @@ class Overloaded(GatewayError):
     """Raised when a queue is full, when a call's time in it is over, or when there are too many calls at once."""
 
     status, kind, cause = 503, "overload", "queue_full"
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """Say when to come again."""
-        return {"Retry-After": str(RETRY_AFTER_S)}
+    headers: ClassVar[Mapping[str, str]] = {"Retry-After": str(RETRY_AFTER_S)}
 
 
 class StillRunning(GatewayError):

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, select
 
@@ -23,6 +23,9 @@ from scheduler.model.lifecycle import NODE_HELD
 from tangram.ends import fault_of, loss_cause
 
 _log = logging.getLogger(__name__)
+
+CONTAINERS = "isolation:container"
+"""The label of a node whose environments are containers."""
 
 LABELS_S = 5.0
 """Seconds for which the labels of nodes are remembered."""
@@ -77,13 +80,15 @@ class Journal:
         """Return the labels of all CPU nodes that are up; none where there is no such node."""
         read_at, labels = self._labels
         if time.monotonic() - read_at > LABELS_S:
-            labels = await self._ask(_read_labels)
+            described = await self._ask(_descriptions)
+            labels = frozenset(label for one in described if one.get("cores") for label in one.get("labels", ()))
             self._labels = time.monotonic(), labels
         return labels
 
     async def services(self) -> dict[str, str]:
         """Return what the services of all GPU nodes that are up are for, `score` or `logprobs`, by name."""
-        return await self._ask(_read_services)
+        described = await self._ask(_descriptions)
+        return {name: str(service.get("task", "")) for one in described for name, service in one.get("services", {}).items()}
 
     async def environments(self, job: str) -> list[str]:
         """Return the ids of the environments of a job that have not ended, in the order of their creation."""
@@ -144,11 +149,6 @@ class Journal:
             return question(connection)
 
 
-def _read_services(connection: Connection) -> dict[str, str]:
-    descriptions = connection.execute(select(_NODES.c.description).where(_NODES.c.state.in_(NODE_HELD))).scalars()
-    return {name: str(service.get("task", "")) for one in descriptions for name, service in one.get("services", {}).items()}
-
-
-def _read_labels(connection: Connection) -> frozenset[str]:
-    descriptions = connection.execute(select(_NODES.c.description).where(_NODES.c.state.in_(NODE_HELD))).scalars()
-    return frozenset(label for one in descriptions if one.get("cores") for label in one.get("labels", ()))
+def _descriptions(connection: Connection) -> Sequence[dict[str, Any]]:
+    """Return what the nodes that are up say of themselves."""
+    return connection.execute(select(_NODES.c.description).where(_NODES.c.state.in_(NODE_HELD))).scalars().all()

@@ -30,7 +30,7 @@ from app.gateway import calls
 from app.gateway import rex_models as wire
 from app.gateway import rex_scripts as scripts
 from app.gateway.context import Gateway
-from app.gateway.errors import BadRequest, Cancelled, NotFound, Overloaded, classify
+from app.gateway.errors import BadRequest, Cancelled, NotFound, Overloaded
 from app.gateway.records import KEPT_S, SHELLS_PREFIX, Record
 from app.gateway.rex_dialogue import Dialogue
 from app.gateway.rex_errors import non_zero, of_arguments, of_file, swerex_error
@@ -60,7 +60,8 @@ class Runtime:
     def __init__(self, gateway: Gateway, caller: Caller, record: Record, key: str | None, request: Request) -> None:
         self._gateway, self._caller, self._record = gateway, caller, record
         self._key, self._request = key, request
-        self._mark = f"tangram-{digest(key)}" if key else f"tangram-{secrets.token_hex(16)}"
+        self.mark = f"tangram-{digest(key)}" if key else f"tangram-{secrets.token_hex(16)}"
+        """A word that belongs to this call alone."""
         self._steps = count()
         self._dialogue = Dialogue(gateway, caller, record)
         self._units = record.units
@@ -70,15 +71,12 @@ class Runtime:
     async def create_session(self, body: wire.CreateSession) -> wire.SessionStarted:
         """Start a shell and have it read its startup files."""
         store, sessions = self._gateway.store, SHELLS_PREFIX + self._record.id
-        session = f"rex-{digest(body.session, self._mark)}"
+        session = f"rex-{digest(body.session, self.mark)}"
         if not await store.hsetnx(sessions, body.session, session) and await self._session(body.session) != session:
             raise swerex_error("SessionExistsError", f"session {body.session} already exists")
         await store.expire(sessions, self._record.kept_s)
         try:
-            try:
-                text = scripts.start_text(body.startup_source, process_variables(body.env) or {})
-            except InvalidAction as error:
-                raise classify(error) from error
+            text = scripts.start_text(body.startup_source, process_variables(body.env) or {})
             result = await self._exec(text, session, "create_session", timeout_s=body.startup_timeout)
             if result.status == "timed_out":
                 message = f"the startup of session {body.session} took longer than {body.startup_timeout:g} seconds"
@@ -92,16 +90,16 @@ class Runtime:
         """Run a command in a shell."""
         session = await self._session(body.session)
         if body.is_interactive_command or body.is_interactive_quit or body.expect:
-            return await self._dialogue.run(body, session, self._mark)
+            return await self._dialogue.run(body, session, self.mark)
         await self._dialogue.check_free(body.session, session)
         name = command_class(body.command)
         try:
-            result = await self._exec(scripts.run_text(body.command, self._mark), session, name, timeout_s=body.timeout)
+            result = await self._exec(scripts.run_text(body.command, self.mark), session, name, timeout_s=body.timeout)
         except Cancelled as error:
             if not await self._gateway.store.exists(_INTERRUPTED + self._action_id):
                 raise
             return self._checked(body, wire.Observation(exit_code=INTERRUPTED_CODE, failure_reason=str(error)))
-        if scripts.is_wrong_syntax(result.stdout, result.stderr, result.exit_code, self._mark):
+        if scripts.is_wrong_syntax(result.stdout, result.stderr, result.exit_code, self.mark):
             raise _bad_syntax(body.command, result)
         output = scripts.plain(result.stdout)
         if result.status == "timed_out":
@@ -144,13 +142,13 @@ class Runtime:
     async def close_session(self, body: wire.CloseSession) -> wire.SessionClosed:
         """End a shell and the jobs that it still has."""
         store = self._gateway.store
-        if not await store.exists(_CLOSED + self._mark):
+        if not await store.exists(_CLOSED + self.mark):
             session = await self._session(body.session)
             await self._dialogue.end(session)
             await self._exec(scripts.hang_up_text(), session, "close_session")
             # What was disowned outlives its shell, as with a terminal.
             await self._act(words.close_session(self._record.place, session, idle_only=True))
-            await store.set(_CLOSED + self._mark, "1", ex=RESULT_TTL_S)
+            await store.set(_CLOSED + self.mark, "1", ex=RESULT_TTL_S)
             await store.hdel(SHELLS_PREFIX + self._record.id, body.session)
         return wire.SessionClosed()
 
@@ -203,11 +201,6 @@ class Runtime:
             await self._act(words.write_file(self._record.place, path, data, offset=offset))
         except BadRequest as error:
             raise of_file(path, error) from error
-
-    @property
-    def mark(self) -> str:
-        """A word that belongs to this call alone."""
-        return self._mark
 
     # -- how ------------------------------------------------------------------------------------------------------
 

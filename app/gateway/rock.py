@@ -30,7 +30,7 @@ from redis import RedisError
 
 from app.gateway import rex_models as wire
 from app.gateway.context import Gateway, GatewayOf
-from app.gateway.errors import BadRequest, GatewayError, InfraFailed, NotFound, ProgramFailed, TooLarge, Unauthorized
+from app.gateway.errors import BadRequest, GatewayError, InfraFailed, NotFound, ProgramFailed, TooLarge, Unauthorized, classify
 from app.gateway.records import MOST_CPUS, Record
 from app.gateway.rex_errors import RemoteError
 from app.gateway.rex_runtime import Runtime, alive, close
@@ -191,7 +191,7 @@ async def _open(gateway: Gateway, caller: Caller, sandbox: str, options: dict[st
         return await gateway.environments.open(caller, name=sandbox, owner="rock", **options)
     except (TangramError, RedisError) as error:
         try:
-            await gateway.store.set(failed, str(error), ex=FAILED_KEPT_S)
+            await gateway.store.set(failed, str(classify(error)), ex=FAILED_KEPT_S)
         except RedisError as unkept:
             raise InfraFailed(f"{error}; {unkept}", "stack_unreachable") from error
         raise

@@ -120,7 +120,7 @@ def answer_error(_request: Request, error: GatewayError) -> Response:
     again = isinstance(error, (Overloaded, StillRunning))
     status = 503 if again else error.status
     content = {"error": {"message": str(error), "type": error.kind, "param": None, "code": status}}
-    return JSONResponse(content, status, dict(Overloaded().headers if again else error.headers))
+    return JSONResponse(content, status, dict(Overloaded.headers if again else error.headers))
 
 
 router = shape_router("services", answer_error, tags=["services"])
