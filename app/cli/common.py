@@ -12,14 +12,9 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
-
-from tangram.settings import Settings
-
-if TYPE_CHECKING:
-    from sqlalchemy import Engine
 
 # typer may contain its own copy of click, so the class of its errors is found through typer.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -60,15 +55,6 @@ def check_size(*, nodes: int, tile: int | None, **per_node: int | None) -> None:
             raise UsageError(f"--{option} {units}{of_all}: at most {MOST_UNITS} in all are simulated")
     if tile is not None and tile > MOST_TILED:
         raise UsageError(f"--tile {tile}: at most {MOST_TILED} trajectories are simulated")
-
-
-def open_journal() -> Engine:
-    """Return the journal's database, which must be up to date."""
-    from app.cli.state import database_of
-    from app.journal.database import open_latest
-
-    settings = Settings()
-    return open_latest(database_of(settings), connect_timeout_s=settings.connect_timeout_s)
 
 
 @contextmanager

@@ -14,9 +14,10 @@ from typing import Final
 
 from sqlalchemy import Engine
 
-from app.cli.common import open_journal, stop_on_signals
+from app.cli.common import stop_on_signals
 from app.cli.consoles import Figures, make_console
 from app.cli.output import note, print_json
+from app.cli.state import open_journal
 from app.journal.status import NodeLeft, known_nodes, node_left
 from app.web.words import left_words, seconds
 from tangram.errors import TangramError
@@ -35,7 +36,7 @@ def drain_node(settings: Settings, node: str, wait_s: float | None, *, draining:
     Raises `StackUnreachable` when there is no stack; `TangramError` when the journal knows no such node, or no scheduler takes the request
     up.
     """
-    stop, engine = stop_on_signals(), open_journal()
+    stop, engine = stop_on_signals(), open_journal(settings)
     try:
         if node_left(engine, node, time.time()) is None:
             raise TangramError(f"the journal knows no node {node!r}; it knows {', '.join(known_nodes(engine)) or 'none yet'}")

@@ -12,8 +12,7 @@ from redis import RedisError
 
 from app.cli.consoles import Figures, make_console
 from app.cli.output import print_json
-from app.cli.state import database_of
-from app.journal.database import open_latest
+from app.cli.state import open_journal
 from app.journal.environments import environments
 from tangram.connection import find_addresses, open_store
 from tangram.errors import StackUnreachable
@@ -29,7 +28,7 @@ def read_environments(settings: Settings, *, job: str | None, orphans: bool) -> 
 
     Raises `StackUnreachable` when there is no journal, or when the result store, which knows the clients' signs of life, does not answer.
     """
-    engine = open_latest(database_of(settings), connect_timeout_s=settings.connect_timeout_s)
+    engine = open_journal(settings)
     store = open_store(find_addresses(settings).result_url, settings.connect_timeout_s)
 
     def silent_s(clients: Sequence[str]) -> Mapping[str, float | None]:

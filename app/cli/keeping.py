@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from app.cli.common import database, open_journal, tokens
+from app.cli.common import database, tokens
 from tangram.settings import Settings
 
 
@@ -25,14 +25,16 @@ def db_upgrade() -> None:
 @tokens.command("new")
 def token_new(job: Annotated[str, typer.Option(help="The job that callers with this token act for.")]) -> None:
     """Make a token and print it; it is shown this once."""
+    from app.cli.state import open_journal
     from app.gateway.tokens import make_token
 
-    print(make_token(open_journal(), job))
+    print(make_token(open_journal(Settings()), job))
 
 
 @tokens.command("revoke")
 def token_revoke(job: Annotated[str, typer.Option(help="The job whose tokens no longer count.")]) -> None:
     """Revoke all tokens of a job and print how many there were; gateways notice within seconds."""
+    from app.cli.state import open_journal
     from app.gateway.tokens import revoke_tokens
 
-    print(revoke_tokens(open_journal(), job))
+    print(revoke_tokens(open_journal(Settings()), job))

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from redis import RedisError
+from sqlalchemy import Engine
 
 from app.journal.database import open_latest, snapshot, sqlite_url
 from app.journal.figures import observations
@@ -37,12 +38,17 @@ def database_of(settings: Settings) -> str:
     return sqlite_url(path)
 
 
+def open_journal(settings: Settings) -> Engine:
+    """Open the journal's database, which must be up to date. Raises as `database_of`, and `DatabaseError`."""
+    return open_latest(database_of(settings), connect_timeout_s=settings.connect_timeout_s)
+
+
 def read_state(settings: Settings) -> tuple[dict[str, Any], str]:
     """Return the state of the deployment as a JSON-able document, and the problem of `_shown`.
 
     `scheduler` is null where none shows itself, or where that cannot be read.
     """
-    engine = open_latest(database_of(settings), connect_timeout_s=settings.connect_timeout_s)
+    engine = open_journal(settings)
     document = asdict(status(engine, time.time()))
     engine.dispose()
     scheduler, _, problem = _shown(settings)
@@ -53,9 +59,9 @@ class Overviews:
     """Reads the overview of the live page again and again."""
 
     def __init__(self, settings: Settings) -> None:
-        """Open the journal. Raises as `database_of`, and `DatabaseError`."""
+        """Open the journal. Raises as `open_journal`."""
         self._settings = settings
-        self._engine = open_latest(database_of(settings), connect_timeout_s=settings.connect_timeout_s)
+        self._engine = open_journal(settings)
         self._recent = Recent()
 
     def read(self) -> tuple[Document, str]:
@@ -80,7 +86,7 @@ def _shown(settings: Settings, present: Present | None = None) -> tuple[dict[str
 
 def read_history(settings: Settings, run: str) -> list[Observation]:
     """Return the actions of a run that succeeded. Raises `TangramError` when the journal knows no such run, or none of its actions."""
-    engine = open_latest(database_of(settings), connect_timeout_s=settings.connect_timeout_s)
+    engine = open_journal(settings)
     found = observations(engine, of_run=load_run(engine, run))
     if not found:
         raise TangramError(f"no action of run {run!r} has succeeded, so there is nothing to learn from it")
