@@ -21,7 +21,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from app.local.processes import Command, Identity, Process, StackError, describe, wait_until
+from app.local.processes import Command, Process, StackError, describe, wait_until
 
 # The system's limit for the path of a Unix socket is 104 bytes (macOS) or 108 (Linux), and clients read the path
 # out of a URL, each with a notion of its own of what must be quoted there.
@@ -49,7 +49,10 @@ def find_redis_server() -> Path:
 
 
 class RedisServer:
-    """A running server. Its socket is in `folder`, or in `socket_folder`, made for it, where `folder`'s path will not do."""
+    """A running server; its `process` may be watched and restarted.
+
+    Its socket is in `folder`, or in `socket_folder`, made for it, where `folder`'s path will not do.
+    """
 
     def __init__(self, folder: Path, *, log: Path, timeout_s: float = 60.0) -> None:
         """Start a server with its data in `folder/redis` and wait until it has read them and answers.
@@ -64,11 +67,11 @@ class RedisServer:
             self.socket_folder = _short_folder()
             self.socket = self.socket_folder / "redis.sock"
         try:
-            self._process = Process(_command(binary, _data_folder(folder), self.socket), log=log, env=os.environ)
+            self.process = Process(_command(binary, _data_folder(folder), self.socket), log=log, env=os.environ)
             try:
                 self._wait_until_up(timeout_s)
             except BaseException:
-                self._process.stop(0.0)
+                self.process.stop(0.0)
                 raise
         except BaseException:
             self._remove_socket()
@@ -79,29 +82,19 @@ class RedisServer:
         """The server as a Celery broker and result store."""
         return f"redis+socket://{self.socket}?virtual_host=0"
 
-    @property
-    def identity(self) -> Identity:
-        """The server's process."""
-        return self._process.identity
-
-    @property
-    def process(self) -> Process:
-        """The server's process, to be watched and restarted."""
-        return self._process
-
     def stop(self, wait_s: float = 5.0) -> None:
         """End the server and remove its socket; its data stay."""
-        self._process.stop(wait_s)
+        self.process.stop(wait_s)
         self._remove_socket()
 
     def _wait_until_up(self, timeout_s: float) -> None:
         with redis.Redis(unix_socket_path=str(self.socket), socket_timeout=1.0, retry=Retry(NoBackoff(), 0)) as client:
-            wait_until(lambda: self._process.ended() is not None or _answers(client), timeout_s)
-            if (ended := self._process.ended()) is None and _answers(client):
+            wait_until(lambda: self.process.ended() is not None or _answers(client), timeout_s)
+            if (ended := self.process.ended()) is None and _answers(client):
                 return
         outcome = f"ended with {ended}" if ended else f"did not answer within {timeout_s:g} s"
-        last = (self._process.log_tail(1) or ("it said nothing",))[0]
-        raise RedisUnavailable(f"redis-server {outcome}: {last} (log: {self._process.log})")
+        last = (self.process.log_tail(1) or ("it said nothing",))[0]
+        raise RedisUnavailable(f"redis-server {outcome}: {last} (log: {self.process.log})")
 
     def _remove_socket(self) -> None:
         self.socket.unlink(missing_ok=True)

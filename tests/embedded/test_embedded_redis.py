@@ -26,14 +26,14 @@ def test_it_is_private_and_leaves_only_its_data(tmp_path: Path) -> None:
         wanted = {"port": "0", "save": "", "maxmemory-policy": "noeviction"}
         assert {name: client.config_get(name)[name] for name in wanted} == wanted
         assert stat.S_IMODE(server.socket.stat().st_mode) == 0o700
-        assert not [c for c in psutil.Process(server.identity.pid).net_connections() if c.status == psutil.CONN_LISTEN]
+        assert not [c for c in psutil.Process(server.process.identity.pid).net_connections() if c.status == psutil.CONN_LISTEN]
         client.set("x", "y")
         client.close()
     finally:
         server.stop()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["redis", "redis.log"]
     assert stat.S_IMODE((tmp_path / "redis").stat().st_mode) == 0o700
-    assert server.identity.find() is None
+    assert server.process.identity.find() is None
 
 
 def client_of(server: RedisServer) -> redis.Redis:
@@ -50,7 +50,7 @@ def test_what_was_acknowledged_outlives_a_kill(tmp_path: Path) -> None:
     try:
         # Given a server that is killed while one writes to it as fast as it answers
         acknowledged = 0
-        kill = threading.Timer(0.3, os.kill, (server.identity.pid, signal.SIGKILL))
+        kill = threading.Timer(0.3, os.kill, (server.process.identity.pid, signal.SIGKILL))
         with client_of(server) as client, pytest.raises(redis.ConnectionError):
             while True:
                 client.rpush("list", acknowledged)

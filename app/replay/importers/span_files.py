@@ -24,6 +24,7 @@ from pydantic import AliasChoices, AliasPath, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from app.replay.trace_lines import AnyLine, TraceError, shown, unreadable, validated
+from scheduler.model.filled import filled
 
 NANO = 10**9
 
@@ -169,20 +170,14 @@ def _otlp(value: Mapping[str, object]) -> Iterator[Span]:
             for index, span in enumerate(scope.spans):
                 own = _texts({each.key: each.value for each in span.attributes})
                 at = f"resourceSpans[{number}].scopeSpans[{place}].spans[{index}]"
-                yield Span(
-                    trace=span.trace, id=span.id, parent=span.parent, name=span.name, start_ns=span.start_ns, end_ns=span.end_ns,
-                    attributes={**shared, **own}, at=at,
-                )  # fmt: skip
+                yield filled(Span, span, attributes={**shared, **own}, at=at)
 
 
 def _plain(value: Mapping[str, object]) -> Span:
     span = validated(_PlainSpan, json.dumps(value))
     shared = span.resource.get("attributes")
     attributes = {**_texts(shared if isinstance(shared, dict) else {}), **_texts(span.attributes)}
-    return Span(
-        trace=span.trace, id=span.id, parent=span.parent or "", name=span.name, start_ns=span.start_ns, end_ns=span.end_ns,
-        attributes=attributes, at="",
-    )  # fmt: skip
+    return filled(Span, span, parent=span.parent or "", attributes=attributes, at="")
 
 
 def _texts(attributes: Mapping[str, Any]) -> dict[str, str]:
