@@ -61,10 +61,10 @@ def scrape_hung_broker() -> float:
             registry = CollectorRegistry()
             CeleryEvents(make_app(Settings(broker_url=server.url, result_url=server.url, state_dir=Path(folder))), registry)
             generate_latest(registry)
-            os.kill(server.identity.pid, signal.SIGSTOP)
+            os.kill(server.process.identity.pid, signal.SIGSTOP)
             try:
                 return wait_s(lambda: generate_latest(registry))
             finally:
-                os.kill(server.identity.pid, signal.SIGCONT)
+                os.kill(server.process.identity.pid, signal.SIGCONT)
         finally:
             server.stop()

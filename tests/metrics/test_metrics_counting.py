@@ -315,9 +315,9 @@ def test_a_broker_that_hangs_does_not_hold_up_a_scrape(tmp_path: Path, monkeypat
         assert b"celery_queue_length{" in generate_latest(registry)
         # When the broker stands still
         monkeypatch.setattr("app.metrics.celery_events.LENGTHS_S", 0.5)
-        freeze(server.identity.pid)
+        freeze(server.process.identity.pid)
         scraped = generate_latest(registry)
-        os.kill(server.identity.pid, signal.SIGCONT)
+        os.kill(server.process.identity.pid, signal.SIGCONT)
         # Then a scrape has all else without it
         assert b"celery_task_received_total" in scraped and b"celery_queue_length{" not in scraped
     finally:
