@@ -13,33 +13,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from concurrent.futures import Future
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tangram import giving
 from tangram.errors import ResultNotReady
 from tangram.giving import What
-from tangram.publisher import ControlRequest
 from tangram.results import Chunk
-from tangram.streams import OutputReader
+
+if TYPE_CHECKING:
+    from tangram.session import Session
 
 T = TypeVar("T")
-
-
-class Remote(Protocol):
-    """What a handle asks of the session that has submitted its action."""
-
-    @property
-    def streams(self) -> OutputReader:
-        """What reads the output of commands."""
-
-    def cancel_task(self, task_id: str) -> ControlRequest:
-        """Ask for the end of an action."""
-
-    def give(self, task_id: str, what: What) -> ControlRequest:
-        """Give a running command something."""
-
-    def wait_for(self, control: ControlRequest) -> None:
-        """Return once the broker has a message. Raises `StackUnreachable`."""
 
 
 class Handle(Generic[T]):
@@ -47,8 +31,8 @@ class Handle(Generic[T]):
 
     __slots__ = ("future", "id", "remote")
 
-    def __init__(self, task_id: str, future: Future[T], remote: Remote) -> None:
-        """Stand for the task `task_id`, whose end resolves `future`; all else is asked of `remote`."""
+    def __init__(self, task_id: str, future: Future[T], remote: Session) -> None:
+        """Stand for the task `task_id`, whose end resolves `future`; all else is asked of `remote`, the session that has submitted it."""
         self.id = task_id
         self.future = future
         self.remote = remote
