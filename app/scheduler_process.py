@@ -24,7 +24,7 @@ from app.journal.figures import observations
 from app.journal.leader import SCHEDULER_LEASE, Lease, holder_name
 from app.journal.retention import Pruning, Retention
 from app.journal.writing import LeaseLost, SqlJournal
-from app.reach import needed_for_metrics, require_broker, require_store
+from app.preconditions import needed_for_metrics, require_broker, require_store
 from app.services_file import ServicesFile, load_services_file
 from scheduler.learning.durations import Observation
 from scheduler.live.descriptions import service_spec
@@ -32,7 +32,7 @@ from scheduler.live.entries import Journal
 from scheduler.live.event_log import Setup
 from scheduler.live.service import Service
 from scheduler.model import Limits
-from scheduler.model.filled import filled
+from scheduler.model.copied import filled
 from tangram import clock
 from tangram.connection import find_addresses, open_store
 from tangram.errors import StackUnreachable

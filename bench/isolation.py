@@ -29,7 +29,7 @@ from workers.cpu.process import seccomp
 from workers.cpu.process.isolation import PROCESSES, SHARED_BYTES, Isolation
 from workers.cpu.process.namespace import MOST_TERMINALS
 from workers.cpu.process.sandbox import ProcessSandbox
-from workers.cpu.process.serving import PR_SET_NO_NEW_PRIVS, prctl
+from workers.cpu.process.socket_server import PR_SET_NO_NEW_PRIVS, prctl
 
 ISOLATIONS: dict[Isolation, str] = {
     "bubblewrap": "chosen by `auto` where bwrap works",

@@ -15,7 +15,7 @@ from tangram.settings import Settings
 if TYPE_CHECKING:
     from workers.api.requests import Requests
     from workers.cpu.abstract import Sandbox
-    from workers.cpu.giving import Giving
+    from workers.cpu.command_input import Giving
     from workers.cpu.streams import OutputStreams
     from workers.gpu.host import ServiceHost
     from workers.gpu.prefetch import Prefetch

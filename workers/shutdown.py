@@ -12,7 +12,7 @@
 | handing over | its beats say so; what the scheduler granted before it read one runs on | nothing runs: gone; SIGINT: leaving |
 | | | TANGRAM_HAND_OVER_S are over, or SIGTERM: gone |
 | gone | as after kill -9: environments and the commands in them wait for the next worker | no environment stands: |
-| | (`cpu/process/keeping.py`); all else that runs is lost | leaving, instead of it |
+| | (`cpu/process/handover.py`); all else that runs is lost | leaving, instead of it |
 | leaving | the scheduler is told that it leaves; what runs is stopped, environments are closed | |
 
 To a beat that says so, the scheduler answers `tangram.let_go`. This comes behind all that it has granted, so nothing is granted in vain.
@@ -37,7 +37,7 @@ from celery.apps.worker import Worker
 
 from tangram.blobs import Blobs
 from workers.node import Node
-from workers.sole import SoleName
+from workers.unique_name import SoleName
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from celery import signals
 
 from app.action_task import NodeRuntime, call_of
 from app.celery import app
-from app.reach import needed_for_metrics, require_broker, require_store
+from app.preconditions import needed_for_metrics, require_broker, require_store
 from app.runtime import runtime
 from app.services_file import ConfigError, ServicesFile, check_models, load_services_file
 from tangram.blobs import Blobs
@@ -37,16 +37,16 @@ from workers.consumer import queue_of
 from workers.context import ApiContext, CpuContext, GpuContext, provide
 from workers.cpu.abstract import Sandbox
 from workers.cpu.busy import BusyCores
+from workers.cpu.command_input import Giving
 from workers.cpu.cores import CoreMap
-from workers.cpu.giving import Giving
-from workers.cpu.memory.trial import allowed_now, grant_memory
+from workers.cpu.memory.pause_trial import allowed_now, grant_memory
 from workers.cpu.streams import OutputStreams
 from workers.cpu.topology import Topology
 from workers.cpu.weight import Means
 from workers.memory import MIB, usable_mb
 from workers.node import Node
 from workers.shutdown import NodeWorker, Shutdown
-from workers.sole import SoleName
+from workers.unique_name import SoleName
 
 Pool = Literal["cpu", "gpu", "api"]
 

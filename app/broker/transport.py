@@ -37,7 +37,7 @@ from app.broker.amqp_intake import HEARTBEAT_S, AmqpIntake, heartbeats
 from app.broker.messages import action_of, lying, request_of
 from app.broker.redis_intake import RedisIntake
 from app.broker.stored_ends import stored_end
-from app.shown import SHOWN_TTL_S
+from app.scheduler_document import SHOWN_TTL_S
 from scheduler.live.transport import Received
 from scheduler.model.events import StoredEnd
 from tangram import clock

@@ -19,7 +19,7 @@ from app.cli.consoles import Figures, make_console
 from app.cli.output import note, print_json
 from app.cli.state import open_journal
 from app.journal.status import NodeLeft, known_nodes, node_left
-from app.web.words import left_words, seconds
+from app.web.formats import left_words, seconds
 from tangram.errors import TangramError
 from tangram.session import Session
 from tangram.settings import Settings

@@ -48,7 +48,7 @@ def _scheduler(settings: Settings) -> str:
 
 def _worker(process: ProcessKind, settings: Settings) -> str:
     from app.celery import make_app
-    from app.reach import require_broker
+    from app.preconditions import require_broker
 
     host = socket.gethostname()
     workers = [f"{node}@{host}" for node in _nodes(process, settings, host)]  # as Celery calls them

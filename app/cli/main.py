@@ -18,12 +18,12 @@ from typing import Annotated, NoReturn
 import typer
 from pydantic import ValidationError
 
-from app.cli import keeping, looking, planning, replaying, running
+from app.cli import administration, inspection, planning, replaying, running
 from app.cli.common import app
 from tangram.errors import TangramError
 from tangram.settings import Settings
 
-COMMANDS = (running, looking, replaying, planning, keeping)
+COMMANDS = (running, inspection, replaying, planning, administration)
 """The modules that have added their commands to `app`."""
 
 ClickException: type[Exception] = typer.BadParameter.__mro__[2]

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 from app.cli.consoles import Figures, figures_table, make_console
-from app.web.words import node_state
+from app.web.formats import node_state
 
 if TYPE_CHECKING:
     # They come with SQLAlchemy or the simulator, which most commands and every worker can do without.

@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from app.cli.consoles import Figures, figures_table, make_console
 from app.cli.output import print_json
-from app.web.words import counted
+from app.web.formats import counted
 
 if TYPE_CHECKING:
     from app.planning.cases import Case

@@ -168,7 +168,7 @@ def export(
 
     The trace replays. It has no commands, since the journal keeps none.
     """
-    from app.cli.chosen import chosen
+    from app.cli.run_selection import chosen
     from app.journal.history import declarations
     from app.replay.export import export as make_trace
     from app.services_file import load_services_file

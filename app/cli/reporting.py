@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.cli.chosen import chosen
+from app.cli.run_selection import chosen
 from app.report.comparison import compare
 from app.report.subject import Subject, read_subject
 from scheduler.sim.no_collections import no_collections

@@ -164,7 +164,7 @@ def metrics() -> None:
     It counts the events of Celery's workers, at TANGRAM_METRICS_PORT.
     """
     from app.celery import make_app
-    from app.reach import needed_for_metrics, require_broker
+    from app.preconditions import needed_for_metrics, require_broker
 
     log_to_stderr()
     settings = Settings()

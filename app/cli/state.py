@@ -15,7 +15,7 @@ from app.journal.overview import Document, Present, overview, read_present
 from app.journal.recent import Recent
 from app.journal.runs import load_run
 from app.journal.status import status
-from app.shown import problem_of, read_shown, silences_of
+from app.scheduler_document import problem_of, read_shown, silences_of
 from scheduler.learning.durations import Observation
 from tangram.connection import find_addresses, open_store
 from tangram.errors import StackUnreachable, TangramError

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from app.cli.consoles import Figures, make_console
 from app.web.attention import notices
-from app.web.words import node_state, number, percent, quota_state, seconds
+from app.web.formats import node_state, number, percent, quota_state, seconds
 
 _MOST_ROWS = 8
 _BAR = 30

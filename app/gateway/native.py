@@ -21,7 +21,7 @@ from app.gateway.errors import NotFound
 from app.gateway.records import Record, name_key
 from app.gateway.services import as_many
 from app.gateway.shape import plain_answer, shape_router
-from app.gateway.stored import stored_result
+from app.gateway.stored_results import stored_result
 from tangram import calls as words
 from tangram.ends import fault_of
 from tangram.errors import ActionError

@@ -36,7 +36,7 @@ from app.gateway.rex_dialogue import Dialogue
 from app.gateway.rex_errors import non_zero, of_arguments, of_file, swerex_error
 from app.gateway.rex_programs import INTERRUPTED_CODE, LEAST_INTERRUPT_S, PROMPT
 from app.gateway.sessions import Caller, digest
-from app.gateway.stored import stored_result
+from app.gateway.stored_results import stored_result
 from tangram import calls as words
 from tangram import giving
 from tangram.action import Action, command_class

@@ -42,8 +42,8 @@ from app.gateway import (
     teachers,
 )
 from app.gateway.access import Access
+from app.gateway.connection_limits import BoundedHeads
 from app.gateway.context import Gateway, GatewayOf
-from app.gateway.heads import BoundedHeads
 from app.gateway.reference import describe
 from app.gateway.shape import CAUSE_HEADER, of_http
 from app.journal.database import open_latest

@@ -21,7 +21,7 @@ from sqlalchemy import Connection, Engine, Row, func, select
 
 from app.journal.database import snapshot
 from app.journal.models import RUNNING, Action, Environment, table
-from scheduler.model.filled import filled
+from scheduler.model.copied import filled
 
 SILENCE_S: Final = 10.0
 """Silence of a client from which on its environments count as orphans: it misses five signs of life."""

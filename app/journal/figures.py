@@ -29,7 +29,7 @@ from app.journal.models import (
 from app.journal.rollup import HOUR_S, PARTS, ActionFigures, merged_mean, merged_summary
 from app.journal.runs import RunRecord
 from scheduler.learning.durations import MEASURED, Observation
-from scheduler.model.filled import filled
+from scheduler.model.copied import filled
 from scheduler.model.lifecycle import ACTION
 from scheduler.model.stats import Summary
 from tangram.action import CELLS, CORES

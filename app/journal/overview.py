@@ -1,7 +1,7 @@
 """The cluster now, on one page: what is granted, used and idle, what waits, which job loses actions to us, which node is sick.
 
 `read_present` asks the journal a few questions that all go over indexes of what has not ended. `overview` puts the answers together
-with what ended lately (`recent.py`) and with what the scheduler shows of itself (`scheduler/live/showing.py`). Nothing is written here.
+with what ended lately (`recent.py`) and with what the scheduler shows of itself (`scheduler/live/document.py`). Nothing is written here.
 The keys of the document are described in docs/operating.md.
 """
 
@@ -20,7 +20,7 @@ from app.journal.models import ABSENT, NODE_UP, RUNNING, WAITING, Action, AnyRow
 from app.journal.recent import Recent, Tally
 from app.journal.unfinished import set_aside
 from scheduler.live.entries import SetAside
-from scheduler.model.filled import filled
+from scheduler.model.copied import filled
 from tangram.action import CELLS, CORES
 
 _FIGURES = (

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, func, select
 
 from app.journal.models import Action
 from app.journal.rollup import PARTS
-from scheduler.model.filled import filled
+from scheduler.model.copied import filled
 
 WINDOW_S: Final = 3600
 """Seconds back that `Recent` knows."""

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Engine, Row, insert, select, update
 
 from app.journal.database import DatabaseError, database_errors, writing
 from app.journal.models import Run, table
-from scheduler.model.filled import filled
+from scheduler.model.copied import filled
 
 RUNS = table(Run)
 

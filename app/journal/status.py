@@ -30,7 +30,7 @@ from app.journal.models import (
 )
 from app.journal.unfinished import set_aside
 from scheduler.live.entries import SetAside
-from scheduler.model.filled import filled
+from scheduler.model.copied import filled
 from scheduler.model.lifecycle import NODE_HELD
 from tangram.action import CELLS
 from tangram.ends import fault_of

@@ -18,7 +18,7 @@ from app.journal.models import (
     header_of,
     table,
 )
-from scheduler.core.gone import REMEMBERED
+from scheduler.core.gone_environments import REMEMBERED
 from scheduler.live.entries import (
     ActionGranted,
     EnvironmentChanged,
@@ -30,8 +30,8 @@ from scheduler.live.entries import (
     UnpublishedEnd,
 )
 from scheduler.live.poison import FAILURES_ALLOWED
+from scheduler.model.copied import filled
 from scheduler.model.events import EnvironmentGone
-from scheduler.model.filled import filled
 from scheduler.model.lifecycle import ENVIRONMENT, NODE_HELD
 from tangram import clock
 

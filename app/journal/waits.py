@@ -1,7 +1,7 @@
 """What one waiting action waits for, or one in the background, and who holds that.
 
 Only facts are stated: what the action needs, how much of it there is, and which running actions hold it. The action's place in its queue is
-the one that the scheduler shows (`scheduler/live/showing.py`). Nothing is guessed: a reason that can be seen neither in the journal nor
+the one that the scheduler shows (`scheduler/live/document.py`). Nothing is guessed: a reason that can be seen neither in the journal nor
 in what the scheduler shows is not made up. Some actions wait for another one: the opening of their environment, or an earlier command of
 their shell session. These lead to it.
 """

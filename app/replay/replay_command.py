@@ -21,7 +21,7 @@ from app.journal.runs import finish_run, start_run
 from app.journal.status import status
 from app.local import stack
 from app.local.processes import wait_until
-from app.reach import require_store
+from app.preconditions import require_store
 from app.replay.live_trainer import Journaled, LiveReplay, LiveRun, with_journal
 from app.replay.outside_api import API_HOST, OutsideApi
 from app.replay.traces import limits_of

@@ -33,7 +33,7 @@ from app.replay.trace_lines import (
     validated,
 )
 from scheduler.model import QuotaSpec, ServiceSpec
-from scheduler.model.filled import filled
+from scheduler.model.copied import filled
 from scheduler.quotas.account import clash
 from scheduler.sim.trace import Step, Trace, TraceAction, Trajectory
 from tangram.elasticity import Amdahl, Elasticity, Table, check_units, make_curve

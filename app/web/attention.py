@@ -9,7 +9,7 @@ from typing import Final, Literal
 from urllib.parse import urlencode
 
 from app.journal.overview import Document
-from app.web.words import address, counted, draining, number, seconds
+from app.web.formats import address, counted, draining, number, seconds
 
 LONG_WAIT_S: Final = 60.0
 SILENT_S: Final = 5.0

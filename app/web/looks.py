@@ -22,7 +22,7 @@ from app.journal.database import DatabaseError, snapshot
 from app.journal.lanes import Lanes
 from app.journal.overview import Document, overview, read_present
 from app.journal.recent import Recent
-from app.shown import problem_of, read_shown, silences_of
+from app.scheduler_document import problem_of, read_shown, silences_of
 from app.web.attention import Attention, Notice, notices
 
 INTERVAL_S: Final = 1.0

@@ -34,8 +34,8 @@ from app.journal.listing import (
     sort_of,
 )
 from app.journal.waits import share_words
+from app.web.formats import address, clock, counted, draining, megabytes, number, percent, quota_state, seconds, state_class
 from app.web.looks import LOOKING_FRACTION, Look, Looks
-from app.web.words import address, clock, counted, draining, megabytes, number, percent, quota_state, seconds, state_class
 from tangram.ends import CAUSES
 
 router = APIRouter()

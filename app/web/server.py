@@ -6,7 +6,7 @@
 | `/machines`, `/machines/plan`, `/api/machines` | how many machines (`machines.py`) |
 | `/events` | a server-sent event for each new look |
 | `/api/overview`, `/api/timeline` | JSON (`feeds.py`) |
-| `/actions/ID/cancel`, `/environments/ID/close` | what a person may do, with the token (`acting.py`) |
+| `/actions/ID/cancel`, `/environments/ID/close` | what a person may do, with the token (`operations.py`) |
 | `/nodes/NAME/drain`, `/nodes/NAME/undrain` | likewise |
 | `/static/…` | style and scripts |
 | `/ready` | 200 while the journal can be read, else 503 |
@@ -36,9 +36,9 @@ from app.journal.database import open_latest
 from app.metrics import exposition
 from app.metrics.families import histogram
 from app.metrics.loop_lag import watch_loop
-from app.web import acting, feeds, machines, pages
-from app.web.acting import Actor
+from app.web import feeds, machines, operations, pages
 from app.web.looks import Looks
+from app.web.operations import Actor
 from app.web.pages import Pages
 from tangram.connection import find_addresses, open_store
 from tangram.settings import Settings
@@ -100,7 +100,7 @@ def make_app(settings: Settings, database_url: str, hosts: Sequence[str] = ("*",
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
     app.add_middleware(Headers)
     app.mount("/static", StaticFiles(directory=Path(__file__).parent / "static"))
-    for part in (feeds.router, acting.router, machines.router, pages.router):
+    for part in (feeds.router, operations.router, machines.router, pages.router):
         app.include_router(part)
     app.add_exception_handler(404, pages.not_found)
     app.add_exception_handler(RequestValidationError, pages.not_understood)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from scheduler.core.gone import GoneEnvironments
+from scheduler.core.gone_environments import GoneEnvironments
 from scheduler.core.pools import Pools
 from scheduler.model import Environment
 from scheduler.model.state import State

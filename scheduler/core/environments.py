@@ -24,7 +24,7 @@ from __future__ import annotations
 from typing import Final, Literal
 
 from scheduler.core.ends import Ends
-from scheduler.core.gone import GoneEnvironments
+from scheduler.core.gone_environments import GoneEnvironments
 from scheduler.core.leases import Leases
 from scheduler.core.memory import Memory
 from scheduler.core.open_order import OpenOrder

@@ -120,7 +120,7 @@ class MemoryBooks:
         return node.spec.grants_memory and self._state.rules.grants_memory
 
     def shown(self, name: str, now: float) -> dict[str, Any] | None:
-        """Return what `scheduler/live/showing.py` says of a node's memory; None where limits are booked."""
+        """Return what `scheduler/live/document.py` says of a node's memory; None where limits are booked."""
         memory = self.nodes.get(name)
         if memory is None:
             return None

@@ -27,10 +27,10 @@ from scheduler.live.entries import (
     NodeDraining,
     UnpublishedEnd,
 )
-from scheduler.live.giving import Giving
+from scheduler.live.input_relay import Giving
 from scheduler.live.transport import Received, Transport
 from scheduler.model import Evicted, Grant, commands
-from scheduler.model.filled import filled
+from scheduler.model.copied import filled
 from scheduler.model.lifecycle import ACTION, ENVIRONMENT, NODE, NODE_HELD, ActionState, EnvironmentState, NodeState
 from scheduler.quotas.answers import may_wait_again
 from tangram.action import Action

@@ -28,6 +28,7 @@ from scheduler.core.core import Core
 from scheduler.live import poison, reports
 from scheduler.live.clients import Clients
 from scheduler.live.command_executor import REMEMBERED_ENDS, CommandExecutor
+from scheduler.live.document import queues_and_shares
 from scheduler.live.entries import (
     EnvironmentChanged,
     Journal,
@@ -42,11 +43,10 @@ from scheduler.live.heartbeats import HOUSEKEEPING_S, Heartbeats
 from scheduler.live.observer import Nobody, Observer
 from scheduler.live.poison import CoreBroken, Quarantine
 from scheduler.live.requests import Requests
-from scheduler.live.showing import queues_and_shares
 from scheduler.live.submissions import UNREADABLE, action_of, blobs_of, blobs_of_kept, is_repeated, submitted_at
 from scheduler.live.transport import Received, Transport
 from scheduler.model import Grant, commands, events
-from scheduler.model.filled import filled
+from scheduler.model.copied import filled
 from scheduler.model.lifecycle import ENVIRONMENT, NODE, End, InvalidTransition
 from scheduler.model.stats import summary
 from tangram.action import Action

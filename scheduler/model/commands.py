@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from scheduler.model import Environment, Evicted, Grant
-from scheduler.model.filled import filled
+from scheduler.model.copied import filled
 from scheduler.model.lifecycle import End, EnvironmentState, NodeState
 
 CANCELLED: Final = "cancelled"

@@ -13,7 +13,7 @@ from redis import RedisError
 from app.action_task import Call
 from app.broker.transport import KombuTransport
 from app.local.processes import wait_until
-from app.shown import SHOWN_TTL_S, read_shown
+from app.scheduler_document import SHOWN_TTL_S, read_shown
 from scheduler.model.events import StoredEnd
 from tangram import Action, ActionCancelled, ActionFailed, ActionLost
 from tangram.blobs import Blobs

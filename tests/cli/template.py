@@ -58,7 +58,7 @@ MODULES = (
     "app.journal.leader",
     "app.journal.retention",
     "app.local.stack",
-    "app.reach",
+    "app.preconditions",
     "app.replay.record_command",
     "app.replay.replay_command",
     "scheduler.live.service",

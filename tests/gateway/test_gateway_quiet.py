@@ -12,7 +12,7 @@ pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
 import uvicorn
 from uvicorn.server import ServerState
 
-from app.gateway.heads import BoundedHeads
+from app.gateway.connection_limits import BoundedHeads
 
 HEAD = b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n"
 QUIET_S = 8.0

@@ -11,7 +11,7 @@ import pytest
 from app.broker.memory_store import MemoryBroker, MemoryStore
 from app.services_file import ConfigError
 from tangram.wire import NODE_KEY_PREFIX
-from workers.sole import SoleName
+from workers.unique_name import SoleName
 
 BEAT_S, LONG_S = 0.05, 60.0
 """A worker with long beats holds its name however late its thread is, and no beat is under way as it gives the name back."""
@@ -43,7 +43,7 @@ def test_the_name_of_a_killed_worker_is_free_at_once_on_its_host_and_after_three
     store = MemoryStore(MemoryBroker())
     # Given a process that held the name, and is killed
     script = (
-        "from app.broker.memory_store import *; from workers.sole import SoleName; s = MemoryStore(MemoryBroker());"
+        "from app.broker.memory_store import *; from workers.unique_name import SoleName; s = MemoryStore(MemoryBroker());"
         "SoleName(s, 'n', 9.0).take(); print(s.get('tangram-node-n').decode())"
     )
     left = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
@@ -69,7 +69,7 @@ def test_a_worker_that_is_held_up_as_it_asks_is_not_refused_a_name_that_is_free_
 
 def test_a_worker_that_did_not_run_while_another_took_its_name_ends_at_once() -> None:
     script = (
-        "import time; from app.broker.memory_store import *; from workers.sole import SoleName; s = MemoryStore(MemoryBroker());"
+        "import time; from app.broker.memory_store import *; from workers.unique_name import SoleName; s = MemoryStore(MemoryBroker());"
         "SoleName(s, 'n', 0.05).take(); s.set('tangram-node-n', 'elsewhere 7 other'); time.sleep(60)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

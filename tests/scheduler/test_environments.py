@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.core.gone import REMEMBERED
+from scheduler.core.gone_environments import REMEMBERED
 from scheduler.model import QuotaSpec, commands, events
 
 

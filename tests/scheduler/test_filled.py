@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from scheduler.model.filled import filled
+from scheduler.model.copied import filled
 
 
 @dataclass

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from scheduler.live import giving
+from scheduler.live import input_relay
 from tangram.wire import GRANT_HEADER, node_queue
 
 from .test_reports import Live, finished
@@ -81,7 +81,7 @@ def test_only_the_client_or_the_job_of_a_command_reaches_it(live: Given, who: tu
 
 
 def test_what_is_kept_is_bounded_and_has_no_gap(live: Given, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(giving, "MOST_BYTES", 3000)
+    monkeypatch.setattr(input_relay, "MOST_BYTES", 3000)
     for number, size in ((1, 1000), (2, 2000), (3, 4)):
         live.give("waits", number, data="x" * size)
     live.told(finished("runs"))

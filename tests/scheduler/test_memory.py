@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from scheduler.core.memory import SHORT_S, STEP_MB
 from scheduler.learning.holdings import MOST_JOBS, UNKNOWN_MB, Holdings
-from scheduler.live.showing import queues_and_shares
+from scheduler.live.document import queues_and_shares
 from scheduler.model import commands, events
 from scheduler.policies import make_policy
 from scheduler.sim.cluster import Cluster

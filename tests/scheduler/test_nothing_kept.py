@@ -26,5 +26,5 @@ def test_actions_that_have_ended_are_not_kept(world: Any, cores: tuple[int, ...]
     # When everything has ended but the long one
     gc.collect()
     # Then not one in ten of them is still there
-    kept = sum(isinstance(one, Running) and one.waiting.id.startswith("a") for one in gc.get_objects())
+    kept = sum(type(one) is Running and one.waiting.id.startswith("a") for one in gc.get_objects())
     assert kept < 200

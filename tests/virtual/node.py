@@ -26,8 +26,8 @@ from tests.virtual.sandbox import Claim, Ledger, VirtualEnvironment, VirtualSand
 from workers.context import CpuContext, provide
 from workers.control import this_node
 from workers.cpu import tasks
-from workers.cpu.giving import Giving
-from workers.cpu.memory.trial import allowed_now
+from workers.cpu.command_input import Giving
+from workers.cpu.memory.pause_trial import allowed_now
 from workers.cpu.streams import OutputStreams
 from workers.node import Node, Try
 from workers.start import describe

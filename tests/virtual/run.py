@@ -24,7 +24,7 @@ from app.celery import configuration
 from app.journal import unfinished
 from app.journal.database import DatabaseError
 from app.journal.leader import SCHEDULER_LEASE
-from app.reach import require_broker
+from app.preconditions import require_broker
 from app.scheduler_process import Scheduler
 from scheduler.learning import holdings
 from scheduler.live.entries import Journal

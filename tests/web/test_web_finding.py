@@ -10,9 +10,9 @@ from urllib.parse import quote
 import pytest
 
 from app.local.redis_server import RedisServer
-from app.shown import SHOWN_TTL_S
+from app.scheduler_document import SHOWN_TTL_S
 from app.web.attention import RESOLVED_S, Attention, notices
-from app.web.words import clock
+from app.web.formats import clock
 from scheduler.live.entries import NodeChanged, NodeDraining
 from tangram.connection import open_store
 from tangram.life_signs import LONGEST_SILENCE_S

@@ -29,7 +29,7 @@ from app.journal.lanes import Lanes
 from app.journal.overview import read_present
 from app.local.processes import wait_until
 from app.local.redis_server import RedisServer
-from app.shown import SHOWN_TTL_S, read_shown
+from app.scheduler_document import SHOWN_TTL_S, read_shown
 from app.web.attention import notices
 from app.web.looks import Looks
 from scheduler.live.entries import ActionGranted, ActionReceived, ActionResized, NodeChanged, NodeDraining

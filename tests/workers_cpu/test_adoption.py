@@ -18,10 +18,10 @@ import pytest
 
 from app.local.kept import SOCKET, end_kept
 from workers.cpu.abstract import ExecRequest
-from workers.cpu.memory.trial import Memory
+from workers.cpu.memory.pause_trial import Memory
 from workers.cpu.process.groups import find_groups
+from workers.cpu.process.handover import VERSION
 from workers.cpu.process.isolation import IsolationChoice
-from workers.cpu.process.keeping import VERSION
 from workers.cpu.process.limits import ProcessLimits
 from workers.cpu.process.sandbox import ProcessSandbox
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tangram import InvalidAction
 from tangram.wire import GIVEN_BYTES
 from workers.cpu.abstract import Data, EndOfInput, Given, Signal, WindowSize
-from workers.cpu.giving import MOST_EARLY, Giving, parse
+from workers.cpu.command_input import MOST_EARLY, Giving, parse
 
 
 def words(data: bytes) -> list[str]:

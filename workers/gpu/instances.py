@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from app.services_file import ServiceConfig
-from scheduler.model.filled import filled
+from scheduler.model.copied import filled
 from scheduler.model.lifecycle import ServiceState
 from tangram.wire import WireEvicted, WireInstance
 from workers.gpu.engines.abstract import Engine

@@ -24,7 +24,7 @@ from pydantic import AliasChoices, AliasPath, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from app.replay.trace_lines import AnyLine, TraceError, shown, unreadable, validated
-from scheduler.model.filled import filled
+from scheduler.model.copied import filled
 
 NANO = 10**9
 

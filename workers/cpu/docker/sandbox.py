@@ -59,7 +59,7 @@ from workers.cpu.errors import (
 )
 from workers.cpu.leftovers import Leftovers
 from workers.cpu.memory.allowance import Allowance
-from workers.cpu.memory.trial import BY_LIMIT, Memory, problem_of
+from workers.cpu.memory.pause_trial import BY_LIMIT, Memory, problem_of
 from workers.cpu.memory.watcher import Watcher
 from workers.cpu.opening import Opening
 from workers.cpu.shell.output import Drain

@@ -1,4 +1,4 @@
-"""A worker goes on with the environments that the worker before it has left; `keeping.py` says how they outlived that.
+"""A worker goes on with the environments that the worker before it has left; `handover.py` says how they outlived that.
 
 | an environment                                               | is                             |
 |--------------------------------------------------------------|--------------------------------|
@@ -36,8 +36,8 @@ from workers.cpu.process import tree
 from workers.cpu.process.backend import ProcessBackend, ProcessBackends
 from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.fork_client import close
+from workers.cpu.process.handover import STREAMS, End, Kept
 from workers.cpu.process.isolation import Folders
-from workers.cpu.process.keeping import STREAMS, End, Kept
 from workers.cpu.shell.backend import Exited, Gone, HungUp
 from workers.cpu.shell.left_run import LeftRun, Shell
 from workers.cpu.shell.output import Drain

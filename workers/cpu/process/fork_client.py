@@ -18,7 +18,7 @@ from workers.cpu.errors import SessionUnavailable
 from workers.cpu.ports.loopback import LOOPBACKS
 from workers.cpu.process import tree
 from workers.cpu.process.fork_server import MADE
-from workers.cpu.process.keeping import Kept, listen
+from workers.cpu.process.handover import Kept, listen
 
 STOP_LIMIT_S, ANSWER_LIMIT_S = 15.0, 60.0
 SOCKETS_LIMIT_S = 10.0
@@ -112,7 +112,7 @@ class ForkClient:
         return self._base is not None and self._keep_s > 0
 
     def keep(self, environment: str, control: str, descriptors: Mapping[str, int]) -> None:
-        """Have descriptors of a session kept open for a successor, by name; see `keeping.py`."""
+        """Have descriptors of a session kept open for a successor, by name; see `handover.py`."""
         asked = {"keep": environment, "control": control, "names": list(descriptors)}
         with self._lock, contextlib.suppress(OSError):
             if self._channel is not None:

@@ -3,7 +3,7 @@
 Run as `python -m workers.cpu.process.fork_server <keep_s> <listener> <lock> <freezer>`, with a SOCK_SEQPACKET socket of Unix as standard
 input. The
 descriptor `lock` is held by this process and the supervisors while they live, but by no command. On `listener` comes the next worker,
-within `keep_s` seconds after this one has died; with 0 there is none, see `keeping.py`. Where there is no such descriptor, it is -1. The
+within `keep_s` seconds after this one has died; with 0 there is none, see `handover.py`. Where there is no such descriptor, it is -1. The
 freezers of environments begin with `freezer`, which may be empty.
 
     worker ── fork server ── supervisor (one a session) ── shell ── the commands
@@ -53,10 +53,10 @@ from typing import Any, NoReturn
 from workers.cpu.control_files import is_removed, thaw
 from workers.cpu.ports.loopback import make_sockets
 from workers.cpu.process import seccomp, tree
-from workers.cpu.process.keeping import MOST_KEPT, VERSION, End, ends_of, hand_over, welcome, written_to
+from workers.cpu.process.handover import MOST_KEPT, VERSION, End, ends_of, hand_over, welcome, written_to
 from workers.cpu.process.members import Members, kill
 from workers.cpu.process.namespace import become_bwrap, enter, enter_network
-from workers.cpu.process.serving import PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, Wakeup, end_first, prctl, rename, serve
+from workers.cpu.process.socket_server import PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, Wakeup, end_first, prctl, rename, serve
 from workers.cpu.process.supervisor import CLOSE_GRACE_S, Supervisor
 from workers.cpu.process.view import become_holder
 

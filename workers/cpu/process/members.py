@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from workers.cpu.process import tree
-from workers.cpu.process.serving import Wakeup
+from workers.cpu.process.socket_server import Wakeup
 
 KILL_LIMIT_S = 10.0
 """After this time, what still lives is stuck in the kernel, and a kill gives up."""

@@ -45,7 +45,7 @@ from workers.cpu.errors import EnvironmentExists, EnvironmentGone, ImageUnsuppor
 from workers.cpu.files import HostFiles, RegularFiles, RootedFiles
 from workers.cpu.leftovers import Leftovers
 from workers.cpu.memory.allowance import Allowance
-from workers.cpu.memory.trial import BY_LIMIT, NO_GROUPS, Memory, problem_of
+from workers.cpu.memory.pause_trial import BY_LIMIT, NO_GROUPS, Memory, problem_of
 from workers.cpu.memory.watcher import Watcher
 from workers.cpu.opening import Opening
 from workers.cpu.process import seccomp
@@ -56,6 +56,7 @@ from workers.cpu.process.background import background_of
 from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.fork_client import ForkClient
 from workers.cpu.process.groups import Groups, MemoryGroup, find_groups
+from workers.cpu.process.handover import take_over
 from workers.cpu.process.isolation import (
     CONTROL,
     HOME,
@@ -71,7 +72,6 @@ from workers.cpu.process.isolation import (
     find_bubblewrap,
     view_for,
 )
-from workers.cpu.process.keeping import take_over
 from workers.cpu.process.limits import ProcessLimits
 from workers.cpu.process.programs import path_of_commands
 from workers.cpu.process.users import Users, find_users

@@ -42,7 +42,7 @@ from typing import Any, NoReturn
 from workers.cpu.process import tree
 from workers.cpu.process.members import Members, kill
 from workers.cpu.process.namespace import reset_signals
-from workers.cpu.process.serving import (
+from workers.cpu.process.socket_server import (
     PR_SET_CHILD_SUBREAPER,
     PR_SET_NO_NEW_PRIVS,
     PR_SET_PDEATHSIG,

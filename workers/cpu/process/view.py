@@ -37,7 +37,7 @@ from workers.cpu.libc import (
 )
 from workers.cpu.process import seccomp
 from workers.cpu.process.namespace import CLONE_NEWUSER, PAUSE, TERMINALS, USER_ID, give_up_capabilities, share_with, speak_through
-from workers.cpu.process.serving import PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, prctl
+from workers.cpu.process.socket_server import PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, prctl
 
 OTHERS = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x20000000 | 0x40000000
 """Mounts, control groups, host name, IPC, processes, network."""

@@ -31,7 +31,7 @@ from workers.cpu.shell.dialect import REFUSALS
 from workers.cpu.shell.grants import Grants
 from workers.cpu.shell.left_run import LeftRun, Shell
 from workers.cpu.shell.run import KILLED, NEVER, Run
-from workers.cpu.shell.run_parts import Hooks, NotBegun
+from workers.cpu.shell.run_types import Hooks, NotBegun
 from workers.cpu.shell.session import QueueEntry, Session
 
 log = logging.getLogger(__name__)

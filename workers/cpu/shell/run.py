@@ -23,7 +23,7 @@ from workers.cpu.shell.backend import Event, Exited, Gone, HungUp, Meter
 from workers.cpu.shell.dialect import REFUSALS, refusal
 from workers.cpu.shell.left_run import LeftRun, Shell
 from workers.cpu.shell.output import Capture
-from workers.cpu.shell.run_parts import Ending, Hooks, NotBegun, both_ends, waits_in
+from workers.cpu.shell.run_types import Ending, Hooks, NotBegun, both_ends, waits_in
 from workers.cpu.shell.session import Session
 from workers.cpu.shell.streams import CommandStreams
 from workers.cpu.shell.terminal import INTERRUPT

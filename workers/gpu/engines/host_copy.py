@@ -24,8 +24,8 @@ from pathlib import Path
 import torch
 
 from workers.gpu.engines.pinned import PinnedBlock
+from workers.gpu.engines.safetensors_files import read_at
 from workers.gpu.engines.side_streams import SideStreams
-from workers.gpu.engines.stored import read_at
 
 _IO = 64 << 20
 

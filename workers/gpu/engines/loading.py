@@ -35,7 +35,7 @@ from transformers.utils import logging as transformers_logging
 from app.services_file import ConfigError, DeclaredDtype, Dtype, model_problem
 from workers.gpu.engines.abstract import Task
 from workers.gpu.engines.checkpoint import end_ids, resolve_dtype, weight_files
-from workers.gpu.engines.stored import Stored, stored_tensors
+from workers.gpu.engines.safetensors_files import Stored, stored_tensors
 from workers.gpu.engines.weights import Layout
 from workers.gpu.errors import one_line
 

@@ -35,7 +35,7 @@ def silences_of(store: Redis, present: Present) -> dict[str, float | None]:
 
 
 def read_shown(store: Redis) -> dict[str, Any] | None:
-    """Return the scheduler's document (`scheduler/live/showing.py`); None where none shows itself. Raises `RedisError`.
+    """Return the scheduler's document (`scheduler/live/document.py`); None where none shows itself. Raises `RedisError`.
 
     `shown_ago_s` says how old it is by the clock of the result store, so that clocks of hosts do not matter.
     """
