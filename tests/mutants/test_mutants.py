@@ -76,3 +76,8 @@ def test_tests_that_fail_without_a_defect_say_nothing_of_one(tree: Path) -> None
     (tree / "product.py").write_text(PRODUCT.replace(MAX, MIN))
     with pytest.raises(RuntimeError, match="test_the_largest"):
         try_all(read(tree, ["killed"]), tree, 1, lambda outcome: None)
+
+
+def test_the_text_of_each_defect_of_this_tree_stands_once_in_its_file() -> None:
+    root = Path(__file__).parents[2]
+    assert [mutant.name for mutant in read(Path(__file__).parent) if (root / mutant.file).read_text().count(mutant.old) != 1] == []
