@@ -71,7 +71,7 @@ $(STAMP): pyproject.toml tangram/pyproject.toml constraints.txt
 install: $(STAMP)
 
 demo: $(STAMP)
-	@$(BIN)/tangram demo $(if $(SPEED),--speed $(SPEED))
+	@$(BIN)/tangram demo $(if $(DEMO_SPEED),--speed $(DEMO_SPEED)) $(if $(CI),--once)
 
 # More processes of tests than there are cores, since much of it is waiting, and six at most.
 AT_ONCE = $$($(BIN)/python -c 'import os; print(min(6, os.cpu_count() + 3))')

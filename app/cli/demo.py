@@ -50,8 +50,10 @@ def run_demo(
     speed: float,
     progress: Progress,
     say: Callable[[str], None],
+    *,
+    once: bool = False,
 ) -> DemoResult:
-    """Run both replays and compare them.
+    """Run both replays and compare them; `once` makes no second pair of them.
 
     Without torch the models are stand-ins, whose answers take as long as the recorded ones. Without the extra `report` there is no page.
     """
@@ -77,13 +79,13 @@ def run_demo(
         machine = {"wall_s": wall_s, "others_cores": (busy_elsewhere_s() - busy_before) / wall_s}
         return {**result.document, **_core_seconds(result.database_url, result.run_id), **machine}
 
-    return _compare(pair_of(replay, say), state_dir, page)
+    return _compare(pair_of(replay, say, once=once), state_dir, page)
 
 
-def pair_of(replay: Callable[[str, str], dict[str, Any]], say: Callable[[str], None]) -> dict[str, dict[str, Any]]:
+def pair_of(replay: Callable[[str, str], dict[str, Any]], say: Callable[[str], None], *, once: bool = False) -> dict[str, dict[str, Any]]:
     """Return the figures of both policies. `replay` makes those of one, in a folder of this name."""
     found = {policy: replay(policy, policy.replace(":", "-")) for policy in POLICIES}
-    if _others(found) <= MOST_OTHERS * cores_here():
+    if once or _others(found) <= MOST_OTHERS * cores_here():
         return found
     say(f"other programs kept {_others(found):.1f} of {cores_here()} cores busy; both again, in the other order …")
     again = {policy: replay(policy, f"{policy.replace(':', '-')}-again") for policy in reversed(POLICIES)}
@@ -163,7 +165,7 @@ def _compare(found: dict[str, dict[str, Any]], state_dir: Path, page: Path | Non
     verdict = f"Compared with {POLICIES[0]}, {POLICIES[1]} has a mean ACT {act}, a step {step}, and {cores} core-seconds reserved."
     others, all_cores = _others(found), cores_here()
     if others > MOST_OTHERS * all_cores:
-        busy = f"other programs kept {others:.1f} of {all_cores} cores busy in this pair of runs, the calmer of two"
+        busy = f"other programs kept {others:.1f} of {all_cores} cores busy in this pair of runs"
         verdict += f" But {busy}, so these figures say little: repeat it when they are idle."
     figures = state_dir / "report.json"
     figures.write_text(json.dumps(found, indent=2), encoding="utf-8")

@@ -124,6 +124,7 @@ def _lived(trace: Trace, path: Path, each: Sequence[ReplayOptions], *, apart: bo
 def demo(
     state_dir: Annotated[Path, typer.Option(help="Folder for the demo's models, SQLite files, logs and report.")] = Path(".tangram/demo"),
     speed: Annotated[float, typer.Option(help="Think times are divided by this.")] = 4.0,
+    once: Annotated[bool, typer.Option("--once", help="Run one pair, however busy other programs keep the machine.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare two policies live.
@@ -134,7 +135,7 @@ def demo(
 
     if not 0 < speed < float("inf"):
         raise InvalidAction("--speed", f"must be above 0, not {speed}")
-    result = run_demo(state_dir, speed, output.progress_bar, output.note)
+    result = run_demo(state_dir, speed, output.progress_bar, output.note, once=once)
     output.show_demo(result, as_json=as_json)
 
 
