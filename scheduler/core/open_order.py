@@ -147,7 +147,8 @@ class OpenOrder:
 
     def ended_well(self, node: Node) -> None:
         """Note that an environment of a node has been closed."""
-        node.rest_s = 0.0
+        if node.rests_for[0] == "death":
+            node.rest_s = 0.0
 
     def next_end_of_rest(self, now: float) -> float | None:
         """Return when the next node has rested; None if no node rests."""

@@ -135,6 +135,17 @@ def test_where_all_nodes_rest_opens_wait_for_the_first_that_has_rested(world: An
     assert [one.reason for one in w.of(commands.Requeue)] == [f"node n{number} could not open it: its disk is full" for number in (0, 1)]
 
 
+def test_an_environment_that_is_closed_says_nothing_of_the_next_open_there(world: Any) -> None:
+    # Given a node that could not open an environment, beside one that stands on it
+    w = world().node("n0").node("n1").open("a").open("b")
+    w.open("e0", finish=False)
+    sick = w.grants["open-e0"].node
+    fails(w, "e0")
+    # When that one is closed; then the next failure still doubles the rest
+    w.close(next(name for name in ("a", "b") if w.core.state.environments[name].node == sick), finish=True)
+    assert w.core.state.nodes[sick].rest_s == SHORTEST_REST_S
+
+
 def dies(w: Any, environment: str, cause: str = "environment_lost") -> str:
     """Have a node say that an environment has ended by itself; return the node."""
     node = str(w.core.state.environments[environment].node)
