@@ -1,4 +1,4 @@
-"""What the active scheduler shows of itself in the result store, as tools read it."""
+"""What tools read in the result store: the document of the active scheduler, and how long clients have been silent."""
 
 from __future__ import annotations
 

@@ -305,6 +305,10 @@ def claim_key(action_id: str, attempt: int) -> str:
     return f"{CLAIM_KEY_PREFIX}{action_id}:{attempt}"
 
 
+CONTAINERS = "isolation:container"
+"""The label of nodes whose environments are containers."""
+
+
 def node_label(name: str) -> str:
     """Return the label that only the node `name` has."""
     return f"node:{name}"

@@ -37,7 +37,7 @@ from celery.apps.worker import Worker
 
 from tangram.blobs import Blobs
 from workers.node import Node
-from workers.unique_name import SoleName
+from workers.unique_name import UniqueName
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ Handler = Callable[[int, FrameType | None], object]
 class Shutdown:
     """Ends the worker that is `node`. `stands` says whether an environment does that can outlive it; None where none can."""
 
-    def __init__(self, node: Node, blobs: Blobs, name: SoleName, limit_s: float, stands: Callable[[], bool] | None) -> None:
+    def __init__(self, node: Node, blobs: Blobs, name: UniqueName, limit_s: float, stands: Callable[[], bool] | None) -> None:
         self._node, self._blobs, self._name, self._limit_s, self._stands = node, blobs, name, limit_s, stands
         self._is_asked = self._leaves = False
         self._celery: Handler | None = None

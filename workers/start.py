@@ -46,7 +46,7 @@ from workers.cpu.weight import Means
 from workers.memory import MIB, usable_mb
 from workers.node import Node
 from workers.shutdown import NodeWorker, Shutdown
-from workers.unique_name import SoleName
+from workers.unique_name import UniqueName
 
 Pool = Literal["cpu", "gpu", "api"]
 
@@ -82,7 +82,7 @@ def run(pool: Pool, settings: Settings, include: Sequence[str] = (), log_level: 
     store = open_store(addresses.result_url, settings.connect_timeout_s, STORE_CONNECTIONS)
     require_store(store, addresses.result_url)
     require_broker(app, settings.connect_timeout_s)
-    sole = SoleName(store, name_of(pool, settings), settings.beat_s)
+    sole = UniqueName(store, name_of(pool, settings), settings.beat_s)
     sole.take()  # before anything of a worker before this one is cleared away
     blobs = Blobs(store, patience_s=math.inf)
     prepared = _SET_UP[pool](settings, blobs)

@@ -25,7 +25,7 @@ from tangram.wire import NODE_KEY_PREFIX
 log = logging.getLogger(__name__)
 
 
-class SoleName:
+class UniqueName:
     """The name of a node, as its worker holds it."""
 
     def __init__(self, store: Redis, name: str, beat_s: float) -> None:

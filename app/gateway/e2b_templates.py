@@ -20,10 +20,11 @@ from redis.asyncio import Redis
 from app.gateway.context import CallerOf, GatewayOf
 from app.gateway.e2b import control_errors
 from app.gateway.errors import BadRequest, NotFound
-from app.gateway.journal import CONTAINERS, Journal
+from app.gateway.journal import Journal
 from app.gateway.records import MOST_CPUS
 from app.gateway.sessions import digest
 from app.gateway.shape import shape_router
+from tangram.wire import CONTAINERS
 
 KEPT_S = 90 * 24 * 3600
 """Seconds for which the templates of a job are kept after their last use."""

@@ -24,13 +24,14 @@ from starlette.requests import Request
 
 from app.gateway import calls
 from app.gateway.errors import BadRequest, Cancelled, EnvironmentGone, GatewayError, NotFound
-from app.gateway.journal import CONTAINERS, EnvironmentEnd, Journal
+from app.gateway.journal import EnvironmentEnd, Journal
 from app.gateway.records import Record, Records, name_key
 from app.gateway.sessions import Caller
 from tangram.action import LONGEST_S, Action
 from tangram.calls import close_environment, open_environment
 from tangram.errors import ActionError, EnvironmentLost, InvalidAction, TangramError
 from tangram.handles import Handle
+from tangram.wire import CONTAINERS
 
 OPENING_S = 3600.0
 """Seconds for which the record of an environment that is being opened is kept beyond its lease, which begins when it stands."""

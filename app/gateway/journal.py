@@ -24,9 +24,6 @@ from tangram.ends import fault_of, loss_cause
 
 _log = logging.getLogger(__name__)
 
-CONTAINERS = "isolation:container"
-"""The label of a node whose environments are containers."""
-
 LABELS_S = 5.0
 """Seconds for which the labels of nodes are remembered."""
 

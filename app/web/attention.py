@@ -101,8 +101,8 @@ def _of_nodes(document: Document) -> Iterator[Notice]:
         if node["ours"]:
             causes = ", ".join(cause for cause in node["causes"] if cause) or "no cause noted"
             text = f"Node {name} failed {number(node['ours'])} of {number(node['ended'])} actions in the last hour ({causes})."
-            about = {"about": f"failures {name}", "since": node["ours_first"], "last": node["ours_last"]}
-            yield Notice(level="bad", text=text, link=link, link_text=name, **about)
+            since, last = node["ours_first"], node["ours_last"]
+            yield Notice(about=f"failures {name}", level="bad", text=text, link=link, link_text=name, since=since, last=last)
         if (node["beat_ago_s"] or 0.0) > silent_s:
             silent = " It is silent: nothing begins there, and what it holds waits for it." if node["state"] == "silent" else ""
             text = f"Node {name} last beat {seconds(node['beat_ago_s'])} ago.{silent}"

@@ -126,13 +126,20 @@ class Looks:
                     self.lanes.read(connection, present)
                 document = overview(present, self.recent, scheduler, {} if problem else silences_of(self._store, present))
                 found = notices(document, problem)
-                if not problem:  # else part of what stands is not found
+                if not problem:  # with a problem, notices are missing that are not resolved
                     self._attention.see(found, now)
             except DatabaseError as error:
                 problem = f"the journal cannot be read: {error}"
             ended = time.monotonic()
             pause_s = min(MOST_PAUSE_S, (ended - began) * (1 / LOOKING_FRACTION - 1))
             self._next_at = ended + INTERVAL_S if problem else max(began + INTERVAL_S, ended + pause_s)
-            shown = {"notices": found, "resolved": self._attention.resolved}
-            self._look = look = Look(version=version, at=now, scheduler=scheduler, overview=document, problem=problem, **shown)
-            return look
+            self._look = Look(
+                version=version,
+                at=now,
+                scheduler=scheduler,
+                overview=document,
+                problem=problem,
+                notices=found,
+                resolved=self._attention.resolved,
+            )
+            return self._look

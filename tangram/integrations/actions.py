@@ -21,9 +21,7 @@ from tangram.calls import Place, open_environment
 from tangram.errors import ActionFailed, ActionLost, ActionRefused, ActionRejected, TangramError
 from tangram.files import Steps, opened, pack, write_out
 from tangram.tar import tarfile
-
-CONTAINERS = "isolation:container"
-"""The label of nodes whose environments are containers."""
+from tangram.wire import CONTAINERS
 
 _CLOSED = ("environment_closed", "lease_over", "cancelled", "client_gone")
 """The causes by which actions fail on an environment that was closed."""

@@ -27,6 +27,7 @@ from tangram.integrations import actions
 from tangram.integrations.sandbox import ended_by_program, whole_submission
 from tangram.results import FINISHED, ExecResult
 from tangram.settings import Settings
+from tangram.wire import CONTAINERS
 
 _log = logging.getLogger(__name__)
 
@@ -137,9 +138,7 @@ class TangramEnvironment:
         trajectory = config.trajectory or f"mini-{secrets.token_hex(8)}"
         if config.image is not None:
             try:
-                return self._client.open(
-                    trajectory=trajectory, image=config.image, memory_mb=config.memory_mb, requires=(actions.CONTAINERS,)
-                )
+                return self._client.open(trajectory=trajectory, image=config.image, memory_mb=config.memory_mb, requires=(CONTAINERS,))
             except ActionRejected as error:
                 if not actions.lacks_containers(error):
                     raise

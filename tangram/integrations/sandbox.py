@@ -23,6 +23,7 @@ from tangram.files import drive_async
 from tangram.handles import AsyncHandle, Handle
 from tangram.integrations import actions
 from tangram.results import LEFT_OUT, Act, Chunk, ExecResult, SubmissionCut
+from tangram.wire import CONTAINERS
 
 MOST_PRINTED_BYTES = 64 << 20
 """The most output of a command that is kept whole, as much as a file may have."""
@@ -72,7 +73,7 @@ class Sandbox:
 
         Where no node has containers, an image is a label only and a warning says so, unless it is `image_needed`.
         """
-        requires, labels = tuple(requires), () if image is None else (actions.CONTAINERS,)
+        requires, labels = tuple(requires), () if image is None else (CONTAINERS,)
         try:
             opened = await client.open(
                 trajectory=trajectory,

@@ -11,7 +11,7 @@ import pytest
 from app.broker.memory_store import MemoryBroker, MemoryStore
 from app.services_file import ConfigError
 from tangram.wire import NODE_KEY_PREFIX
-from workers.unique_name import SoleName
+from workers.unique_name import UniqueName
 
 BEAT_S, LONG_S = 0.05, 60.0
 """A worker with long beats holds its name however late its thread is, and no beat is under way as it gives the name back."""
@@ -28,10 +28,10 @@ class SlowStore(MemoryStore):
 
 def test_a_second_worker_under_a_name_is_refused_while_the_first_beats() -> None:
     store = MemoryStore(MemoryBroker())
-    first, second = (SoleName(store, "n", LONG_S) for _ in range(2))  # type: ignore[arg-type]
+    first, second = (UniqueName(store, "n", LONG_S) for _ in range(2))  # type: ignore[arg-type]
     first.take()
     with pytest.raises(ConfigError, match="another worker is the node n, on .* process .*: name this one otherwise, by TANGRAM_NODE_NAME"):
-        SoleName(store, "n", BEAT_S).take()  # type: ignore[arg-type]
+        UniqueName(store, "n", BEAT_S).take()  # type: ignore[arg-type]
     # And not any more once the first has left
     first.release()
     second.take()
@@ -43,18 +43,18 @@ def test_the_name_of_a_killed_worker_is_free_at_once_on_its_host_and_after_three
     store = MemoryStore(MemoryBroker())
     # Given a process that held the name, and is killed
     script = (
-        "from app.broker.memory_store import *; from workers.unique_name import SoleName; s = MemoryStore(MemoryBroker());"
-        "SoleName(s, 'n', 9.0).take(); print(s.get('tangram-node-n').decode())"
+        "from app.broker.memory_store import *; from workers.unique_name import UniqueName; s = MemoryStore(MemoryBroker());"
+        "UniqueName(s, 'n', 9.0).take(); print(s.get('tangram-node-n').decode())"
     )
     left = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
     store.set(NODE_KEY_PREFIX + "n", left)
     # When the next worker comes up on its host; then it has the name, though the key would never expire
-    one = SoleName(store, "n", LONG_S)  # type: ignore[arg-type]
+    one = UniqueName(store, "n", LONG_S)  # type: ignore[arg-type]
     one.take()
     one.release()
     # And on another host once the key is over
     store.set(NODE_KEY_PREFIX + "n", f"elsewhere {left.partition(' ')[2]}", px=round(2 * BEAT_S * 1000))
-    other = SoleName(store, "n", BEAT_S)  # type: ignore[arg-type]
+    other = UniqueName(store, "n", BEAT_S)  # type: ignore[arg-type]
     other.take()
     other.release()
 
@@ -62,15 +62,15 @@ def test_the_name_of_a_killed_worker_is_free_at_once_on_its_host_and_after_three
 def test_a_worker_that_is_held_up_as_it_asks_is_not_refused_a_name_that_is_free_by_then() -> None:
     store = SlowStore(MemoryBroker())
     store.set(NODE_KEY_PREFIX + "n", "elsewhere 1 left", px=round(2 * BEAT_S * 1000))
-    name = SoleName(store, "n", BEAT_S)  # type: ignore[arg-type]
+    name = UniqueName(store, "n", BEAT_S)  # type: ignore[arg-type]
     name.take()
     name.release()
 
 
 def test_a_worker_that_did_not_run_while_another_took_its_name_ends_at_once() -> None:
     script = (
-        "import time; from app.broker.memory_store import *; from workers.unique_name import SoleName; s = MemoryStore(MemoryBroker());"
-        "SoleName(s, 'n', 0.05).take(); s.set('tangram-node-n', 'elsewhere 7 other'); time.sleep(60)"
+        "import time; from app.broker.memory_store import *; from workers.unique_name import UniqueName; s = MemoryStore(MemoryBroker());"
+        "UniqueName(s, 'n', 0.05).take(); s.set('tangram-node-n', 'elsewhere 7 other'); time.sleep(60)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.strip()) == (

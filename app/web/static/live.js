@@ -125,8 +125,16 @@
   }
 
   // What was acknowledged in this browser is not shown again until it happens once more. Times are the server's.
+  function acknowledged() {
+    try {
+      return JSON.parse(localStorage.getItem("tangram-acknowledged")) || {};
+    } catch {
+      return {}; // a browser may keep nothing for a page
+    }
+  }
+
   function foldKnown() {
-    const known = JSON.parse(localStorage.getItem("tangram-acknowledged") || "{}");
+    const known = acknowledged();
     for (const list of document.querySelectorAll(".notices")) {
       const under = list.nextElementSibling;
       const hidden = [...list.children].filter((item) => known[item.dataset.key] >= Number(item.dataset.changed));
@@ -139,7 +147,7 @@
   function acknowledge(event) {
     const item = event.target.closest("button.acknowledge")?.closest("li");
     if (!item && !event.target.closest(".acknowledged button")) return;
-    const known = item ? JSON.parse(localStorage.getItem("tangram-acknowledged") || "{}") : {};
+    const known = item ? acknowledged() : {};
     if (item) known[item.dataset.key] = Number(document.getElementById("main").dataset.at);
     localStorage.setItem("tangram-acknowledged", JSON.stringify(known));
     foldKnown();
