@@ -33,7 +33,8 @@ NEED_STEPS: Final = 16
 class Live:
     """An action that has been submitted and has no result yet. `version` counts its planned ends; an earlier one is void.
 
-    An action that waits for memory is `halted`: it keeps no core busy, and its work does not go on.
+    An action is `halted` while it waits for memory, and until its program has started if that takes time: it keeps no core busy, and its
+    work does not go on.
     """
 
     id: str

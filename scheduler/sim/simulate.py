@@ -15,11 +15,11 @@ import heapq
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from functools import partial
 
 from scheduler.core.core import Core
 from scheduler.learning.durations import Observation
-from scheduler.model import Limits, commands, events
+from scheduler.model import Grant, Limits, commands, events
 from scheduler.model.lifecycle import End
 from scheduler.policies import Policy
 from scheduler.sim.cell_books import CellBooks
@@ -31,8 +31,6 @@ from scheduler.sim.recorded import action_of, opening_of
 from scheduler.sim.summary import ActionRecord, Capacity, MemoryFigures, ReplayRecord, Stay
 from scheduler.sim.trace import Step, Trace, Trajectory
 from tangram.action import FIXED, Action
-
-_T = TypeVar("_T")
 
 USAGE_S = 1.0
 """Seconds between two reports of the core-seconds of background actions."""
@@ -114,7 +112,7 @@ class Simulation:
             self._cores[spec.name] = NodeCores(spec.cores, self._done, self._at)
             self._handle(events.NodeJoined(node=spec), 0.0)
         for number, trajectory in enumerate(self._trace.trajectories):
-            self._at(trajectory.arrival_s, _bind(self._arrive, _Rollout(trajectory, number)))
+            self._at(trajectory.arrival_s, partial(self._arrive, _Rollout(trajectory, number)))
         while self._heap:
             self._now, _, happen = heapq.heappop(self._heap)
             happen(self._now)
@@ -160,11 +158,11 @@ class Simulation:
                 self._memory.allow(command.environment, command.allowance_mb, now)
                 self._note_booked(command.node)
             elif isinstance(command, commands.Stop):
-                self._at(now, _bind(self._stop, command))
+                self._at(now, partial(self._stop, command))
             elif isinstance(command, commands.Restore):
                 self._restore(command, now)
             elif isinstance(command, commands.CloseEnvironment):
-                self._at(now, _bind(self._handle, events.EnvironmentClosed(id=command.id, reason=command.reason)))
+                self._at(now, partial(self._handle, events.EnvironmentClosed(id=command.id, reason=command.reason)))
             elif isinstance(command, commands.NoteEnvironment):
                 self._note(command, now)
         # Other notes and requeues need nothing: in a simulation no node is lost.
@@ -205,7 +203,7 @@ class Simulation:
         """Begin the next step's thinking, or end the trajectory."""
         if rollout.step < len(rollout.trajectory.steps):
             step = rollout.trajectory.steps[rollout.step]
-            self._at(now + step.think_s / self._speed, _bind(self._act, rollout))
+            self._at(now + step.think_s / self._speed, partial(self._act, rollout))
         elif rollout.environment is not None:
             closing = Action(kind="cpu.close", environment=rollout.environment, job=rollout.trajectory.job)
             self._handle(events.Submitted(id=f"{rollout.number}.close", action=closing, submitted_at=now), now)
@@ -233,27 +231,33 @@ class Simulation:
             done = events.Finished(
                 id=command.id, attempt=command.grant.attempt, status="succeeded", started_at=now, memory_mb=held_mb, resident_mb=held_mb
             )
-            self._at(now, _bind(self._handle, done))
+            self._at(now, partial(self._handle, done))
             return
         if command.grant.cell_ids:
             self._cells.start(command.id, live.recorded.service or "", command.grant)
-        restore_s = 0.0
-        if command.grant.restore:
-            self._restores += 1
-            restore_s = self._trace.services[live.recorded.service or ""].restore_s
+        self._restores += command.grant.restore
+        restore_s = self._trace.services[live.recorded.service or ""].restore_s if command.grant.restore else 0.0
         live.begin(command.grant, now, restore_s + self._overhead_s)
+        live.halted = self._overhead_s > 0
         self._enter(live, now)
-        self._memory.begin(self._rollouts[command.id].environment or "", live, command.grant.allowance_mb, now)
+        begin = partial(self._begin, live, command.grant)
+        self._at(live.began_at, begin) if live.halted else begin(now)
+
+    def _begin(self, live: Live, grant: Grant, now: float) -> None:
+        """Let the program of an action start, unless the action has ended before."""
+        if self._live.get(live.id) is live and live.attempt == grant.attempt:
+            if live.halted:
+                self._go_on(live, now)
+            self._memory.begin(self._rollouts[live.id].environment or "", live, grant.allowance_mb, now)
 
     def _restore(self, command: commands.Restore, now: float) -> None:
         """Bring an instance onto cells. They are busy for the duration of a restore."""
         self._restores += 1
         name = self._cells.restore(command)
         there = events.ServiceChanged(node=command.node, service=command.service, cell_ids=command.cell_ids, state="resident")
-        self._at(now + self._trace.services[command.service].restore_s, _bind(self._restored, (name, there)))
+        self._at(now + self._trace.services[command.service].restore_s, partial(self._restored, name, there))
 
-    def _restored(self, restored: tuple[str, events.ServiceChanged], now: float) -> None:
-        name, there = restored
+    def _restored(self, name: str, there: events.ServiceChanged, now: float) -> None:
         self._cells.finish(name)
         self._handle(there, now)
 
@@ -276,10 +280,10 @@ class Simulation:
             self._cores[live.node].enter(live, now)
         else:
             live.version += 1
-            self._at(live.since + live.left_s / live.speed, _bind(self._done_by_itself, (live, live.version)))
+            self._at(live.since + live.left_s / live.speed, partial(self._done_by_itself, live, live.version))
         if live.background and live.node not in self._reporting:
             self._reporting[live.node] = None
-            self._at(now + USAGE_S, _bind(self._report_usage, live.node))
+            self._at(now + USAGE_S, partial(self._report_usage, live.node))
 
     def _leave(self, live: Live, now: float) -> None:
         """Settle an action that ends or changes its grant."""
@@ -304,7 +308,7 @@ class Simulation:
         self._run_on(live, now)
 
     def _ask(self, now: float, wanted: events.MemoryWanted) -> None:
-        self._at(now, _bind(self._handle, wanted))
+        self._at(now, partial(self._handle, wanted))
 
     def _note_booked(self, node: str) -> None:
         booked = self._core.state.nodes[node]
@@ -321,15 +325,14 @@ class Simulation:
             if live.background_cpu_s - live.told_cpu_s >= max(LEAST_TOLD_S, LEAST_TOLD_PART * live.told_cpu_s):
                 live.told_cpu_s = live.background_cpu_s
                 self._handle(events.Used(id=live.id, attempt=live.attempt, background_cpu_s=live.background_cpu_s), now)
-        self._at(now + USAGE_S, _bind(self._report_usage, node))
+        self._at(now + USAGE_S, partial(self._report_usage, node))
 
     def _count_cores(self, cores: int, now: float) -> None:
         self._granted += cores
         if cores:
             self._cores_granted.append((now, self._granted))
 
-    def _done_by_itself(self, planned: tuple[Live, int], now: float) -> None:
-        live, version = planned
+    def _done_by_itself(self, live: Live, version: int, now: float) -> None:
         if live.version == version:
             self._done(live, now)
 
@@ -350,7 +353,7 @@ class Simulation:
             memory_mb=memory_mb,
             resident_mb=resident_mb,
             started_at=live.began_at,
-            execution_s=now - live.began_at - live.waited_s,
+            execution_s=max(0.0, now - live.began_at - live.waited_s),
             cpu_s=live.cpu_s,
             waited_s=live.waited_s,
             slept_s=live.slept_s,
@@ -414,7 +417,3 @@ class Simulation:
             self._refuse_all(rollout, "an action before it can never run here", now)
         for rollout in self._opening.values():
             self._refuse_all(rollout, "no node has room for its environment", now)
-
-
-def _bind(call: Callable[[_T, float], None], value: _T) -> Callable[[float], None]:
-    return lambda now: call(value, now)

@@ -64,12 +64,12 @@ TRAJECTORIES = st.lists(
 )
 
 
-@given(drawn=TRAJECTORIES, policy=st.sampled_from(POLICIES), nodes=st.sampled_from([1, 2]))
-def test_every_action_has_one_record_whose_parts_are_what_it_took(drawn: Any, policy: str, nodes: int) -> None:
+@given(drawn=TRAJECTORIES, policy=st.sampled_from(POLICIES), nodes=st.sampled_from([1, 2]), overhead_s=st.sampled_from([0.0, 0.5]))
+def test_every_action_has_one_record_whose_parts_are_what_it_took(drawn: Any, policy: str, nodes: int, overhead_s: float) -> None:
     trace = trace_of(*(rollout(f"t{n}", *steps, arrival_s=at, memory_mb=mb) for n, (steps, at, mb) in enumerate(drawn)))
     cluster = Cluster(nodes=nodes, cores=4, gpus=2, memory_mb=1000)
 
-    run = simulate(trace, policy, cluster)
+    run = simulate(trace, policy, cluster, overhead_s=overhead_s)
 
     assert len(run.actions) == len({record.id for record in run.actions}) == sum(1 for _ in trace.actions())
     for record in run.actions:
