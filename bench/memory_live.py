@@ -4,7 +4,9 @@
 
 Recorded rollouts are replayed live on one node whose memory is a small part of what their limits add up to. Their commands take and give
 back the memory that the trace says. They sleep instead of computing, since cores are not what is measured, and for some seconds at most.
-The same rollouts are then simulated on the same node. Needs control groups that the worker may write (`memory:enforced`).
+The same rollouts are then simulated on the same node, with the execution times of the live run, since taking memory takes time. Which
+environments grow at the same time is chance. So there are several simulations, whose arrivals differ. Needs control groups that the worker
+may write (`memory:enforced`).
 """
 
 from __future__ import annotations
@@ -50,6 +52,20 @@ def sleeping(trajectory: Trajectory, limit_mb: int) -> Trajectory:
     return replace(trajectory, memory_mb=limit_mb, steps=tuple(map(asleep, trajectory.steps)))
 
 
+def as_long_as(trace: Trace, live: ReplayRecord) -> Trace:
+    """Return the rollouts with the execution times of their live run."""
+    by_rollout: dict[str, list[float]] = {}
+    for record in sorted(live.actions, key=lambda action: action.submitted_at):
+        by_rollout.setdefault(record.trajectory, []).append(record.execution_s)
+
+    def timed(trajectory: Trajectory) -> Trajectory:
+        seconds = iter(by_rollout[trajectory.trajectory])
+        steps = (replace(step, actions=tuple(replace(each, work_s=next(seconds)) for each in step.actions)) for step in trajectory.steps)
+        return replace(trajectory, steps=tuple(steps))
+
+    return replace(trace, trajectories=tuple(map(timed, trace.trajectories)))
+
+
 @contextmanager
 def peak() -> Iterator[list[int]]:
     """Give a list whose only value is the most that a group of environments has used, in bytes."""
@@ -88,6 +104,7 @@ def main() -> None:
     parser.add_argument("--limit-mb", type=int, default=1_024, help="limit of each environment")
     parser.add_argument("--memory-mb", type=int, default=2_048, help="memory of the node")
     parser.add_argument("--speed", type=float, default=60.0, help="think times are divided by this")
+    parser.add_argument("--seeds", type=int, default=8, help="simulations")
     given = parser.parse_args()
     trace = chosen(read_trace(given.trace), given.rollouts, given.limit_mb)
     options = ReplayOptions(cores=64, memory_mb=given.memory_mb, speed=given.speed, tile=len(trace.trajectories), spread_s=10.0)
@@ -95,12 +112,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, peak() as most:
         settings = Settings(state_dir=Path(folder))
         live = replay_live(trace, given.trace, options, settings, lambda count: lambda: None, print).record
-    overhead_s = fmean(action.overhead_s for action in live.actions)
     limits_mb = len(trace.trajectories) * given.limit_mb
     print(f"limits: {limits_mb:,} MB; node: {given.memory_mb:,} MB; most in use: {most[0] >> 20:,} MB")
     print("| | actions | not succeeded | step s | mean ACT s | paused | for s |\n|---|---:|---:|---:|---:|---:|---:|")
     print(row("live", live))
-    print(row("simulated", simulate(trace, replace(options, overhead_s=overhead_s))))
+    timed, overhead_s = as_long_as(trace, live), fmean(action.overhead_s for action in live.actions)
+    for seed in range(given.seeds):
+        print(row(f"simulated, seed {seed}", simulate(timed, replace(options, overhead_s=overhead_s, seed=seed))))
 
 
 if __name__ == "__main__":

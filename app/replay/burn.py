@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import select
 import signal
 import sys
 import time
@@ -169,13 +170,24 @@ def kept() -> tuple[int, int]:
     return keeper, size_mb
 
 
+def end(keeper: int) -> None:
+    """Kill the keeper, and wait until its memory is free: the environment is never to hold both what was kept and what is."""
+    try:
+        ended = os.pidfd_open(keeper)
+        os.kill(keeper, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    select.select([ended], [], [])
+    os.close(ended)
+
+
 def keep(size_mb: int) -> None:
     """Have so much memory kept, in place of what was."""
     keeper, before_mb = kept()
     if abs(size_mb - before_mb) < LEAST_CHANGE_MB:
         return
     if keeper:
-        os.kill(keeper, signal.SIGKILL)
+        end(keeper)
     if (block := block_of(size_mb)) is None:
         return
     started = os.fork()  # which has the block, too

@@ -138,9 +138,9 @@ def test_memory_is_held_in_all_and_some_of_it_stays(home: Path) -> None:
     # When one needs little more than that; then it takes the difference, and the rest stays with whom it was
     assert hold(home, 120, 102, **bounded) < 60
     assert keeper_of(home) == first
-    # And when one leaves nothing, nothing stays
+    # And when one leaves nothing, nothing stays from its end on
     hold(home, 120, 0, **bounded)
-    assert until(lambda: keeper_of(home) is None)
+    assert keeper_of(home) is None
 
 
 def test_no_memory_is_held_where_nobody_bounds_it(home: Path) -> None:
