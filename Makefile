@@ -28,7 +28,7 @@ help:
 	@echo "make test    run the tests that need nothing around them: no stack of processes, no engine, no browser"
 	@echo "make test-real  run those of real components; ONLY picks some of: $(REAL_PARTS)"
 	@echo "make clients  build the environments of other systems' clients, into .venv-clients; CLIENTS names some of them"
-	@echo "make test-clients  run other systems' unchanged clients, each in its environment; CLIENTS names some of these"
+	@echo "make test-clients  run other systems' unchanged clients on the wheels, each in its environment; CLIENTS names some of these"
 	@echo "make compatibility  the same as a table; JSON=1 prints a document, OUT=docs/compatibility.md writes the page"
 	@echo "make isolation  what each isolation of process sandboxes holds, as a table; OUT=docs/reference/isolation.md writes the page"
 	@echo "make mutants  small defects, and whether their tests find them; ONLY names some, also by patterns"
@@ -109,7 +109,6 @@ test-real: $(STAMP) $(if $(filter vllm,$(or $(ONLY),$(if $(CI),$(REAL_PARTS)))),
 	@$(CLIENT_PYTHON) -m venv $(@D)
 	@! grep -q '^torch=' $< || $(CLIENT_PIP) install -c $< torch
 	@$(CLIENT_PIP) install --no-deps -r $<
-	@$(CLIENT_PIP) install --no-deps -e ./tangram -e .
 	@touch $@
 .venv-clients/%/.installed: CLIENT_PYTHON = $(PYTHON312)
 .venv-clients/%/.installed: CLIENT_PIP = $(@D)/bin/python -m pip --disable-pip-version-check --quiet

@@ -4,7 +4,7 @@
     python -m tests.clients agents     runs those of one environment
 
 * `rows.py` gathers the rows. A row is a claim about one method of one client, with the tests that show it.
-* Those tests run the client itself, unchanged, in an interpreter of its own (`environments.py`), against a stack that they start.
+* Those tests run the client itself, unchanged, in an interpreter of its own (`environments.py`), against a stack from the wheels.
   Clients that have no package on PyPI are shown by requests as they send them.
 * A row counts as shown where all its tests passed. One that says `differs` or `missing` has a test that shows the difference.
 """
