@@ -36,8 +36,8 @@ from scheduler.live.entries import (
     InstancesForgotten,
     MessageFailed,
     NodeChanged,
-    NodeDraining,
 )
+from scheduler.model.commands import NoteDraining
 from scheduler.model.lifecycle import ENVIRONMENT
 from tangram.action import CELLS, CORES, DEFAULT_PRIORITY, QUOTA_PREFIX
 from tangram.ends import fault_of_end
@@ -107,7 +107,7 @@ class Fold:
                     self._environment(entry)
                 case NodeChanged():
                     self._node(entry)
-                case NodeDraining():
+                case NoteDraining():
                     self.draining[entry.name] = {"of": clean(entry.name), "draining": entry.draining}
                 case InstanceChanged():
                     self._instance(entry)

@@ -35,10 +35,10 @@ from scheduler.live.entries import (
     InstancesForgotten,
     Journal,
     NodeChanged,
-    NodeDraining,
     Unfinished,
     UnfinishedAction,
 )
+from scheduler.model.commands import NoteDraining
 from scheduler.model.lifecycle import NODE_HELD
 from tangram.ends import fault_of_end
 from tangram.settings import Settings
@@ -170,7 +170,7 @@ class SchedulerMetrics(Collector):
                     self._plain["tangram_environments_ended_total"].labels(entry.state).inc()
             case NodeChanged():
                 self._change_node(entry)
-            case NodeDraining():
+            case NoteDraining():
                 self._ledger.drain(entry.name, draining=entry.draining)
             case InstanceChanged():
                 self._services.change(entry)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from scheduler.core.environments import CLOSED, Environments
 from scheduler.core.nodes import Nodes
 from scheduler.core.pools import Pools
-from scheduler.model import Environment, Running, Waiting, events
+from scheduler.model import Environment, EnvironmentFacts, Running, Waiting, events
 from scheduler.model.commands import Command
+from scheduler.model.copied import shared
 from scheduler.model.state import State, opened_by
 
 
@@ -26,19 +27,11 @@ class Recovery:
         if node is None or event.id in self._state.environments:
             return
         environment = Environment(
-            id=event.id,
-            job=event.job,
-            trajectory=event.trajectory,
-            memory_mb=event.memory_mb,
+            **shared(EnvironmentFacts, event),
             open_id="",
-            node=event.node,
             pod_core_ids=event.pod_core_ids if self._state.rules.pod_cores else (),
             life=self._pools.cpu.ranking.resume(event.job, event.id),
-            client=event.client,
             close_requested=event.closing,
-            cause=event.cause,
-            owner=event.owner,
-            ends_at=event.ends_at,
         )
         environment.ended_work_s = environment.life.work_s
         self._environments.adopt(environment, node, event.used_at, now)

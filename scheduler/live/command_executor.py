@@ -24,7 +24,6 @@ from scheduler.live.entries import (
     EnvironmentChanged,
     Journal,
     NodeChanged,
-    NodeDraining,
     UnpublishedEnd,
 )
 from scheduler.live.input_relay import Giving
@@ -171,7 +170,7 @@ class CommandExecutor:
                 self._note_node(command, now)
             case commands.NoteDraining():
                 log.info("node %s is %s", command.name, "draining" if command.draining else "draining no more")
-                self._entries.append(NodeDraining(name=command.name, draining=command.draining))
+                self._entries.append(command)
 
     def stop(self, command: commands.Stop) -> None:
         """Ask a node to end a running action.

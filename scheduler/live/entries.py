@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from scheduler.model.commands import Finish
+from scheduler.model import EnvironmentFacts
+from scheduler.model.commands import Finish, NoteDraining, NoteNode, Requeue
 from scheduler.model.events import EnvironmentGone, LeaseRenewed
-from scheduler.model.lifecycle import End, EnvironmentState, NodeState, ServiceState
+from scheduler.model.lifecycle import End, EnvironmentState, ServiceState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +57,9 @@ class ActionResized:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ActionRequeued:
+class ActionRequeued(Requeue):
     """A granted action went back to the queue: its node was lost or never got the action, or an outside API refused the request."""
 
-    id: str
-    reason: str
     at: float
 
 
@@ -81,47 +80,22 @@ class EndsPublished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EnvironmentChanged:
-    """An environment is now in `state`.
+class EnvironmentChanged(EnvironmentFacts):
+    """An environment is now in `state`. `used_at` is its last use, if known."""
 
-    The environment ends with its `client`, unless `client` is empty. `used_at` is its last use, if known. `cause` is the cause of
-    its end, once it is to end (`tangram/ends.py`). A lease of its own ends at `ends_at`. Before the environment stands, this lease
-    counts from `used_at`.
-    """
-
-    id: str
     state: EnvironmentState
-    node: str | None
-    job: str
-    trajectory: str
-    memory_mb: int
     pod_cores: int
     at: float
     reason: str = ""
-    client: str = ""
     used_at: float | None = None
-    cause: str = ""
-    owner: str = ""
-    ends_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeChanged:
+class NodeChanged(NoteNode):
     """A node is now in `state`. `description` is its worker's description from the join."""
 
-    name: str
-    state: NodeState
     description: Mapping[str, Any]
     at: float
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeDraining:
-    """The node of this name begins or ceases to drain, in any state. An unknown name has no row."""
-
-    name: str
-    draining: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +153,7 @@ Entry = (
     | EndsPublished
     | EnvironmentChanged
     | NodeChanged
-    | NodeDraining
+    | NoteDraining
     | InstanceChanged
     | InstancesForgotten
     | MessageFailed

@@ -274,6 +274,26 @@ class Running:
         self.background_cpu_s = max(self.background_cpu_s, cpu_s)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentFacts:
+    """What events, commands and the journal say of an environment alike.
+
+    It ends with its `client`, which is empty for a detached environment. `cause` is the cause of its end, once it is to end
+    (`tangram/ends.py`). `owner` names its owner for people. A lease of its own ends at `ends_at`. Before the environment stands, this lease
+    counts from its last use.
+    """
+
+    id: str
+    job: str
+    trajectory: str
+    memory_mb: int
+    node: str | None
+    client: str = ""
+    cause: str = ""
+    owner: str = ""
+    ends_at: float | None = None
+
+
 @dataclass(slots=True, eq=False)
 class Environment:
     """A sandbox of a trajectory.

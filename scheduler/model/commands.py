@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from scheduler.model import Environment, Evicted, Grant
+from scheduler.model import Environment, EnvironmentFacts, Evicted, Grant
 from scheduler.model.copied import filled
 from scheduler.model.lifecycle import End, EnvironmentState, NodeState
 
@@ -122,25 +122,13 @@ class CloseEnvironment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NoteEnvironment:
-    """Note the state of an environment, its last use (`used_at`) and the end of a lease of its own (`ends_at`).
+class NoteEnvironment(EnvironmentFacts):
+    """Note the state of an environment, its last use and the end of a lease of its own."""
 
-    Before it stands, `ends_at` is its lease after `used_at`.
-    """
-
-    id: str
     state: EnvironmentState
-    node: str | None
-    job: str
-    trajectory: str
-    memory_mb: int
     pod_core_ids: tuple[int, ...]
     reason: str = ""
-    client: str = ""
     used_at: float = 0.0
-    cause: str = ""
-    owner: str = ""
-    ends_at: float | None = None
 
     @classmethod
     def of(cls, environment: Environment, reason: str, ends_at: float | None) -> NoteEnvironment:
@@ -159,7 +147,7 @@ class NoteNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoteDraining:
-    """Note whether a node is draining."""
+    """Note whether a node is draining, in any state. The journal keeps it as it is; an unknown name has no row there."""
 
     name: str
     draining: bool

@@ -20,6 +20,11 @@ def filled(kind: type[D], source: object, **given: Any) -> D:
     return kind(**{name: getattr(source, name) for name in _names(kind) if name not in given}, **given)
 
 
+def shared(base: type[DataclassInstance], source: object) -> dict[str, Any]:
+    """Return the fields of `base` as `source` has them, by name: for another class that has `base` as its base, too."""
+    return {name: getattr(source, name) for name in _names(base)}
+
+
 @cache
 def _names(kind: type[Any]) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind))

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from scheduler.model import Grant, NodeSpec, ServiceSpec
+from scheduler.model import EnvironmentFacts, Grant, NodeSpec, ServiceSpec
+from scheduler.model.copied import shared
 from scheduler.model.lifecycle import End, ServiceState
 from tangram.action import Action
 
@@ -100,30 +101,39 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
+class EndFacts:
+    """What a worker's report and a stored result say alike of the end of an action.
+
+    `cause` is a word of `tangram/ends.py`, empty where the worker names none.
+    """
+
+    id: str
+    status: End
+    reason: str = ""
+    execution_s: float = 0.0
+    cpu_s: float = 0.0
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished(EndFacts):
     """A worker has ended an action: its processes are gone and its result is stored.
 
     With `waits_again` no result is stored. An outside API has refused the action, and the grant allows the action to wait again.
     `waited_s` are the seconds in the background, less the core-seconds got in the background; `execution_s` excludes them. The action
     slept by its own will for `slept_s` of them, which count as execution in the ACT; the others are its background part. `told_by`
-    names the source of this end: the worker's report, a stored result, or the scheduler, which then has to store a result. `cause` is
-    a word of `tangram/ends.py`, empty where the worker names none. `memory_mb` is the most that the action's environment held while it
-    ran, `resident_mb` what the environment holds after its last running action; None if unknown.
+    names the source of this end: the worker's report, a stored result, or the scheduler, which then has to store a result.
+    `memory_mb` is the most that the action's environment held while it ran, `resident_mb` what the environment holds after its last
+    running action; None if unknown.
     """
 
-    id: str
     attempt: int
-    status: End
-    reason: str = ""
     started_at: float | None = None
-    execution_s: float = 0.0
-    cpu_s: float = 0.0
     waited_s: float = 0.0
     slept_s: float = 0.0
     answer: Answer | None = None
     waits_again: bool = False
     told_by: Literal["worker", "result", "scheduler"] = "worker"
-    cause: str = ""
     memory_mb: int | None = None
     resident_mb: int | None = None
 
@@ -222,33 +232,17 @@ class ServiceChanged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoredEnd:
+class StoredEnd(EndFacts):
     """The end of an action, read from its stored result, since its worker could not report it. Unknown seconds are 0.
 
     `background_s` and `execution_s` are parts of the ACT.
     """
 
-    id: str
-    status: End
-    reason: str = ""
     background_s: float = 0.0
-    execution_s: float = 0.0
-    cpu_s: float = 0.0
-    cause: str = ""
 
     def finished(self, attempt: int) -> Finished:
         """Return the report that the worker would have sent of this try, with the known values."""
-        return Finished(
-            id=self.id,
-            attempt=attempt,
-            status=self.status,
-            reason=self.reason,
-            execution_s=self.execution_s,
-            cpu_s=self.cpu_s,
-            waited_s=self.background_s,
-            told_by="result",
-            cause=self.cause,
-        )
+        return Finished(**shared(EndFacts, self), attempt=attempt, waited_s=self.background_s, told_by="result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,25 +291,17 @@ class NodeDrained:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EnvironmentOpened:
-    """An environment that an earlier scheduler opened still stands on `node`.
+class EnvironmentOpened(EnvironmentFacts):
+    """By the journal, an environment that an earlier scheduler opened still stands on `node`. It was last used at `used_at`.
 
-    By the journal, the environment was last used at `used_at`. If it was being closed, `closing` and `cause` are the reason and the
-    cause. A lease of its own ends at `ends_at`.
+    If it was being closed, `closing` and `cause` are the reason and the cause.
     """
 
-    id: str
     node: str
-    job: str
-    trajectory: str
     memory_mb: int = 0
     pod_core_ids: tuple[int, ...] = ()
-    client: str = ""
     used_at: float | None = None
     closing: str = ""
-    cause: str = ""
-    owner: str = ""
-    ends_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,11 +33,10 @@ from scheduler.live.entries import (
     InstanceChanged,
     InstancesForgotten,
     NodeChanged,
-    NodeDraining,
     Unfinished,
     UnfinishedAction,
 )
-from scheduler.model.commands import Finish
+from scheduler.model.commands import Finish, NoteDraining
 from tangram.settings import Settings
 from tests.freezing import freeze
 
@@ -181,10 +180,10 @@ def test_a_scheduler_that_takes_over_knows_what_waits_and_runs_and_one_that_stan
 def test_nodes_are_told_as_draining_while_they_are_up() -> None:
     # Given a node that an earlier scheduler had drained, one that is drained now, and one that is so before it is up
     told = Told(unfinished=Unfinished(actions=(), environments=(), nodes=(up(),), draining=("n",)))
-    told(up("m"), NodeDraining(name="m", draining=True), NodeDraining(name="later", draining=True))
+    told(up("m"), NoteDraining(name="m", draining=True), NoteDraining(name="later", draining=True))
     assert (told.value("tangram_nodes"), told.value("tangram_nodes_draining")) == (2, 2)
     # When one is put back, one is lost, and the last one comes
-    told(NodeDraining(name="m", draining=False))
+    told(NoteDraining(name="m", draining=False))
     assert told.value("tangram_nodes_draining") == 1
     told(NodeChanged(name="n", state="lost", description={}, at=1.0))
     assert told.value("tangram_nodes_draining") == 0

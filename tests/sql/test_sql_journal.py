@@ -10,7 +10,8 @@ from sqlalchemy import Engine
 
 from app.journal.status import status
 from app.journal.writing import SqlJournal
-from scheduler.live.entries import EndsPublished, NodeDraining, UnpublishedEnd
+from scheduler.live.entries import EndsPublished, UnpublishedEnd
+from scheduler.model.commands import NoteDraining
 from scheduler.model.events import EnvironmentGone
 
 
@@ -195,7 +196,7 @@ def test_what_is_kept_may_have_any_characters(engine: Engine, make: Any, tables:
 def test_a_node_drains_whatever_else_is_said_of_it_until_that_is_undone(engine: Engine, make: Any) -> None:
     with SqlJournal(engine) as journal:
         # Given a node that is drained in the batch in which it joins, and one that nobody knows
-        journal.write([NodeDraining(name="n1", draining=True), NodeDraining(name="nobody", draining=True), make.node("up", 1.0)])
+        journal.write([NoteDraining(name="n1", draining=True), NoteDraining(name="nobody", draining=True), make.node("up", 1.0)])
         assert [(node.name, node.draining) for node in status(engine, 2.0).nodes] == [("n1", True)]
         # When it describes itself anew, is lost and joins again
         journal.write([make.node("up", 2.0, cores=4)])
@@ -204,5 +205,5 @@ def test_a_node_drains_whatever_else_is_said_of_it_until_that_is_undone(engine: 
         journal.write([make.node("up", 4.0)])
         # Then it drains still
         assert journal.unfinished().draining == ("n1",)
-        journal.write([NodeDraining(name="n1", draining=True), NodeDraining(name="n1", draining=False)])
+        journal.write([NoteDraining(name="n1", draining=True), NoteDraining(name="n1", draining=False)])
         assert journal.unfinished().draining == ()

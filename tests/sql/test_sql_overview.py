@@ -20,7 +20,7 @@ from app.journal.recent import Recent
 from app.journal.status import status
 from app.journal.waits import Fact, explain
 from app.journal.writing import SqlJournal
-from scheduler.live.entries import NodeDraining
+from scheduler.model.commands import NoteDraining
 
 NOW = 10_000.0
 SHOWN: dict[str, Any] = {
@@ -266,7 +266,7 @@ def test_why_names_a_draining_node_where_that_keeps_an_action_waiting(engine: En
     write(
         make.node("up", NOW - 500, name="n1", cores=2, kinds=["cpu", "gpu", "api"], services=services, labels=["big"]),
         make.node("up", NOW - 500, name="n2", cores=2, kinds=["cpu"]),
-        NodeDraining(name="n1", draining=True),
+        NoteDraining(name="n1", draining=True),
         make.environment("open", NOW - 400, node="n1"),
         make.received("open", NOW - 9, kind="cpu.open", environment="e2"),
         make.received("large", NOW - 8, kind="build", environment=None, cost={"cores": [2]}),

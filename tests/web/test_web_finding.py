@@ -13,7 +13,8 @@ from app.local.redis_server import RedisServer
 from app.scheduler_document import SHOWN_TTL_S
 from app.web.attention import RESOLVED_S, Attention, notices
 from app.web.formats import clock
-from scheduler.live.entries import NodeChanged, NodeDraining
+from scheduler.live.entries import NodeChanged
+from scheduler.model.commands import NoteDraining
 from tangram.connection import open_store
 from tangram.life_signs import LONGEST_SILENCE_S
 from tangram.wire import CLIENT_KEY_PREFIX, SCHEDULER_KEY
@@ -72,7 +73,7 @@ def test_what_needs_attention_says_since_when_the_newest_fault_first(view: View,
 
 def test_what_needs_attention_no_longer_is_resolved_for_an_hour_or_until_it_does_again(journal: str) -> None:
     # Given a node that drains while somebody looks
-    attention, write_draining = Attention(), lambda draining: write(journal, NodeDraining(name="n1", draining=draining))
+    attention, write_draining = Attention(), lambda draining: write(journal, NoteDraining(name="n1", draining=draining))
     write(journal, NodeChanged(name="n1", state="up", description=DESCRIBED, at=time.time()))
 
     def resolved_at(now: float, *, draining: bool) -> list[tuple[str, float | None]]:

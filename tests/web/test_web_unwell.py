@@ -32,7 +32,8 @@ from app.local.redis_server import RedisServer
 from app.scheduler_document import SHOWN_TTL_S, read_shown
 from app.web.attention import notices
 from app.web.looks import Looks
-from scheduler.live.entries import ActionGranted, ActionReceived, ActionResized, NodeChanged, NodeDraining
+from scheduler.live.entries import ActionGranted, ActionReceived, ActionResized, NodeChanged
+from scheduler.model.commands import NoteDraining
 from tangram.connection import open_store
 from tangram.wire import SCHEDULER_KEY
 from tests.cli.forked import forked
@@ -360,7 +361,7 @@ def test_a_bar_says_since_when_it_lies_on_its_cores(journal: str) -> None:
 def test_a_draining_node_is_named_with_what_is_left_on_it(journal: str, state: Any, shown: str) -> None:
     # Given a node that is draining
     write(
-        journal, NodeChanged(name="n1", state=state, description=DESCRIBED, at=time.time() - 9999), NodeDraining(name="n1", draining=True)
+        journal, NodeChanged(name="n1", state=state, description=DESCRIBED, at=time.time() - 9999), NoteDraining(name="n1", draining=True)
     )
     document = seen(journal, SHOWN)
     # When the first page is shown in a terminal, and the status as a table
