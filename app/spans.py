@@ -19,6 +19,7 @@ from opentelemetry.trace import Span, SpanKind, Tracer, set_span_in_context
 
 from app.action_task import call_of
 from scheduler.live.entries import ActionEnded, ActionGranted, ActionReceived, ActionRequeued, ActionResized, Entry, Journal, Unfinished
+from scheduler.model import GrantFacts
 from tangram.tracing import CARRIER, context_of, fail
 from tangram.wire import ACTION_HEADER, GRANT_HEADER
 
@@ -55,7 +56,7 @@ class TracedJournal:
         for action in unfinished.actions:
             self._receive(action.id, action.header, action.message, action.received_at)
             if action.grant is not None:
-                self._grant(action.grant)
+                self._grant(action.id, action.grant, action.granted_at or 0.0)
         return unfinished
 
     def has_ended(self, action_id: str) -> bool:
@@ -67,7 +68,7 @@ class TracedJournal:
             case ActionReceived():
                 self._receive(entry.id, entry.header, entry.message, entry.received_at)
             case ActionGranted():
-                self._grant(entry)
+                self._grant(entry.id, entry, entry.granted_at)
             case ActionResized() if (known := self._known.get(entry.id)) is not None and known.grant is not None:
                 name = "preempted" if entry.background else "resized"
                 known.grant.add_event(name, {"tangram.dop": entry.units}, _nanoseconds(entry.at))
@@ -87,14 +88,14 @@ class TracedJournal:
         context = context_of(json.loads(message).get("headers", {}))
         self._known[action_id] = Traced(context, _attributes(action_id, header), received_at)
 
-    def _grant(self, entry: ActionGranted) -> None:
-        known = self._known.get(entry.id)
+    def _grant(self, action_id: str, grant: GrantFacts, granted_at: float) -> None:
+        known = self._known.get(action_id)
         if known is None:
             return
-        at = _nanoseconds(entry.granted_at)
+        at = _nanoseconds(granted_at)
         waited = self._tracer.start_span("queue", known.context, attributes=known.attributes, start_time=_nanoseconds(known.since))
         waited.end(at)
-        given: dict[str, str | int] = {"tangram.node": entry.node, "tangram.dop": entry.units, "tangram.attempt": entry.attempt}
+        given: dict[str, str | int] = {"tangram.node": grant.node, "tangram.dop": grant.units, "tangram.attempt": grant.attempt}
         known.grant = self._tracer.start_span("grant", known.context, attributes={**known.attributes, **given}, start_time=at)
 
     def _end(self, known: Traced, entry: ActionEnded) -> None:

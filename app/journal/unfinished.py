@@ -20,7 +20,6 @@ from app.journal.models import (
 )
 from scheduler.core.gone_environments import REMEMBERED
 from scheduler.live.entries import (
-    ActionGranted,
     EnvironmentChanged,
     NodeChanged,
     SetAside,
@@ -30,7 +29,8 @@ from scheduler.live.entries import (
     UnpublishedEnd,
 )
 from scheduler.live.poison import FAILURES_ALLOWED
-from scheduler.model.copied import filled
+from scheduler.model import Grant, GrantFacts
+from scheduler.model.copied import filled, shared
 from scheduler.model.events import EnvironmentGone
 from scheduler.model.lifecycle import ENVIRONMENT, NODE_HELD
 from tangram import clock
@@ -118,7 +118,7 @@ def load_unfinished(connection: Connection, between: Callable[[], object] = lamb
 
 
 def _unfinished_action(row: Row[Any]) -> UnfinishedAction:
-    grant = None
-    if row.status == RUNNING:
-        grant = filled(ActionGranted, row, attempt=row.attempts, core_ids=tuple(row.core_ids), cell_ids=tuple(row.cell_ids))
-    return filled(UnfinishedAction, row, header=header_of(row), grant=grant)
+    if row.status != RUNNING:
+        return filled(UnfinishedAction, row, header=header_of(row), grant=None, granted_at=None)
+    held = filled(GrantFacts, row, attempt=row.attempts, core_ids=tuple(row.core_ids), cell_ids=tuple(row.cell_ids))
+    return filled(UnfinishedAction, row, header=header_of(row), grant=Grant(**shared(GrantFacts, held)))

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
-from scheduler.live.entries import ActionGranted, ActionResized, EnvironmentChanged, NodeChanged
+from scheduler.live.entries import ActionResized, EnvironmentChanged, NodeChanged
+from scheduler.model import GrantFacts
 from scheduler.model.lifecycle import ENVIRONMENT, NODE_HELD
 
 Group = tuple[str, str]
@@ -88,15 +89,15 @@ class Ledger:
         self.actions[action_id] = Known(group, submitted_at, environment)
         self.queues.setdefault(group, Queue()).first_time[action_id] = submitted_at
 
-    def grant(self, entry: ActionGranted) -> Known | None:
+    def grant(self, action_id: str, grant: GrantFacts) -> Known | None:
         """Have an action run; return it where it is known."""
-        known = self.actions.get(entry.id)
+        known = self.actions.get(action_id)
         if known is None:
             return None
-        self._stop(entry.id, known)
-        known.runs, known.node, known.background = True, entry.node, entry.background
+        self._stop(action_id, known)
+        known.runs, known.node, known.background = True, grant.node, grant.background
         self.running[known.group] += 1
-        self._hold(known, entry.core_ids, entry.cell_ids)
+        self._hold(known, grant.core_ids, grant.cell_ids)
         return known
 
     def resize(self, entry: ActionResized) -> tuple[Known, Direction] | None:

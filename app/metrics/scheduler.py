@@ -137,7 +137,7 @@ class SchedulerMetrics(Collector):
             for action in unfinished.actions:
                 self._receive(action)
                 if action.grant is not None:
-                    self._ledger.grant(action.grant)
+                    self._ledger.grant(action.id, action.grant)
 
     def observe(self, entries: Sequence[Entry], write_s: float) -> None:
         """Count entries that are in the journal, and the time that it took."""
@@ -152,7 +152,7 @@ class SchedulerMetrics(Collector):
                 group = self._receive(entry)
                 self._counter("tangram_actions_received_total", group).inc()
             case ActionGranted():
-                if (known := self._ledger.grant(entry)) is not None:
+                if (known := self._ledger.grant(entry.id, entry)) is not None:
                     self._plain["tangram_grants_total"].labels(known.group[1]).inc()
             case ActionResized():
                 if (resized := self._ledger.resize(entry)) is not None:

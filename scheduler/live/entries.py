@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from scheduler.model import EnvironmentFacts
+from scheduler.model import EnvironmentFacts, Grant, GrantFacts
 from scheduler.model.commands import Finish, NoteDraining, NoteNode, Requeue
 from scheduler.model.events import EnvironmentGone, LeaseRenewed
 from scheduler.model.lifecycle import End, EnvironmentState, ServiceState
@@ -28,17 +28,11 @@ class ActionReceived:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ActionGranted:
-    """An action was given resources on a node: its `attempt`-th try."""
+class ActionGranted(GrantFacts):
+    """An action was given resources on a node."""
 
     id: str
-    attempt: int
-    node: str
-    units: int
-    core_ids: tuple[int, ...]
-    cell_ids: tuple[int, ...]
     granted_at: float
-    background: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +158,7 @@ Entry = (
 class UnfinishedAction:
     """An unfinished action, by the journal of the scheduler before this one.
 
-    `grant` holds its units after all resizes, with the time at which its try began. The last resize was at `resized_at`. `attempts`
+    `grant` is what it holds after all resizes. Its try began at `granted_at`, and the last resize was at `resized_at`. `attempts`
     counts its grants.
     """
 
@@ -173,7 +167,8 @@ class UnfinishedAction:
     message: str
     submitted_at: float
     received_at: float
-    grant: ActionGranted | None
+    grant: Grant | None
+    granted_at: float | None = None
     attempts: int = 0
     resized_at: float | None = None
 

@@ -45,7 +45,7 @@ from scheduler.live.poison import CoreBroken, Quarantine
 from scheduler.live.requests import Requests
 from scheduler.live.submissions import UNREADABLE, action_of, blobs_of, blobs_of_kept, is_repeated, submitted_at
 from scheduler.live.transport import Received, Transport
-from scheduler.model import Grant, commands, events
+from scheduler.model import commands, events
 from scheduler.model.copied import filled
 from scheduler.model.lifecycle import ENVIRONMENT, NODE, End, InvalidTransition
 from scheduler.model.stats import summary
@@ -165,31 +165,10 @@ class Service:
         action, grant = Action.from_header(kept.header), kept.grant
         closing, cause = close_requested.get(action.environment or "", ("", "")) if action.kind == "cpu.open" else ("", "")
         if grant is None:
-            submitted = events.Submitted(
-                id=kept.id, action=action, submitted_at=kept.submitted_at, received_at=kept.received_at, attempt=kept.attempts
-            )
-            self._handle(submitted, now)
+            self._handle(filled(events.Submitted, kept, action=action, attempt=kept.attempts), now)
             return
         self._executor.granted[kept.id] = grant.attempt
-        resumed = events.Resumed(
-            id=kept.id,
-            action=action,
-            submitted_at=kept.submitted_at,
-            received_at=kept.received_at,
-            granted_at=grant.granted_at,
-            grant=Grant(
-                node=grant.node,
-                attempt=grant.attempt,
-                units=grant.units,
-                core_ids=grant.core_ids,
-                background=grant.background,
-                cell_ids=grant.cell_ids,
-            ),
-            resized_at=kept.resized_at,
-            close_requested=closing,
-            close_cause=cause,
-        )
-        self._handle(resumed, now)
+        self._handle(filled(events.Resumed, kept, action=action, close_requested=closing, close_cause=cause), now)
 
     def _end_unfinished(self, kept: UnfinishedAction, unfinished: Unfinished, now: float, found: SetAside) -> None:
         """End an action whose message is set aside, and have its node stop it. A stored result of its worker stands."""
@@ -202,7 +181,8 @@ class Service:
         if grant is not None and stored is None:
             why = poison.reason_of(found)
             self._executor.stop(commands.Stop(id=action_id, node=grant.node, attempt=grant.attempt, reason=why, cause=poison.CAUSE))
-        queue_s = (now if grant is None else grant.granted_at) - kept.received_at
+        granted_at = now if kept.granted_at is None else kept.granted_at
+        queue_s = granted_at - kept.received_at
         background_s, execution_s = (stored.background_s, stored.execution_s) if stored is not None else (0.0, 0.0)
         end = commands.Finish(
             id=action_id,
@@ -216,7 +196,7 @@ class Service:
             execution_s=execution_s,
             cpu_s=stored.cpu_s if stored is not None else 0.0,
             dop=0 if grant is None else grant.units,
-            unit_s=0.0 if grant is None else len(grant.core_ids + grant.cell_ids) * (now - grant.granted_at),
+            unit_s=0.0 if grant is None else len(grant.core_ids + grant.cell_ids) * (now - granted_at),
             cause=poison.CAUSE if stored is None else cause_of(stored.status, stored.cause),
             kind=kind,
         )

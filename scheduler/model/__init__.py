@@ -131,14 +131,11 @@ class Evicted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grant:
-    """The resources of a running action.
+class GrantFacts:
+    """What an action holds on its node, in its `attempt`-th try.
 
     `units` is its degree of parallelism. In the `background` the action has no core of its own, and the kernel runs it on idle
-    cores of the node. `units` is then the number that its program was last given. `evict` names the instances to evict first, in
-    order. With `restore`, the action's service must be brought onto the cells before the action runs. A request to an outside API
-    goes out at `not_before`, the scheduler's time, where that is later than its arrival. `allowance_mb` is the memory that the action's
-    environment may use from now on, 0 if the grant does not change it, and `allowance_serial` its number (`commands.Allow`).
+    cores of the node. `units` is then the number that its program was last given.
     """
 
     node: str
@@ -147,6 +144,18 @@ class Grant:
     core_ids: tuple[int, ...] = ()
     background: bool = False
     cell_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant(GrantFacts):
+    """The resources of a running action.
+
+    `evict` names the instances to evict first, in order. With `restore`, the action's service must be brought onto the cells before the
+    action runs. A request to an outside API goes out at `not_before`, the scheduler's time, where that is later than its arrival.
+    `allowance_mb` is the memory that the action's environment may use from now on, 0 if the grant does not change it, and
+    `allowance_serial` its number (`commands.Allow`).
+    """
+
     evict: tuple[Evicted, ...] = ()
     restore: bool = False
     not_before: float = 0.0

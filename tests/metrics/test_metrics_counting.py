@@ -36,6 +36,7 @@ from scheduler.live.entries import (
     Unfinished,
     UnfinishedAction,
 )
+from scheduler.model import Grant
 from scheduler.model.commands import Finish, NoteDraining
 from tangram.settings import Settings
 from tests.freezing import freeze
@@ -162,7 +163,7 @@ def test_a_scheduler_that_takes_over_knows_what_waits_and_runs_and_one_that_stan
     header = {"job": "j", "kind": "cpu.exec"}
     waiting, running = (
         UnfinishedAction(id=name, header=header, message="", submitted_at=0.0, received_at=0.0, grant=grant)
-        for name, grant in (("w", None), ("r", granted("r", 0, 1)))
+        for name, grant in (("w", None), ("r", Grant(node="n", units=2, core_ids=(0, 1))))
     )
     told = Told(unfinished=Unfinished(actions=(waiting, running), environments=(), nodes=(up(),)))
     # When this one leads, it tells of it, without counting it as received

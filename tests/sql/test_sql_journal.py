@@ -10,9 +10,16 @@ from sqlalchemy import Engine
 
 from app.journal.status import status
 from app.journal.writing import SqlJournal
-from scheduler.live.entries import EndsPublished, UnpublishedEnd
+from scheduler.live.entries import ActionGranted, EndsPublished, UnpublishedEnd
+from scheduler.model import Grant, GrantFacts
 from scheduler.model.commands import NoteDraining
+from scheduler.model.copied import shared
 from scheduler.model.events import EnvironmentGone
+
+
+def held(entry: ActionGranted) -> tuple[Grant, float]:
+    """What an action holds, by the entry of its grant, and since when."""
+    return Grant(**shared(GrantFacts, entry)), entry.granted_at
 
 
 def test_a_received_action_waits(engine: Engine, make: Any, tables: Any, write: Any) -> None:
@@ -110,7 +117,7 @@ def test_unfinished_actions_come_back_in_order_of_reception_with_what_they_hold(
         found = journal.unfinished().actions
     # Then it has all but the ended, and the grant of the running one
     assert [action.id for action in found] == ["z", "running", "again"]
-    assert [action.grant for action in found] == [None, make.granted("running"), None]
+    assert [(action.grant, action.granted_at) for action in found] == [(None, None), held(make.granted("running")), (None, None)]
     assert found[0].header == entries[0].header
     assert (found[0].message, found[0].submitted_at, found[0].received_at) == ('["args"]', 99.5, 100.0)
 
@@ -126,8 +133,11 @@ def test_what_a_resized_action_holds_now_is_what_comes_back(engine: Engine, make
         journal.write([make.resized("grows", 103.0, core_ids=(), units=3)])
     # Then it comes back with what it holds after the last of them, since the start of its try
     with SqlJournal(engine) as journal:
-        found = {action.id: action.grant for action in journal.unfinished().actions}
-        assert found == {"grows": make.granted("grows", units=3, core_ids=(), background=True), "stays": make.granted("stays")}
+        found = {action.id: (action.grant, action.granted_at) for action in journal.unfinished().actions}
+        assert found == {
+            "grows": held(make.granted("grows", units=3, core_ids=(), background=True)),
+            "stays": held(make.granted("stays")),
+        }
         row = tables.rows(engine, "grants")[0]
         assert (row["granted_at"], row["resized_at"]) == (101.0, 103.0)
         # And what it held last is what stays written, whatever crosses with its end
