@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeInt, SecretStr, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 
@@ -39,6 +39,9 @@ def _pairs(text: object) -> object:
 Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_entries)]
 Numbers = Annotated[tuple[NonNegativeInt, ...], NoDecode, BeforeValidator(_entries)]
 Counts = Annotated[dict[str, NonNegativeInt], NoDecode, BeforeValidator(_pairs)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+Port = Annotated[int, Field(ge=1, le=65535)]
 Weights = Annotated[dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]], NoDecode, BeforeValidator(_pairs)]
 
 
@@ -55,63 +58,51 @@ class Settings(BaseSettings):
     policy: str = Field(default="elastic", description="Scheduling policy: elastic, paper, fcfs, fixed:N or static:N.")
     without: Words = Field(default=(), description="Comma-separated parts of the policy `elastic` to go without.")
     shares: Weights = Field(default={}, description="Weights of jobs for fair shares, like `job-a=2,job-b=1`; 1 where a job has none.")
-    order_window_s: float = Field(
-        default=60.0,
-        ge=0,
-        allow_inf_nan=False,
-        description="Seconds that a class of priority is worth in the queues for GPU cells and quotas.",
+    order_window_s: Seconds = Field(
+        default=60.0, description="Seconds that a class of priority is worth in the queues for GPU cells and quotas."
     )
-    history: int = Field(
-        default=20_000, ge=0, description="Actions of the journal from which a starting scheduler learns durations and expected work."
+    history: NonNegativeInt = Field(
+        default=20_000, description="Actions of the journal from which a starting scheduler learns durations and expected work."
     )
     keep_days: int | Literal["forever"] = Field(
         default=30, description="Days after which ended actions and environments are rolled up by the hour; 0 is the default, or `forever`."
     )
     keep_succeeded_days: int | Literal["forever"] = Field(
-        default=3,
-        description="Days after which actions that succeeded are rolled up; 0 is the default, `forever` as long as all others.",
+        default=3, description="Days after which actions that succeeded are rolled up; 0 is the default, `forever` as long as all others."
     )
-    journal_mb: int = Field(
-        default=20_000, ge=0, description="Size in MiB above which the journal gives up its oldest successes; 0 for no bound."
+    journal_mb: NonNegativeInt = Field(
+        default=20_000, description="Size in MiB above which the journal gives up its oldest successes; 0 for no bound."
     )
     services_file: Path | None = Field(default=None, description="TOML file that declares GPU services and API quotas.")
-    queue_limit: int = Field(default=100_000, ge=1, description="Waiting actions allowed per job; beyond it they are rejected at once.")
-    beat_s: float = Field(default=1.0, gt=0, description="Interval of a worker's beats; three missed ones and the node is silent.")
-    node_lost_s: float = Field(
+    queue_limit: Count = Field(default=100_000, description="Waiting actions allowed per job; beyond it they are rejected at once.")
+    beat_s: PositiveFloat = Field(default=1.0, description="Interval of a worker's beats; three missed ones and the node is silent.")
+    node_lost_s: Seconds = Field(
         default=60.0,
-        ge=0,
-        allow_inf_nan=False,
         description="Silence of a node after which it is lost, with its environments; at least three beats count. "
         "For so long, process environments wait for the next worker when theirs is killed.",
     )
-    hand_over_s: float = Field(
+    hand_over_s: Seconds = Field(
         default=10.0,
-        ge=0,
-        allow_inf_nan=False,
         description="Seconds that a worker waits for what runs when SIGTERM has it hand its process environments over to the next one.",
     )
-    takeover_s: float = Field(default=5.0, gt=0, description="Silence of the active scheduler after which a standby takes over.")
-    lease_s: float = Field(
-        default=3600.0, gt=0, description="An environment without any action for this long is closed, unless it has a lease of its own."
+    takeover_s: PositiveFloat = Field(default=5.0, description="Silence of the active scheduler after which a standby takes over.")
+    lease_s: PositiveFloat = Field(
+        default=3600.0, description="An environment without any action for this long is closed, unless it has a lease of its own."
     )
-    orphan_s: float = Field(
+    orphan_s: Seconds = Field(
         default=60.0,
-        ge=0,
-        allow_inf_nan=False,
         description="Silence of a client after which its actions are cancelled and its environments closed; at least 5, or 0 for never.",
     )
-    starting_limit: int = Field(default=64, ge=1, description="Environments that may be starting at once, over the whole fleet.")
-    starts_per_s: float = Field(default=200.0, gt=0, description="Environments that may begin to start per second, over the whole fleet.")
+    starting_limit: Count = Field(default=64, description="Environments that may be starting at once, over the whole fleet.")
+    starts_per_s: PositiveFloat = Field(default=200.0, description="Environments that may begin to start per second, over the whole fleet.")
     usage_s: float = Field(default=1.0, ge=0.1, description="Interval at which workers say what running commands have used.")
     event_log: Path | None = Field(default=None, description="File to which the scheduler adds every event and what followed from it.")
-    timeout_s: float = Field(default=3600.0, gt=0, description="Execution timeout of actions that name none, but for opens.")
-    open_timeout_s: float = Field(
-        default=1800.0,
-        gt=0,
-        description="Time within which an environment must be open, fetching its image included, where its open names none.",
+    timeout_s: PositiveFloat = Field(default=3600.0, description="Execution timeout of actions that name none, but for opens.")
+    open_timeout_s: PositiveFloat = Field(
+        default=1800.0, description="Time within which an environment must be open, fetching its image included, where its open names none."
     )
-    output_limit_bytes: int = Field(
-        default=1_048_576, ge=1, description="Captured output per stream; of more, the middle is left out, and results say `truncated`."
+    output_limit_bytes: Count = Field(
+        default=1_048_576, description="Captured output per stream; of more, the middle is left out, and results say `truncated`."
     )
     output_tail_fraction: float = Field(
         default=0.5, ge=0, le=1, description="Which part of that is kept of the end of longer output; the rest is kept of its beginning."
@@ -120,14 +111,14 @@ class Settings(BaseSettings):
         default="failed",
         description="Commands whose text and last lines CPU workers have kept in the journal: all, failed (all but exit code 0) or none.",
     )
-    depth: int = Field(default=16, ge=0, description="Waiting actions that the eviction estimate of the policy `paper` looks at.")
+    depth: NonNegativeInt = Field(default=16, description="Waiting actions that the eviction estimate of the policy `paper` looks at.")
     outage_s: float = Field(
         default=60.0,
         gt=0,
         allow_inf_nan=False,
         description="Time for which a client bridges an outage of the broker or the result store; what is not done by then fails.",
     )
-    connect_timeout_s: float = Field(default=5.0, gt=0, description="Longest wait for a broker, store or database to answer.")
+    connect_timeout_s: PositiveFloat = Field(default=5.0, description="Longest wait for a broker, store or database to answer.")
 
     sandbox: Literal["process", "docker"] = Field(
         default="process", description="What environments are on a CPU worker: process or docker."
@@ -136,20 +127,18 @@ class Settings(BaseSettings):
         default="auto",
         description="How the process sandbox sets commands apart: bubblewrap, view, none, or auto, the first of these that works.",
     )
-    disk_floor_mb: int = Field(
-        default=512,
-        ge=0,
-        description="Free disk below which a CPU worker opens no environment, MiB; 0 never refuses. Those that stand go on.",
+    disk_floor_mb: NonNegativeInt = Field(
+        default=512, description="Free disk below which a CPU worker opens no environment, MiB; 0 never refuses. Those that stand go on."
     )
     image: str | None = Field(default=None, description="Docker image of environments that name none.")
     image_pull: Literal["missing", "always", "never"] = Field(
         default="missing", description="When Docker images are fetched: missing, always or never."
     )
-    image_pull_s: float = Field(
-        default=1800.0, gt=0, description="Time within which a Docker image must be fetched, however many environments wait for it."
+    image_pull_s: PositiveFloat = Field(
+        default=1800.0, description="Time within which a Docker image must be fetched, however many environments wait for it."
     )
-    image_cache_mb: int | None = Field(
-        default=None, ge=1, description="Docker images fetched by the worker and not in use are dropped beyond this; by default never."
+    image_cache_mb: Count | None = Field(
+        default=None, description="Docker images fetched by the worker and not in use are dropped beyond this; by default never."
     )
     warm: Counts = Field(default={}, description="Containers that stand ready on a worker, by image: `python:3.12=4,node:22=2`.")
     container_user: str = Field(default="1000:1000", description="User and group, as numbers, that commands in containers run as.")
@@ -159,28 +148,25 @@ class Settings(BaseSettings):
     )
     container_read_only: bool = Field(default=False, description="Let containers write to their work folder and /tmp only, both in memory.")
     container_memory_mb: int = Field(default=2048, ge=6, description="Memory of containers whose environment names none.")
-    container_processes: int = Field(default=512, ge=1, description="Processes and threads of one container.")
-    container_disk_mb: int = Field(default=4096, ge=1, description="What one container may write to disk.")
-    container_start_s: float = Field(
+    container_processes: Count = Field(default=512, description="Processes and threads of one container.")
+    container_disk_mb: Count = Field(default=4096, description="What one container may write to disk.")
+    container_start_s: PositiveFloat = Field(
         default=60.0,
-        gt=0,
         description="Time within which a container must stand once it starts, and the longest wait for an answer of the engine.",
     )
-    containers_starting: int = Field(default=4, ge=1, description="Containers that start at once on one worker; more wait in line.")
+    containers_starting: Count = Field(default=4, description="Containers that start at once on one worker; more wait in line.")
 
-    gateway_port: int | None = Field(
-        default=None, ge=1, le=65535, description="Port of 127.0.0.1 at which `tangram up` serves the gateway too; by default it does not."
+    gateway_port: Port | None = Field(
+        default=None, description="Port of 127.0.0.1 at which `tangram up` serves the gateway too; by default it does not."
     )
-    gateway_body_mb: int = Field(default=64, ge=1, description="Largest body of a request that the gateway takes, MiB.")
-    gateway_patience_s: float = Field(
+    gateway_body_mb: Count = Field(default=64, description="Largest body of a request that the gateway takes, MiB.")
+    gateway_patience_s: PositiveFloat = Field(
         default=8.0,
-        gt=0,
         description="Seconds beyond its own timeouts for which the gateway holds a call of `/run_code` or `/run_jupyter`; after that its "
         "caller is to come again. Callers must wait for longer.",
     )
-    gateway_reward_s: float = Field(
+    gateway_reward_s: PositiveFloat = Field(
         default=100.0,
-        gt=0,
         description="Seconds for which the gateway holds a call for a reward of slime or OpenRLHF, which wait 120 s and 180 s; after that "
         "its caller is to come again.",
     )
@@ -188,8 +174,8 @@ class Settings(BaseSettings):
         default=None, description="TOML file of languages for the gateway's `/run_code`, added to those that it comes with."
     )
 
-    web_port: int | None = Field(
-        default=None, ge=1, le=65535, description="Port of 127.0.0.1 at which `tangram up` serves the live page; by default it does not."
+    web_port: Port | None = Field(
+        default=None, description="Port of 127.0.0.1 at which `tangram up` serves the live page; by default it does not."
     )
     web_token: SecretStr | None = Field(
         default=None,
@@ -197,39 +183,36 @@ class Settings(BaseSettings):
         description="Token with which a person may cancel actions, close environments and drain nodes on the live page; "
         "without one it is read-only.",
     )
-    metrics_port: int | None = Field(
+    metrics_port: Port | None = Field(
         default=None,
-        ge=1,
-        le=65535,
         description="Port at which each process serves its figures for Prometheus at `/metrics`; by default none does. The processes of "
         "`tangram up` take this port and those after it.",
     )
     metrics_host: str = Field(default="127.0.0.1", description="Address at which figures for Prometheus are served.")
-    metrics_jobs: int = Field(default=50, ge=1, description="Jobs that figures for Prometheus tell apart; further ones count as `other`.")
+    metrics_jobs: Count = Field(default=50, description="Jobs that figures for Prometheus tell apart; further ones count as `other`.")
     otel: bool = Field(default=False, description="Send OpenTelemetry spans of actions; `OTEL_EXPORTER_OTLP_ENDPOINT` says where to.")
 
     node_name: str | None = Field(default=None, description="Name of this worker's node; by default host name and kind.")
-    cores: int | None = Field(default=None, ge=1, description="Cores that a CPU worker offers; by default those of its affinity mask.")
-    reserved_cores: int = Field(
-        default=0, ge=0, description="Cores that a CPU worker leaves to the system, whole physical ones where that can be."
+    cores: Count | None = Field(default=None, description="Cores that a CPU worker offers; by default those of its affinity mask.")
+    reserved_cores: NonNegativeInt = Field(
+        default=0, description="Cores that a CPU worker leaves to the system, whole physical ones where that can be."
     )
-    memory_mb: int | None = Field(default=None, ge=1, description="Memory that a CPU worker offers; by default the host's.")
+    memory_mb: Count | None = Field(default=None, description="Memory that a CPU worker offers; by default the host's.")
     memory: Literal["fixed", "elastic"] = Field(
         default="fixed",
         description="Memory of a CPU worker's environments: fixed, booked by their `memory_mb`, or elastic, granted as it is used.",
     )
-    environments_max: int | None = Field(
-        default=None, ge=1, description="Environments that a CPU worker holds at most; by default any number for which it has memory."
+    environments_max: Count | None = Field(
+        default=None, description="Environments that a CPU worker holds at most; by default any number for which it has memory."
     )
     process_memory_mb: int | None = Field(
         default=None,
         ge=6,
         description="Memory of environments of the process sandbox that name none; by default half of what all may have together.",
     )
-    cells: int | None = Field(default=None, ge=1, description="GPU cells that a GPU worker offers; by default one per CUDA device, else 1.")
-    cell_memory_mb: int | None = Field(
+    cells: Count | None = Field(default=None, description="GPU cells that a GPU worker offers; by default one per CUDA device, else 1.")
+    cell_memory_mb: Count | None = Field(
         default=None,
-        ge=1,
         description="MiB per GPU cell; by default what is free of it at the start, or without GPUs an equal share of half the memory.",
     )
     gpu_order: Numbers = Field(
@@ -239,9 +222,8 @@ class Settings(BaseSettings):
     vllm_python: Path | None = Field(
         default=None, description="Interpreter of the environment that vLLM is installed in; by default a GPU worker's own."
     )
-    host_memory_mb: int | None = Field(
+    host_memory_mb: Count | None = Field(
         default=None,
-        ge=1,
         description="Host memory for the copies of services that are off their cells; by default half of what the worker may use.",
     )
     labels: Words = Field(default=(), description="Comma-separated labels of this worker's node, matched by `requires`.")
