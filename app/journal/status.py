@@ -30,6 +30,7 @@ from app.journal.models import (
 )
 from app.journal.unfinished import set_aside
 from scheduler.live.entries import SetAside
+from scheduler.model import InstanceFacts
 from scheduler.model.copied import filled
 from scheduler.model.lifecycle import NODE_HELD
 from tangram.action import CELLS
@@ -51,25 +52,16 @@ class NodeStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceStatus:
+class InstanceStatus(InstanceFacts):
     """An instance of a service, as its worker last said.
 
-    `state` is that of the node where it is not up. `memory_mb` and `host_mb` are MiB as measured, `running` the actions on it now;
-    the counts are since its worker began.
+    `state` is that of the node where it is not up, `running` the actions on it now.
     """
 
     node: str
     cells: tuple[int, ...]
     state: str
-    reason: str
-    memory_mb: float
-    host_mb: float
     running: int
-    starts: int
-    restores: int
-    evictions: int
-    leaks: int
-    wrong_answers: int
     changed_at: float
 
 

@@ -15,10 +15,10 @@ from prometheus_client.core import GaugeMetricFamily
 from app.metrics.bounded import Names
 from app.metrics.families import counter, gauge_family
 from scheduler.live.entries import InstanceChanged, InstancesForgotten
+from scheduler.model import INSTANCE_COUNTS
 from scheduler.model.lifecycle import SERVICE
 
 MIB = 1 << 20
-COUNTED = ("starts", "restores", "evictions", "leaks", "wrong_answers")
 
 InstanceKey = tuple[str, str, tuple[int, ...]]
 """An instance: its node, its service, its cells."""
@@ -28,7 +28,7 @@ class Services:
     """The instances that have been heard of. Not safe for threads by itself."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._counters = {what: counter(f"tangram_service_{what}_total", registry) for what in COUNTED}
+        self._counters = {what: counter(f"tangram_service_{what}_total", registry) for what in INSTANCE_COUNTS}
         self._names = Names()
         self._last: dict[InstanceKey, InstanceChanged] = {}
         self._fresh: set[str] = set()
@@ -50,7 +50,7 @@ class Services:
         """Take in what a worker says of an instance."""
         key = (entry.node, entry.service, entry.cell_ids)
         before, label = self._last.get(key), self._names.label(entry.service)
-        for what in COUNTED:
+        for what in INSTANCE_COUNTS:
             count = getattr(entry, what)
             known = getattr(before, what) if before is not None else 0 if entry.node in self._fresh else count
             if (grown := count - known if count >= known else count) or before is None:

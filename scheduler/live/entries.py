@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from scheduler.model import EnvironmentFacts, Grant, GrantFacts
+from scheduler.model import EnvironmentFacts, Grant, GrantFacts, InstanceFacts
 from scheduler.model.commands import Finish, NoteDraining, NoteNode, Requeue
 from scheduler.model.events import EnvironmentGone, LeaseRenewed
 from scheduler.model.lifecycle import End, EnvironmentState, ServiceState
@@ -93,25 +93,14 @@ class NodeChanged(NoteNode):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceChanged:
-    """The instance of a service on these cells of a node is now in `state`.
-
-    `memory_mb` and `host_mb` are the measured MiB on its cells and in host memory. The other counts are since its worker began.
-    """
+class InstanceChanged(InstanceFacts):
+    """The instance of a service on these cells of a node is now in `state`."""
 
     node: str
     service: str
     cell_ids: tuple[int, ...]
     state: ServiceState
     at: float
-    reason: str = ""
-    memory_mb: float = 0.0
-    host_mb: float = 0.0
-    starts: int = 0
-    restores: int = 0
-    evictions: int = 0
-    leaks: int = 0
-    wrong_answers: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

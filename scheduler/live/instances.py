@@ -13,7 +13,8 @@ from typing import Any
 from scheduler.gpu.cells import Instance
 from scheduler.live.descriptions import amount_of, count_of, name_of
 from scheduler.live.entries import InstanceChanged, InstancesForgotten
-from scheduler.model import events
+from scheduler.model import INSTANCE_COUNTS, events
+from scheduler.model.copied import filled
 from scheduler.model.lifecycle import SERVICE, ServiceState
 
 log = logging.getLogger(__name__)
@@ -110,10 +111,7 @@ class Instances:
         return list(self._said)
 
     def _tell(self, entry: InstanceChanged, now: float) -> None:
-        changed = events.ServiceChanged(
-            node=entry.node, service=entry.service, cell_ids=entry.cell_ids, state=entry.state, reason=entry.reason
-        )
-        self._handle(changed, now)
+        self._handle(filled(events.ServiceChanged, entry), now)
 
 
 def sensible(node: str, said: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -134,6 +132,8 @@ def entry_of(node: str, said: Mapping[str, Any], now: float) -> InstanceChanged:
     state = _STATES.get(str(said["state"]))
     if state is None:
         raise ValueError(f"no such state of a service: {said['state']!r}")
+    measured: dict[str, Any] = {name: amount_of(said.get(name, 0.0)) for name in ("memory_mb", "host_mb")}
+    measured |= {name: count_of(said.get(name, 0)) for name in INSTANCE_COUNTS}
     return InstanceChanged(
         node=node,
         service=name_of(said["service"]),
@@ -141,13 +141,7 @@ def entry_of(node: str, said: Mapping[str, Any], now: float) -> InstanceChanged:
         state=state,
         at=now,
         reason=str(said.get("reason", "")),
-        memory_mb=amount_of(said.get("memory_mb", 0.0)),
-        host_mb=amount_of(said.get("host_mb", 0.0)),
-        starts=count_of(said.get("starts", 0)),
-        restores=count_of(said.get("restores", 0)),
-        evictions=count_of(said.get("evictions", 0)),
-        leaks=count_of(said.get("leaks", 0)),
-        wrong_answers=count_of(said.get("wrong_answers", 0)),
+        **measured,
     )
 
 

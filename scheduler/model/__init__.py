@@ -123,6 +123,28 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceFacts:
+    """What a worker, its reports and the journal say of an instance of a service alike.
+
+    `reason` says why it is in its state, if that needs a reason. `memory_mb` and `host_mb` are the measured MiB on its cells and in host
+    memory. The counts are since its worker began: `leaks` of evictions that did not free the memory, `wrong_answers` of restores that
+    brought back spoilt weights.
+    """
+
+    reason: str = ""
+    memory_mb: float = 0.0
+    host_mb: float = 0.0
+    starts: int = 0
+    restores: int = 0
+    evictions: int = 0
+    leaks: int = 0
+    wrong_answers: int = 0
+
+
+INSTANCE_COUNTS = ("starts", "restores", "evictions", "leaks", "wrong_answers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evicted:
     """An instance that is evicted from its cells."""
 

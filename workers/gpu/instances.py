@@ -9,10 +9,11 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from app.services_file import ServiceConfig
-from scheduler.model.copied import filled
+from scheduler.model import InstanceFacts
+from scheduler.model.copied import filled, shared
 from scheduler.model.lifecycle import ServiceState
 from tangram.wire import WireEvicted, WireInstance
 from workers.gpu.engines.abstract import Engine
@@ -34,47 +35,21 @@ class InstanceName(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceStatus:
-    """One instance as it is now.
-
-    The counters `starts`, `restores`, `evictions`, `leaks` and `wrong_answers` begin with the worker.
-    """
+class InstanceStatus(InstanceFacts):
+    """One instance as it is now. Its wrong answers are those of `engines/canary.py`."""
 
     name: InstanceName
     state: ServiceState = "absent"
-    reason: str = ""
-    """Why it is in its state, if that needs a reason."""
     reserved: bool = False
     """Whether it is booked as one that is on its cells."""
-    memory_mb: float = 0.0
-    """MiB of device memory over all its cells, as measured."""
-    host_mb: float = 0.0
-    """MiB of its copy in host memory, as measured."""
     running: int = 0
     """Calls in it."""
-    starts: int = 0
-    restores: int = 0
-    evictions: int = 0
-    leaks: int = 0
-    """Evictions that did not free the memory."""
-    wrong_answers: int = 0
-    """Restores that brought back spoilt weights, see `engines/canary.py`."""
 
     def to_wire(self) -> WireInstance:
         """Return it as it stands in reports and beats."""
-        return {
-            "service": self.name.service,
-            "cell_ids": list(self.name.cells),
-            "state": self.state,
-            "reason": self.reason,
-            "memory_mb": round(self.memory_mb, 1),
-            "host_mb": round(self.host_mb, 1),
-            "starts": self.starts,
-            "restores": self.restores,
-            "evictions": self.evictions,
-            "leaks": self.leaks,
-            "wrong_answers": self.wrong_answers,
-        }
+        rounded = {"memory_mb": round(self.memory_mb, 1), "host_mb": round(self.host_mb, 1)}
+        named = {"service": self.name.service, "cell_ids": list(self.name.cells), "state": self.state}
+        return cast(WireInstance, {**named, **shared(InstanceFacts, self), **rounded})
 
 
 @dataclass(slots=True, eq=False)
