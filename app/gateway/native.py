@@ -207,18 +207,9 @@ async def open_environment(body: OpenBody, caller: CallerOf, gateway: GatewayOf,
     """Open an environment; the same name or key gives the same one."""
     if key is not None:
         await calls.check_key(request, name_key(caller.job, "key", key))
+    asked = body.model_dump(exclude={"requires", "queue_timeout_s"})
     record = await gateway.environments.open(
-        caller,
-        image=body.image,
-        memory_mb=body.memory_mb,
-        requires=tuple(body.requires),
-        trajectory=body.trajectory,
-        metadata=body.metadata,
-        name=body.name,
-        key=key,
-        lease_s=body.lease_s,
-        deadline_s=body.queue_timeout_s,
-        request=request,
+        caller, **asked, requires=tuple(body.requires), key=key, deadline_s=body.queue_timeout_s, request=request
     )
     return EnvironmentAnswer.of(record)
 
@@ -347,9 +338,7 @@ async def _state_of(action: str, caller: CallerOf, gateway: Gateway) -> ActionAn
     known = await gateway.journal.action(action)
     if known is None:
         raise NotFound(f"action {action} is unknown: it was never submitted, is not written down yet, or ended long ago")
-    answer = ActionAnswer(
-        id=known.id, kind=known.kind, status=known.status, reason=known.reason, cause=known.cause, fault=fault_of(known.cause)
-    )
+    answer = ActionAnswer(**asdict(known), fault=fault_of(known.cause))
     try:
         stored = await stored_result(gateway, known.kind, action)
     except ActionError as error:

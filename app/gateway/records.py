@@ -19,6 +19,7 @@ import logging
 import secrets
 import time
 from collections import OrderedDict
+from dataclasses import asdict
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -149,16 +150,8 @@ class Records:
 
     async def adopt(self, job: str, environment: str, known: Standing) -> Record:
         """Write a record of an environment that was opened elsewhere, or return the one that another process has written."""
-        record = Record(
-            id=environment,
-            job=job,
-            trajectory=known.trajectory,
-            open_id="",
-            state="open",
-            created_at=known.created_at,
-            ends_at=known.ends_at,
-            access_token=secrets.token_urlsafe(24),
-        )
+        token = secrets.token_urlsafe(24)
+        record = Record(id=environment, job=job, open_id="", state="open", access_token=token, **asdict(known))
         return await self._enter_unless_there(record)
 
     async def _enter_unless_there(self, record: Record) -> Record:

@@ -155,17 +155,12 @@ def sort_of(connection: Connection, name: str) -> str:
     return next(found, "")
 
 
+_EQUAL: Final = ("job", "kind", "fault", "node", "service", "environment", "trajectory")
+"""The words of a filter that an action's columns of these names must equal."""
+
+
 def _narrow(wanted: ActionFilter) -> list[ColumnElement[bool]]:
-    columns = {
-        Action.job: wanted.job,
-        Action.kind: wanted.kind,
-        Action.fault: wanted.fault,
-        Action.node: wanted.node,
-        Action.service: wanted.service,
-        Action.environment: wanted.environment,
-        Action.trajectory: wanted.trajectory,
-    }
-    narrow: list[ColumnElement[bool]] = [column == value for column, value in columns.items() if value]
+    narrow: list[ColumnElement[bool]] = [getattr(Action, name) == value for name in _EQUAL if (value := getattr(wanted, name))]
     if wanted.q:
         texts = (Action.id, Action.trajectory, Action.environment, Action.action_class, Action.reason)
         narrow.append(or_(*(text.icontains(wanted.q, autoescape=True) for text in texts)))

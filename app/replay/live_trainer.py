@@ -211,10 +211,6 @@ class LiveReplay:
                         status="rejected",
                         submitted_at=now,
                         ended_at=now,
-                        queue_s=0.0,
-                        overhead_s=0.0,
-                        execution_s=0.0,
-                        units=0,
                         floor_s=recorded.floor_s,
                         reason=f"no environment: {error.reason}",
                     )

@@ -27,6 +27,7 @@ from app.replay.outside_api import API_HOST, OutsideApi
 from app.replay.traces import limits_of
 from scheduler.learning.durations import Observation
 from scheduler.model import UNLIMITED
+from scheduler.model.copied import filled
 from scheduler.policies import make_policy
 from scheduler.sim.cluster import Cluster
 from scheduler.sim.simulate import Simulation
@@ -77,14 +78,8 @@ class ReplayOptions:
 def simulate(trace: Trace, options: ReplayOptions, history: Sequence[Observation] = ()) -> ReplayRecord:
     """Replay in virtual time, by a scheduler that has learned from `history`."""
     prepared = options.prepare(trace)
-    cluster = Cluster(
-        nodes=options.nodes,
-        cores=options.cores or stack.cores_here(),
-        memory_mb=options.memory_mb or UNLIMITED,
-        gpus=_gpus(prepared, options),
-        gpu_memory_mb=options.gpu_memory_mb,
-        labels=options.labels,
-    )
+    cores, memory_mb = options.cores or stack.cores_here(), options.memory_mb or UNLIMITED
+    cluster = filled(Cluster, options, cores=cores, memory_mb=memory_mb, gpus=_gpus(prepared, options))
     policy = make_policy(options.policy, without=options.without)
     return Simulation(prepared, policy, cluster, speed=options.speed, history=history, overhead_s=options.overhead_s).run()
 

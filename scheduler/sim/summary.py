@@ -30,12 +30,12 @@ class ActionRecord:
     status: str
     submitted_at: float
     ended_at: float
-    queue_s: float
-    overhead_s: float
-    execution_s: float
-    units: int
     floor_s: float
+    queue_s: float = 0.0
     background_s: float = 0.0
+    overhead_s: float = 0.0
+    execution_s: float = 0.0
+    units: int = 0
     unit_seconds: float = 0.0
     cpu_s: float = 0.0
     reason: str = ""
