@@ -22,6 +22,12 @@ FLOOD_LEAST: Final = 100
 FLOOD_OF_EACH: Final = 10
 """Waiting actions of a job from which on it floods, beside other jobs: so many in all, and so many for each core and cell."""
 
+OF_SCHEDULER: Final = ("beat", "quota")
+"""Notices that only a scheduler can find: what they are about begins with one of these words."""
+
+GROWING: Final = ("wait", "flood")
+"""Notices of what waits: as long as they are found, it goes on, though the action that waits longest is another one."""
+
 RESOLVED_S: Final = 3600.0
 MOST_RESOLVED: Final = 50
 """For how long, and of how many notices at the most, it is said that they are resolved."""
@@ -56,13 +62,19 @@ class Attention:
         self._known: dict[str, Notice] = {}
         self.resolved: tuple[Notice, ...] = ()
 
-    def see(self, found: Sequence[Notice], now: float) -> None:
-        """Take in what a look has found."""
-        present = {notice.about: notice for notice in found}
-        gone = [replace(notice, resolved=now) for about, notice in self._known.items() if about not in present]
+    def see(self, found: Sequence[Notice], now: float, *, has_scheduler: bool) -> list[Notice]:
+        """Take in what a look has found, and return it in its order. What goes on since an earlier look has been so since then."""
+        present = {notice.about: self._going_on(notice) for notice in found}
+        unseen = {} if has_scheduler else {about: one for about, one in self._known.items() if about.startswith(OF_SCHEDULER)}
+        gone = [replace(notice, resolved=now) for about, notice in self._known.items() if about not in {**unseen, **present}]
         known = {*present, *self._known}
         before = [notice for notice in self.resolved if notice.about not in known and (notice.resolved or 0.0) > now - RESOLVED_S]
-        self._known, self.resolved = present, (*gone, *before)[:MOST_RESOLVED]
+        self._known, self.resolved = {**unseen, **present}, (*gone, *before)[:MOST_RESOLVED]
+        return list(present.values())
+
+    def _going_on(self, notice: Notice) -> Notice:
+        before = self._known.get(notice.about)
+        return replace(notice, since=before.since) if before is not None and notice.about.startswith(GROWING) else notice
 
 
 def notices(document: Document, problem: str = "") -> list[Notice]:

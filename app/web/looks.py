@@ -127,7 +127,7 @@ class Looks:
                 document = overview(present, self.recent, scheduler, {} if problem else silences_of(self._store, present))
                 found = notices(document, problem)
                 if not problem:  # with a problem, notices are missing that are not resolved
-                    self._attention.see(found, now)
+                    found = self._attention.see(found, now, has_scheduler=scheduler is not None)
             except DatabaseError as error:
                 problem = f"the journal cannot be read: {error}"
             ended = time.monotonic()

@@ -92,8 +92,22 @@ def test_what_is_acknowledged_is_folded_away_in_this_browser_until_it_is_asked_f
         expect(phone.get_by_text("1 acknowledged in this browser.")).to_be_visible()
         expect(notice).to_be_hidden()
     # And it is there again once somebody asks
-    phone.get_by_role("button", name="Show", exact=True).click()
+    phone.get_by_role("button", name="Show again").click()
     expect(notice).to_be_visible()
+
+
+def test_what_is_acknowledged_leaves_its_place_to_the_next(phone: Page, trouble: Trouble) -> None:
+    # Given a page with room for one notice, and more of them
+    phone.add_init_script("document.addEventListener('tangram-look', () => { document.querySelector('.notices').dataset.most = 1; })")
+    phone.goto("/")
+    notices = phone.locator(".notices > li").locator("visible=true")
+    expect(notices).to_have_count(1)
+    first = notices.get_attribute("data-key")
+    # When it is acknowledged
+    notices.get_by_role("button", name="Acknowledge").click()
+    # Then another one is there
+    expect(notices).to_have_count(1)
+    assert notices.get_attribute("data-key") != first
 
 
 def test_a_list_of_lost_actions_tells_them_apart_and_says_why(page: Page, trouble: Trouble) -> None:

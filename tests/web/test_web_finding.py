@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -78,7 +79,7 @@ def test_what_needs_attention_no_longer_is_resolved_for_an_hour_or_until_it_does
 
     def resolved_at(now: float, *, draining: bool) -> list[tuple[str, float | None]]:
         write_draining(draining)
-        attention.see(notices(seen(journal, SHOWN)), now)
+        attention.see(notices(seen(journal, SHOWN)), now, has_scheduler=True)
         return [(notice.about, notice.resolved) for notice in attention.resolved]
 
     # When it is put back, drains again, and is put back again; then it is resolved from each time on
@@ -87,6 +88,32 @@ def test_what_needs_attention_no_longer_is_resolved_for_an_hour_or_until_it_does
     assert resolved_at(220.0, draining=True) == []
     assert resolved_at(240.0, draining=False) == [("draining n1", 240.0)]
     assert resolved_at(241.0 + RESOLVED_S, draining=False) == []
+
+
+def test_what_only_a_scheduler_can_find_is_not_resolved_while_there_is_none(journal: str) -> None:
+    # Given a quota that is closed
+    attention, throttled = Attention(), {**SHOWN, "quotas": {"search": {**SHOWN["quotas"]["search"], "throttle": "closed"}}}
+
+    def resolved(shown: dict[str, Any] | None) -> list[str]:
+        attention.see(notices(seen(journal, shown)), time.time(), has_scheduler=shown is not None)
+        return [notice.about for notice in attention.resolved]
+
+    assert resolved(throttled) == resolved(None) == resolved(throttled)[1:] == []
+    assert resolved(SHOWN) == ["quota search", "scheduler"]
+
+
+def test_a_queue_waits_since_it_was_first_long_whichever_action_is_the_oldest_now(journal: str) -> None:
+    attention, now = Attention(), time.time()
+
+    def since(oldest: str, at: float) -> list[float | None]:
+        write(journal, *action(oldest, at))
+        found = attention.see(notices(seen(journal, SHOWN)), now, has_scheduler=True)
+        return [notice.since for notice in found if notice.about.startswith("wait")]
+
+    # When the oldest one is gone and another one is the oldest
+    first = since("w1", now - 300)
+    write(journal, *action("w1", now - 300, now - 200, now - 100))
+    assert first == since("w2", now - 200) != []
 
 
 def test_a_job_alone_floods_nobody(journal: str) -> None:

@@ -133,12 +133,14 @@
     }
   }
 
-  function foldKnown() {
+  function foldNotices() {
     const known = acknowledged();
     for (const list of document.querySelectorAll(".notices")) {
       const under = list.nextElementSibling;
       const hidden = [...list.children].filter((item) => known[item.dataset.key] >= Number(item.dataset.changed));
-      for (const item of list.children) item.classList.toggle("known", hidden.includes(item));
+      const others = [...list.children].filter((item) => !hidden.includes(item));
+      const shown = others.slice(0, Number(list.dataset.most) || others.length);
+      for (const item of list.children) item.classList.toggle("folded", !shown.includes(item));
       under.hidden = !hidden.length;
       under.firstElementChild.textContent = `${hidden.length} acknowledged in this browser.`;
     }
@@ -149,12 +151,16 @@
     if (!item && !event.target.closest(".acknowledged button")) return;
     const known = item ? acknowledged() : {};
     if (item) known[item.dataset.key] = Number(document.getElementById("main").dataset.at);
-    localStorage.setItem("tangram-acknowledged", JSON.stringify(known));
-    foldKnown();
+    try {
+      localStorage.setItem("tangram-acknowledged", JSON.stringify(known));
+    } catch {
+      say("this browser keeps nothing for this page");
+    }
+    foldNotices();
   }
 
-  foldKnown();
-  document.addEventListener("tangram-look", foldKnown);
+  foldNotices();
+  document.addEventListener("tangram-look", foldNotices);
   document.addEventListener("click", acknowledge);
 
   // Acting: a POST with the token in a header, which no form of another site can send.
