@@ -28,12 +28,13 @@ from scheduler.sim.summary import ReplayRecord
 from scheduler.sim.trace import Step, Trace, Trajectory
 from tangram.settings import Settings
 
-GROUPS = ("/sys/fs/cgroup/memory/**/tangram-*/memory.usage_in_bytes", "/sys/fs/cgroup/**/tangram-*/memory.current")
+CONTAINERS = "/sys/fs/cgroup/memory/docker/memory.usage_in_bytes"
+GROUPS = ("/sys/fs/cgroup/memory/**/tangram-*/memory.usage_in_bytes", "/sys/fs/cgroup/**/tangram-*/memory.current", CONTAINERS)
 SAMPLE_S = 0.5
 LONGEST_S = 5.0
 """Seconds of an action; some of the recorded ones wait for two minutes for their time limit."""
 
-PAUSED_S = 0.02
+PAUSED_S = 0.05
 """Time without progress from which on an action counts as paused: what is shorter is how late a sample was."""
 
 
@@ -104,11 +105,12 @@ def main() -> None:
     parser.add_argument("--limit-mb", type=int, default=1_024, help="limit of each environment")
     parser.add_argument("--memory-mb", type=int, default=2_048, help="memory of the node")
     parser.add_argument("--speed", type=float, default=60.0, help="think times are divided by this")
+    parser.add_argument("--image", help="containers of this image, which has python3, instead of processes")
     parser.add_argument("--seeds", type=int, default=8, help="simulations")
     given = parser.parse_args()
     trace = chosen(read_trace(given.trace), given.rollouts, given.limit_mb)
     options = ReplayOptions(cores=64, memory_mb=given.memory_mb, speed=given.speed, tile=len(trace.trajectories), spread_s=10.0)
-    os.environ["TANGRAM_MEMORY"] = "elastic"
+    os.environ |= {"TANGRAM_MEMORY": "elastic", **({"TANGRAM_SANDBOX": "docker", "TANGRAM_IMAGE": given.image} if given.image else {})}
     with tempfile.TemporaryDirectory() as folder, peak() as most:
         settings = Settings(state_dir=Path(folder))
         live = replay_live(trace, given.trace, options, settings, lambda count: lambda: None, print).record
