@@ -120,15 +120,7 @@ def act_report(engine: Engine, selection: Selection = EVERYTHING) -> ActReport:
 
 def act_report_in(connection: Connection, selection: Selection) -> ActReport:
     """Return what `act_report` does, from a snapshot that other questions share."""
-    columns = (
-        Action.kind,
-        Action.job,
-        Action.status,
-        Action.cause,
-        Action.fault,
-        *(getattr(Action, part) for part in PARTS),
-        Action.cpu_s,
-    )
+    columns = (Action.kind, Action.job, Action.status, Action.cause, Action.fault, Action.cpu_s, *(getattr(Action, part) for part in PARTS))
     where = conditions_of(selection)
     total = _Group()
     by_kind, by_job = defaultdict[str, _Group](_Group), defaultdict[str, _Group](_Group)

@@ -140,14 +140,7 @@ def wait_until_up(stack: EmbeddedStack, plan: StackPlan, timeout_s: float = READ
 
 def settings_of(stack: EmbeddedStack, base: Settings) -> Settings:
     """Return settings that point at a stack that is up."""
-    return base.model_copy(
-        update={
-            "broker_url": stack.broker_url,
-            "result_url": stack.result_url,
-            "database_url": stack.database_url,
-            "state_dir": stack.state_dir,
-        }
-    )
+    return base.model_copy(update={name: getattr(stack, name) for name in ("broker_url", "result_url", "database_url", "state_dir")})
 
 
 def cores_here() -> int:

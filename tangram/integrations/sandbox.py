@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from tangram import calls
 from tangram.action import Action
 from tangram.aio import AsyncClient
-from tangram.calls import ExecOptions, Place
+from tangram.calls import ExecOptions, OpenOptions, Place
 from tangram.errors import ActionError, ActionFailed, ActionLost, ActionRejected, ActionTimedOut, TangramError
 from tangram.files import drive_async
 from tangram.handles import AsyncHandle, Handle
@@ -74,22 +74,15 @@ class Sandbox:
         Where no node has containers, an image is a label only and a warning says so, unless it is `image_needed`.
         """
         requires, labels = tuple(requires), () if image is None else (CONTAINERS,)
+        options: OpenOptions = {"trajectory": trajectory, "memory_mb": memory_mb, "detached": detached, "timeout_s": timeout_s}
+        options |= {"image": image, "requires": (*requires, *labels)}
         try:
-            opened = await client.open(
-                trajectory=trajectory,
-                image=image,
-                memory_mb=memory_mb,
-                requires=(*requires, *labels),
-                detached=detached,
-                timeout_s=timeout_s,
-            )
+            opened = await client.open(**options)
         except ActionRejected as error:
             if image is None or image_needed or not actions.lacks_containers(error):
                 raise
             _log.warning("no node has containers: image %s is a label only", image)
-            opened = await client.open(
-                trajectory=trajectory, memory_mb=memory_mb, requires=requires, detached=detached, timeout_s=timeout_s
-            )
+            opened = await client.open(**(options | {"image": None, "requires": requires}))
         return cls(client, Place(client.job, trajectory, opened.id))
 
     async def exec(self, command: str, *, whole: bool = False, **options: Unpack[ExecOptions]) -> ExecResult:

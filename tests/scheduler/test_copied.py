@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from scheduler.model.copied import filled
+from scheduler.model.copied import filled, shared
 
 
 @dataclass
@@ -15,6 +15,16 @@ class Kept:
     name: str
     cores: int
     owner: str = ""
+
+
+@dataclass
+class Noted(Kept):
+    at: float = 0.0
+
+
+@dataclass
+class Running(Kept):
+    node: str = ""
 
 
 def test_a_value_has_what_is_given_before_what_the_source_says() -> None:
@@ -27,3 +37,7 @@ def test_a_field_that_neither_says_is_named_also_where_it_has_a_default(source: 
     with pytest.raises(AttributeError, match="owner"):
         filled(Kept, source)
     assert filled(Kept, source, owner="") == Kept("a", 1)
+
+
+def test_what_two_classes_share_by_their_base_goes_from_one_to_the_other() -> None:
+    assert Running(**shared(Kept, Noted("a", 1, "me", at=2.0)), node="n") == Running("a", 1, "me", "n")
