@@ -36,7 +36,6 @@ from scheduler.live.entries import (
     Journal,
     NodeChanged,
     Unfinished,
-    UnfinishedAction,
 )
 from scheduler.model.commands import NoteDraining
 from scheduler.model.lifecycle import NODE_HELD
@@ -177,7 +176,7 @@ class SchedulerMetrics(Collector):
             case InstancesForgotten():
                 self._services.forget(entry)
 
-    def _receive(self, action: ActionReceived | UnfinishedAction) -> Group:
+    def _receive(self, action: ActionReceived) -> Group:
         job = self._jobs.enter(str(action.header.get("job") or ""), action.received_at)
         group = job, self._kinds.label(str(action.header.get("kind") or ""))
         self._ledger.receive(action.id, group, action.submitted_at, str(action.header.get("environment") or ""))

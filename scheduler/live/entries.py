@@ -144,18 +144,13 @@ Entry = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnfinishedAction:
+class UnfinishedAction(ActionReceived):
     """An unfinished action, by the journal of the scheduler before this one.
 
     `grant` is what it holds after all resizes. Its try began at `granted_at`, and the last resize was at `resized_at`. `attempts`
     counts its grants.
     """
 
-    id: str
-    header: Mapping[str, Any]
-    message: str
-    submitted_at: float
-    received_at: float
     grant: Grant | None
     granted_at: float | None = None
     attempts: int = 0
