@@ -300,7 +300,7 @@ class Environments:
         """Note that an environment ended by itself. Waiting actions are lost; its room is free once running actions end."""
         environment.lost = True
         if environment.end_cause == "environment_lost":  # neither its program nor a want of memory has ended it
-            self.order.died(self._state.nodes[environment.node or ""], environment.job, now)
+            self.order.died(self._state.nodes[environment.node or ""], environment, now)
         if not environment.actions:
             self.forget(environment, reason, now)
             return

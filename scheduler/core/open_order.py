@@ -13,8 +13,8 @@
    rest, up to `LONGEST_REST_S`. An environment that it has opened ends the doubling. An open that fails for good on several nodes is
    itself at fault, and ends their rests. So one job's bad image keeps no other job waiting.
 6. A node on which an environment has died by itself rests, too, while another node can open environments. Otherwise a sick node, which
-   is soon the emptiest, would get one environment after the other. Here an environment that ends well ends the doubling. A job whose
-   environments die on several nodes is itself at fault, and ends their rests.
+   is soon the emptiest, would get one environment after the other. A rest is for all that die before it is over. Here an environment
+   that ends well ends the doubling. A job whose environments die on several nodes is itself at fault, and ends their rests.
 
 Under policies without shares all jobs count as one.
 
@@ -119,14 +119,17 @@ class OpenOrder:
         """Have a node rest that could not open an environment."""
         self._rest(node, ("open", environment_id), now)
 
-    def died(self, node: Node, job: str, now: float) -> None:
-        """Have a node rest on which an environment of a job has died, unless others died elsewhere, or no other node opens any."""
-        others = [other for other in self._state.nodes.values() if other is not node and other.takes("cpu", ())]
-        same = [other for other in others if other.rests_for == ("death", job) and now < other.rests_until + LONGEST_REST_S]
+    def died(self, node: Node, environment: Environment, now: float) -> None:
+        """Have a node rest on which an environment has died, while another node can open such environments.
+
+        If environments of the job have died on others lately, the job is at fault, and their rests end.
+        """
+        others = [other for other in self._state.nodes.values() if other is not node and other.takes("cpu", environment.requires)]
+        same = [other for other in others if other.rests_for == ("death", environment.job) and now < other.rests_until + LONGEST_REST_S]
         for other in same:
             other.rest_s = other.rests_until = 0.0
-        if not same and any(other.rests_until <= now for other in others):
-            self._rest(node, ("death", job), now)
+        if not same and node.rests_until <= now and any(other.rests_until <= now for other in others):
+            self._rest(node, ("death", environment.job), now)
 
     def _rest(self, node: Node, why: tuple[str, str], now: float) -> None:
         node.rests_for = why

@@ -342,7 +342,8 @@ class Environment:
     An `elastic` environment is granted memory as it uses it, up to `memory_mb`, where its node can do that (`scheduler/core/memory.py`).
     It counts for its job with `counted_mb`, the memory that it was expected to hold when it was placed.
 
-    `unseen_beats` counts the latest beats of its node, in a row, that did not name it.
+    `unseen_beats` counts the latest beats of its node, in a row, that did not name it. `requires` are the labels that its open asked for;
+    a scheduler that takes over knows none.
 
     `life` is the work of all its actions so far, `ended_work_s` the work of the ended ones. The environment is `cut_short` if its
     trainer gave it up, or its node was lost.
@@ -353,6 +354,7 @@ class Environment:
     trajectory: str
     memory_mb: int
     open_id: str
+    requires: tuple[str, ...] = ()
     state: EnvironmentState = "waiting"
     node: str | None = None
     pod_core_ids: tuple[int, ...] = ()

@@ -250,6 +250,7 @@ def opened_by(waiting: Waiting, now: float) -> Environment:
         memory_mb=memory_of(action),
         elastic=is_elastic(action),
         open_id=waiting.id,
+        requires=action.requires,
         last_used=now,
         client="" if action.detached else action.client,
         owner=action.owner,

@@ -146,12 +146,12 @@ def test_an_environment_that_is_closed_says_nothing_of_the_next_open_there(world
     assert w.core.state.nodes[sick].rest_s == SHORTEST_REST_S
 
 
-def dies(w: Any, environment: str, cause: str = "environment_lost") -> str:
-    """Have a node say that an environment has ended by itself; return the node."""
-    node = str(w.core.state.environments[environment].node)
-    left = frozenset(w.core.state.nodes[node].environments) - {environment}
-    loss = events.Loss(id=environment, reason="its container ended", cause=cause)
-    w.handle(events.NodeBeat(name=node, running=frozenset(), environments=left, lost=(loss,)))
+def dies(w: Any, *environments: str, cause: str = "environment_lost") -> str:
+    """Have a node say that environments have ended by themselves; return the node."""
+    node = str(w.core.state.environments[environments[0]].node)
+    left = frozenset(w.core.state.nodes[node].environments) - {*environments}
+    lost = tuple(events.Loss(id=environment, reason="its container ended", cause=cause) for environment in environments)
+    w.handle(events.NodeBeat(name=node, running=frozenset(), environments=left, lost=lost))
     return node
 
 
@@ -183,7 +183,7 @@ def test_no_node_rests_for_a_job_whose_environments_die_everywhere_nor_for_what_
     w.open("g0", job="good").open("g1", job="good")
     assert {w.core.state.environments[name].node for name in ("g0", "g1")} == {"n0", "n1"}
     # And after an end by the fault of a program
-    dies(w, "g0", "out_of_memory")
+    dies(w, "g0", cause="out_of_memory")
     assert not any(node.rests_until > w.now for node in w.core.state.nodes.values())
     # And on a node that is the only one
     w = world().node("n0")
@@ -191,3 +191,21 @@ def test_no_node_rests_for_a_job_whose_environments_die_everywhere_nor_for_what_
     dies(w, "e0")
     w.open("e1")
     assert w.core.state.environments["e1"].state == "open"
+    # And on one whose label no other has
+    w = world().node("n0", labels=("gpu",)).node("n1")
+    w.open("e0", requires=["gpu"])
+    dies(w, "e0")
+    w.open("e1", requires=["gpu"])
+    assert w.core.state.environments["e1"].state == "open"
+
+
+def test_environments_that_die_together_count_once(world: Any) -> None:
+    # Given two nodes with several environments each
+    w = world().node("n0").node("n1")
+    for number in range(8):
+        w.open(f"e{number}")
+    together = [name for name, environment in w.core.state.environments.items() if environment.node == "n0"]
+    assert len(together) > 1
+    # When all of them die at once
+    assert dies(w, *together) == "n0"
+    assert w.core.state.nodes["n0"].rests_until - w.now == SHORTEST_REST_S
