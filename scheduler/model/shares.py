@@ -99,7 +99,9 @@ class Shares:
             return 0.0, ""
         known = self._dominant.get(job)
         if known is None:
-            parts = ((amount / self._offered[name], name) for name, amount in held.items() if self._offered.get(name, 0.0) > 0)
+            parts = (
+                (amount / self._offered[name], name) for name, amount in held.items() if amount > 0 and self._offered.get(name, 0.0) > 0
+            )
             known = self._dominant[job] = max(parts, default=(0.0, ""))
         return known
 

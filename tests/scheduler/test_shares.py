@@ -33,6 +33,14 @@ def test_a_job_is_over_only_beyond_the_tolerance_and_while_others_are_active() -
     assert shares.entitlement("a") == 1.0
 
 
+def test_a_job_that_has_given_all_back_has_a_share_of_nothing() -> None:
+    shares = shares_of(a=1)
+    shares.hold("a", "cells", 5)
+    assert shares.dominant_of("a") == (0.5, "cells")
+    shares.hold("a", "cells", -5)
+    assert shares.dominant_of("a") == (0.0, "")
+
+
 def test_entitlements_go_by_weight_among_those_that_are_active() -> None:
     shares = shares_of({"a": 3.0}, a=1, b=1)
     assert (shares.entitlement("a"), shares.entitlement("b")) == (0.75, 0.25)
