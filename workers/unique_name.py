@@ -1,8 +1,8 @@
 """One name, one worker: two workers under one name would take each other's grants, and each would count as the other's restart.
 
-A worker holds its name by a key of the result store, which it sets anew with each beat. The key names its host and process: what a killed
-worker has left on the same host is taken over at once, and on another host once it has not beaten for three beats. A worker that finds its
-name taken, since it did not run for so long, ends at once: its successor has adopted what stood, or stands on another host.
+A worker holds its name by a key of the result store, whose life it prolongs with each beat. The key names its host and process: what a
+killed worker has left on the same host is taken over at once, and on another host once it has not beaten for three beats. A worker that
+did not run for so long may find its name taken. It ends at once: its successor has adopted what stood, or stands on another host.
 """
 
 from __future__ import annotations
@@ -62,7 +62,10 @@ class UniqueName:
                 if holder not in ("", self._holder):
                     log.critical("%s", self._taken_by(holder))
                     os._exit(1)  # as if it had been killed: whatever it would do on its way out is its successor's by now
-                self._store.set(self._key, self._holder, px=self._ttl_ms, nx=not holder)
+                if holder:
+                    self._store.pexpire(self._key, self._ttl_ms)  # harmless if the key is another's by now
+                else:
+                    self._store.set(self._key, self._holder, px=self._ttl_ms, nx=True)
 
     def _present(self) -> str:
         """Return who has the name, or nothing."""

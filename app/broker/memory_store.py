@@ -254,6 +254,10 @@ class MemoryStore:
             self.broker.keep(key, value if seconds > 0 else None, seconds)
         return value is not None
 
+    def pexpire(self, key: str, milliseconds: int) -> bool:
+        """Have a key expire; return whether it was there."""
+        return self.expire(key, milliseconds / 1000)
+
     def pttl(self, key: str) -> int:
         """Return the milliseconds until a key expires; -1 for never, -2 for no key."""
         self.broker.called("pttl", key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -77,3 +78,40 @@ def test_a_worker_that_did_not_run_while_another_took_its_name_ends_at_once() ->
         1,
         "another worker is the node n, on elsewhere process 7: name this one otherwise, by TANGRAM_NODE_NAME",
     )
+
+
+OTHER = "elsewhere 7 other"
+
+
+class HeldUpStore(MemoryStore):
+    """A store whose next reader is held up with its answer, once `is_armed`, until `goes_on`; meanwhile another has the name."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        super().__init__(broker)
+        self.is_armed, self.held_up, self.goes_on = False, threading.Event(), threading.Event()
+
+    def get(self, key: str) -> bytes | None:
+        value = super().get(key)
+        if self.is_armed:
+            self.is_armed = False
+            self.set(key, OTHER)
+            self.held_up.set()
+            self.goes_on.wait()
+        return value
+
+
+def test_a_worker_that_is_held_up_as_it_beats_does_not_take_the_name_back() -> None:
+    store = HeldUpStore(MemoryBroker())
+    name = UniqueName(store, "n", BEAT_S)  # type: ignore[arg-type]
+    before = set(threading.enumerate())
+    name.take()
+    (holds,) = set(threading.enumerate()) - before
+    # Given one that has read its own name, when another one takes it
+    store.is_armed = True
+    store.held_up.wait()
+    name.release()
+    # And it goes on
+    store.goes_on.set()
+    holds.join()
+    # Then the name is the other's
+    assert store.get(NODE_KEY_PREFIX + "n") == OTHER.encode()
