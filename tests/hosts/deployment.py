@@ -21,7 +21,6 @@ from typing import IO, Self
 from app.local.processes import wait_until
 from tangram import Settings
 from tests.freezing import freeze
-from tests.hosts.link import Weather
 from tests.hosts.network import HUB, ROOT, Network
 
 UP_S = 120.0
@@ -127,7 +126,7 @@ class Deployment:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         # What a fault still holds up would not end. Workers close their environments at an interrupt.
         for host in self.network.hosts:
-            self.network.weather(host, Weather())
+            self.network.calm(host)
         for service in self.services.values():
             service.bring_back()
             service.thaw()

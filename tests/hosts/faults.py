@@ -30,24 +30,28 @@ class Fault:
     """What commands of the first node may end with."""
 
 
-def _weather(weather: Weather, *hosts: str) -> Callable[[Deployment], object]:
-    """Let the lines of some hosts, or of all, be so."""
+def _weather(name: str, lasts_s: float, weather: Weather, *hosts: str, may_lose: tuple[type[TangramError], ...] = ()) -> Fault:
+    """Let the lines of some hosts, or of all, be no better than this for a while, whatever else is wrong with them."""
 
-    def change(deployment: Deployment) -> None:
+    def begin(deployment: Deployment) -> None:
         for host in hosts or deployment.network.hosts:
-            deployment.network.weather(host, weather)
+            deployment.network.worsen(host, weather)
 
-    return change
+    def end(deployment: Deployment) -> None:
+        for host in hosts or deployment.network.hosts:
+            deployment.network.better(host, weather)
+
+    return Fault(f"{name}, {lasts_s:g} s", lasts_s, begin, end, may_lose)
 
 
 def _cut(host: str, lasts_s: float, weather: Weather = CUT, what: str = "cut off", *may_lose: type[TangramError]) -> Fault:
-    return Fault(f"{host} {what}, {lasts_s:g} s", lasts_s, _weather(weather, host), _weather(Weather(), host), may_lose)
+    return _weather(f"{host} {what}", lasts_s, weather, host, may_lose=may_lose)
 
 
 def _slow(delay_s: float, loss: float, lasts_s: float) -> Fault:
     lossy = f" and {loss:.0%} loss" if loss else ""
     weather = Weather(delay_s=delay_s / 2, loss=loss)
-    return Fault(f"{delay_s * 1000:g} ms{lossy} everywhere, {lasts_s:g} s", lasts_s, _weather(weather), _weather(Weather()))
+    return _weather(f"{delay_s * 1000:g} ms{lossy} everywhere", lasts_s, weather)
 
 
 def _frozen(service: str, lasts_s: float) -> Fault:
@@ -127,9 +131,11 @@ def schedule(seed: int) -> Fault:
 
     def happen(begins_s: float, fault: Fault, deployment: Deployment) -> None:
         time.sleep(begins_s)
-        fault.begin(deployment)
-        time.sleep(fault.lasts_s)
-        fault.end(deployment)
+        try:
+            fault.begin(deployment)
+            time.sleep(fault.lasts_s)
+        finally:
+            fault.end(deployment)
 
     def begin(deployment: Deployment) -> None:
         going.extend(threads.submit(happen, begins_s, fault, deployment) for begins_s, fault in drawn)

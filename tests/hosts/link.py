@@ -17,6 +17,7 @@ import select
 import struct
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
@@ -43,6 +44,16 @@ class Weather:
     def to_json(self) -> str:
         """Return the line that the process takes."""
         return json.dumps(asdict(self))
+
+
+def worst(weathers: Sequence[Weather]) -> Weather:
+    """Return what a line does on which all of these are at a time."""
+    return Weather(
+        delay_s=max((one.delay_s for one in weathers), default=0.0),
+        loss=max((one.loss for one in weathers), default=0.0),
+        inward=all(one.inward for one in weathers),
+        outward=all(one.outward for one in weathers),
+    )
 
 
 def enter(namespace: Path) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from tests.hosts.link import Weather, enter
+from tests.hosts.link import Weather, enter, worst
 
 ROOT = Path(__file__).resolve().parents[2]
 HUB = "10.78.0.1"
@@ -47,6 +49,8 @@ class Network:
         self._seed = seed
         self._sweeper: subprocess.Popen[bytes] | None = None
         self._lines: dict[str, subprocess.Popen[str]] = {}
+        self._weathers: dict[str, list[Weather]] = {host: [] for host in hosts}
+        self._changing = threading.Lock()
 
     def __enter__(self) -> Self:
         try:
@@ -99,13 +103,31 @@ class Network:
         assert line.stdout is not None
         return line.stdout.readline()
 
-    def weather(self, host: str, weather: Weather) -> None:
-        """Let the line of a host be so from now on."""
-        line = self._lines[host]
-        assert line.stdin is not None
-        line.stdin.write(weather.to_json() + "\n")
-        line.stdin.flush()
-        assert self._answer(line) == "\n", f"the line to {host} is gone"
+    @contextmanager
+    def _weather_of(self, host: str) -> Iterator[list[Weather]]:
+        """Give what is wrong with the line of a host; after the block, it is as bad as the worst of that."""
+        with self._changing:
+            yield (weathers := self._weathers[host])
+            line = self._lines[host]
+            assert line.stdin is not None
+            line.stdin.write(worst(weathers).to_json() + "\n")
+            line.stdin.flush()
+            assert self._answer(line) == "\n", f"the line to {host} is gone"
+
+    def worsen(self, host: str, weather: Weather) -> None:
+        """Let the line of a host be no better than this from now on."""
+        with self._weather_of(host) as weathers:
+            weathers.append(weather)
+
+    def better(self, host: str, weather: Weather) -> None:
+        """Take back one `worsen`; nothing where that was done before."""
+        with self._weather_of(host) as weathers, suppress(ValueError):
+            weathers.remove(weather)
+
+    def calm(self, host: str) -> None:
+        """Let nothing be wrong with the line of a host."""
+        with self._weather_of(host) as weathers:
+            weathers.clear()
 
     def enter(self, host: str) -> None:
         """Let this thread, and the threads and processes that it starts, be on a host."""
