@@ -88,7 +88,11 @@ def pair_of(replay: Callable[[str, str], dict[str, Any]], say: Callable[[str], N
     if once or _others(found) <= MOST_OTHERS * cores_here():
         return found
     say(f"other programs kept {_others(found):.1f} of {cores_here()} cores busy; both again, in the other order …")
-    again = {policy: replay(policy, f"{policy.replace(':', '-')}-again") for policy in reversed(POLICIES)}
+    try:
+        again = {policy: replay(policy, f"{policy.replace(':', '-')}-again") for policy in reversed(POLICIES)}
+    except TangramError as error:
+        say(f"{error}; the first pair counts")
+        return found
     return min(found, {policy: again[policy] for policy in POLICIES}, key=_others)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from app.cli.demo import MOST_OTHERS, pair_of
 from app.local.stack import cores_here
+from tangram import TangramError
 
 CALM, BUSY, BUSIER = (part * MOST_OTHERS * cores_here() for part in (0.5, 2.0, 3.0))
 FIRST, AGAIN = ["static-1", "elastic"], ["elastic-again", "static-1-again"]
@@ -37,3 +38,16 @@ def test_on_a_busy_machine_a_second_pair_runs_in_the_other_order_and_the_calmer_
         assert pair_of(replay, lambda said: None, once=True)["elastic"]["folder"] == "elastic"
         assert ran == FIRST
     assert [found[policy]["folder"] for policy in ("static:1", "elastic")] == counts
+
+
+def test_the_first_pair_counts_where_the_second_one_fails() -> None:
+    said = list[str]()
+
+    def replay(policy: str, folder: str) -> dict[str, Any]:
+        if folder in AGAIN:
+            raise TangramError("there is no room")
+        return {"folder": folder, "others_cores": BUSY}
+
+    found = pair_of(replay, said.append)
+    assert [found[policy]["folder"] for policy in ("static:1", "elastic")] == FIRST
+    assert said[-1] == "there is no room; the first pair counts"
