@@ -65,6 +65,8 @@ class Blobs:
         self._prefix = prefix
         self.store = store
         self._patience_s = patience_s
+        self.between_parts: Callable[[], None] = lambda: None
+        """Called after each part of a large value."""
         self._closing = clock.event()
         self._threshold_bytes = threshold_bytes
         self._ttl_ms = max(1, round(ttl_s * 1000))
@@ -141,12 +143,16 @@ class Blobs:
         if len(data) <= PART_BYTES:
             self.store.set(key, data, px=self._ttl_ms)
             return
-        growing = f"{key}.part"
-        self.store.set(growing, data[:PART_BYTES], px=self._ttl_ms)
-        for begin in range(PART_BYTES, len(data), PART_BYTES):
-            part = data[begin : begin + PART_BYTES]
-            if self.store.append(growing, part) != begin + len(part):
-                raise RedisError("a part of a large value has come twice, or those before it are gone")
+        growing = f"{key}.{uuid4().hex}"
+        for begin in range(0, len(data), PART_BYTES):
+            # A part may come twice, also long after: then it changes nothing, or makes a key that expires.
+            with self.store.pipeline(transaction=True) as pipeline:
+                pipeline.strlen(growing)
+                pipeline.setrange(growing, begin, data[begin : begin + PART_BYTES])
+                pipeline.pexpire(growing, self._ttl_ms)
+                if pipeline.execute()[0] < begin:
+                    raise RedisError("the first parts of a large value are gone")
+            self.between_parts()
         self.store.rename(growing, key)
 
     def _fetch(self, reference: Mapping[str, Any]) -> bytes:
@@ -159,6 +165,8 @@ class Blobs:
             raise ActionFailed(problem, "result_lost")
         if not isinstance(data, bytes):
             raise ActionFailed("blobs need a Redis client without decode_responses", "result_lost")
+        if len(data) != reference.get("bytes"):
+            raise ActionFailed(f"a large value has {len(data)} bytes in the result store, not {reference.get('bytes')}", "result_lost")
         return data
 
     def _ask(self, command: Callable[[], T]) -> T:

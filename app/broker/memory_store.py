@@ -214,10 +214,16 @@ class MemoryStore:
         self.broker.called("set done", key)
         return True
 
-    def append(self, key: str, value: bytes) -> int:
-        """Add to the value of a key; return its length."""
-        self.broker.called("append", key)
-        whole = (self.broker.value(key) or b"") + value
+    def strlen(self, key: str) -> int:
+        """Return how long the value of a key is."""
+        self.broker.called("strlen", key)
+        return len(self.broker.value(key) or b"")
+
+    def setrange(self, key: str, begin: int, value: bytes) -> int:
+        """Write a part of the value of a key, after zeros where it is too short; return its length."""
+        self.broker.called("setrange", key)
+        before = (self.broker.value(key) or b"").ljust(begin, b"\0")
+        whole = before[:begin] + value + before[begin + len(value) :]
         self.broker.keep(key, whole, self.broker.left_s(key))
         return len(whole)
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from redis import RedisError
+from redis.client import Pipeline
 
 from app.broker.memory_store import MemoryBroker, MemoryStore
 from tangram import ActionFailed
@@ -49,28 +50,62 @@ def test_what_is_no_wire_form_is_refused_and_a_reference_reads_no_other_keys(sto
         Blobs(store).get(value)
 
 
-@pytest.mark.parametrize("harm", ["nothing", "a part comes twice", "the parts are gone"])
-def test_a_large_value_goes_in_parts_and_is_there_once_it_is_whole(store: Any, monkeypatch: pytest.MonkeyPatch, harm: str) -> None:
+@pytest.mark.parametrize("harm", ["nothing", "a part comes again", "the parts are gone"])
+def test_a_large_value_goes_in_parts_and_is_there_once_it_is_whole(harm: str) -> None:
     # Given a value of three parts, which somebody reads under the same key
-    blobs, data, seen = Blobs(store, patience_s=60), os.urandom(2 * PART_BYTES + 5), []
-    before = blobs.put(b"x" * 2 * BLOB_THRESHOLD_BYTES)
-    append, harms = store.append, ["nothing", harm]
+    data, seen, harms = os.urandom(2 * PART_BYTES + 5), list[bytes](), [harm, "nothing", "nothing"]
 
-    def append_and_look(key: str, part: bytes) -> int:
+    def happen(operation: str, key: str) -> None:
+        if operation != "strlen":
+            return
         seen.append(blobs.get(before))
         match harms.pop() if harms else "nothing":
-            case "a part comes twice":
-                append(key, part)
+            case "a part comes again":
+                store.setrange(key, 0, data[:PART_BYTES])
             case "the parts are gone":
                 store.delete(key)
-        return int(append(key, part))
 
-    monkeypatch.setattr(store, "append", append_and_look)
+    store = MemoryStore(MemoryBroker(happen))
+    blobs = Blobs(store, patience_s=60)  # type: ignore[arg-type]
+    before = blobs.put(b"x" * 2 * BLOB_THRESHOLD_BYTES)
     # When it is put; then the reader has seen the value before, whole, and now sees this one
-    after = blobs.put(data, before)
+    after: Any = blobs.put(data, before)
     assert set(seen) == {b"x" * 2 * BLOB_THRESHOLD_BYTES} and after["$blob"] == before["$blob"]  # type: ignore[index]
-    assert blobs.get(after) == data and store.pttl(after["$blob"]) > 0  # type: ignore[index]
-    assert store.broker.keys("") == [after["$blob"]]  # type: ignore[index]
+    assert blobs.get(after) == data
+    # And whatever else is there expires
+    assert all(store.pttl(key) > 0 for key in store.broker.keys(""))
+
+
+def test_parts_that_are_late_leave_nothing_for_good(own_redis: Any) -> None:
+    # Given a real store, and a value of which a part is on its way for longer than its writer waits
+    store = open_store(own_redis.result, 5.0)
+    data, late = os.urandom(2 * PART_BYTES), list[Any]()
+    blobs = Blobs(store)
+    execute = Pipeline.execute
+
+    def noted(pipeline: Pipeline, *args: Any, **kwargs: Any) -> Any:
+        late.append(list(pipeline.command_stack))
+        return execute(pipeline, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Pipeline, "execute", noted)
+        reference = blobs.put(data)
+    # When its parts come once more
+    for commands in late:
+        with store.pipeline() as pipeline:
+            pipeline.command_stack = commands
+            pipeline.execute()
+    # Then the value is what it was, and the rest goes
+    assert blobs.get(reference) == data
+    assert all(store.pttl(key) > 0 for key in store.scan_iter())
+    store.connection_pool.disconnect()
+
+
+def test_a_value_that_is_not_as_long_as_its_reference_says_is_lost(store: Any) -> None:
+    reference: Any = Blobs(store).put(b"x" * 2 * BLOB_THRESHOLD_BYTES)
+    store.set(reference["$blob"], b"x")
+    with pytest.raises(ActionFailed, match=f"a large value has 1 bytes in the result store, not {2 * BLOB_THRESHOLD_BYTES}"):
+        Blobs(store).get(reference)
 
 
 def test_a_store_that_is_away_is_waited_for_where_there_is_patience(own_redis: Any) -> None:
