@@ -3,6 +3,9 @@
 Callers only append to a queue, so nobody waits for the network: not an event loop, not 2,000 coroutines that submit in
 the same millisecond. The thread takes what has gathered and sends it as one batch, in order: on Redis one pipeline.
 
+A large value goes to the result store in parts, before its message. Between two parts, what does not depend on it overtakes it: actions of
+other environments, and requests for other tasks. All else keeps its order.
+
 | a batch | then |
 |---|---|
 | is sent | done |
@@ -31,7 +34,7 @@ from redis import Redis, RedisError
 
 from tangram import clock
 from tangram.action import KINDS, Action
-from tangram.blobs import Blobs, keys_of
+from tangram.blobs import PART_BYTES, Blobs, keys_of
 from tangram.connection import show
 from tangram.errors import InvalidAction, StackUnreachable
 from tangram.inbox import Inbox, firm_future
@@ -85,6 +88,12 @@ class ControlRequest:
     lasting: bool = False
     given: float = field(default_factory=lambda: clock.monotonic())
 
+    def named(self) -> set[str] | None:
+        """Return the tasks that it is about; None where it ends all of a trajectory or a job."""
+        if "cancel" in self.body:
+            return set(ids) if (ids := self.body["cancel"].get("ids")) is not None else None
+        return {self.body["give"]["id"]} if "give" in self.body else set()
+
 
 class _Stop:
     """Told to the thread last."""
@@ -103,6 +112,9 @@ class Publisher:
         self._store = store
         self._blobs = Blobs(store, patience_s=outage_s)
         self._outage_s = outage_s
+        self._blobs.between_parts = self._let_overtake
+        self._waiting: list[Submission | ControlRequest] = []
+        """The message whose large value is on its way, and what must not overtake it."""
         self._kept: list[Submission | ControlRequest] = []
         """What is lasting, and could not be sent yet."""
         self._inbox = inbox
@@ -150,8 +162,11 @@ class Publisher:
         going = True
         while going:
             batch, going = self._gather()
-            if batch:
-                self._send(batch)
+            while batch:
+                at_once, self._waiting = _divided(batch)
+                self._send(at_once)
+                self._send(self._waiting[:1])
+                batch, self._waiting = self._waiting[1:], []
         self._disconnect()
 
     def _gather(self) -> tuple[list[Submission | ControlRequest], bool]:
@@ -167,7 +182,21 @@ class Publisher:
                 message = self._queue.get_nowait()
         return batch, not isinstance(message, _Stop)
 
+    def _let_overtake(self) -> None:
+        """Send what has come meanwhile and may overtake a large value that is on its way."""
+        if not self._waiting:
+            return
+        came = list[Submission | ControlRequest]()
+        with contextlib.suppress(Empty):
+            while not isinstance(message := self._queue.get_nowait(), _Stop):
+                came.append(message)
+            self._queue.put(message)
+        at_once, self._waiting = _divided(came, self._waiting)
+        self._send(at_once)
+
     def _send(self, batch: list[Submission | ControlRequest]) -> None:
+        if not batch:
+            return
         pause_s = _PAUSE_S
         while True:
             try:
@@ -195,8 +224,11 @@ class Publisher:
                 message.span.sent()
 
     def _publish(self, batch: Sequence[Submission | ControlRequest]) -> None:
-        producer = self._producer or self._connect()
         ended = self._ended([message.task_id for message in batch if isinstance(message, Submission) and message.once])
+        for message in batch:
+            if isinstance(message, Submission) and message.task_id not in ended and _is_large(message):
+                message.packed = self.pack(message.action)
+        producer = self._producer or self._connect()
         with producer.batch():
             for message in batch:
                 if isinstance(message, ControlRequest):
@@ -297,3 +329,32 @@ class Publisher:
         if isinstance(error, StackUnreachable):
             return StackUnreachable(str(error))
         return StackUnreachable(f"the broker at {show(str(self._app.conf.broker_url))} is unreachable: {error}")
+
+
+def _is_large(message: Submission) -> bool:
+    """Whether its arguments go to the result store in several parts, and have not gone yet."""
+    values = () if message.packed is not None or message.action.kind not in KINDS else message.action.arguments.values()
+    return any(isinstance(value, (bytes, bytearray, memoryview, str)) and len(value) > PART_BYTES for value in values)
+
+
+def _divided(
+    batch: Sequence[Submission | ControlRequest], waiting: Sequence[Submission | ControlRequest] = ()
+) -> tuple[list[Submission | ControlRequest], list[Submission | ControlRequest]]:
+    """Return what of a batch is sent at once, and what waits: for its own large value, or for one of those that wait already."""
+    at_once, later = list[Submission | ControlRequest](), list(waiting)
+    environments = {message.action.environment for message in later if isinstance(message, Submission)}
+    ids = {message.task_id for message in later if isinstance(message, Submission)}
+    waits_all = any(isinstance(message, ControlRequest) and message.named() is None for message in later)
+    for message in batch:
+        if isinstance(message, Submission):
+            of = message.action.environment
+            waits = waits_all or _is_large(message) or (of is not None and of in environments)
+            if waits:
+                environments.add(of)
+                ids.add(message.task_id)
+        else:
+            named = message.named()
+            waits = waits_all or (bool(later) if named is None else bool(named & ids))
+            waits_all = waits_all or (waits and named is None)
+        (later if waits else at_once).append(message)
+    return at_once, later

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +12,8 @@ from celery import Celery
 
 from app.broker.memory import use
 from app.broker.memory_store import MemoryBroker, MemoryStore
-from tangram import Action, ClientClosed, Settings, StackUnreachable, Unknown, calls
+from tangram import Action, ClientClosed, Handle, Settings, StackUnreachable, Unknown, calls
+from tangram.blobs import PART_BYTES
 from tangram.connection import Link
 from tangram.session import Session
 from tangram.wire import ACTION_HEADER, CONTROL_QUEUE, INGRESS_QUEUE
@@ -24,8 +25,11 @@ class Away:
     def __init__(self) -> None:
         self.away = self.answers_lost = False
         self.broker = MemoryBroker(self.called)
+        self.between_parts: Callable[[], None] = lambda: None
 
     def called(self, operation: str, name: str) -> None:
+        if operation == "strlen":
+            self.between_parts()
         if self.away and operation in ("connect", "put"):
             raise ConnectionRefusedError("connection refused")
         if self.answers_lost and operation in ("connect", "put done"):
@@ -34,6 +38,10 @@ class Away:
     def headers(self) -> list[dict[str, Any]]:
         """Return what the actions that were sent say of themselves, the first first."""
         return [json.loads(raw)["headers"][ACTION_HEADER] for raw in self.broker.waiting(INGRESS_QUEUE)]
+
+    def ids(self) -> list[str]:
+        """Return the ids of the actions that were sent, the first first."""
+        return [json.loads(raw)["headers"]["id"] for raw in self.broker.waiting(INGRESS_QUEUE)]
 
     def requests(self) -> list[Any]:
         """Return the bodies of the control requests that were sent, the first first."""
@@ -104,6 +112,50 @@ def test_large_arguments_that_the_store_has_lost_come_again_where_they_were(stac
     assert stack.broker.value(key) == b"x" * 100_000
 
 
+def test_small_calls_overtake_a_large_value_but_not_what_they_depend_on(stack: Away, session: Session) -> None:
+    data, seen, sent = b"x" * (4 * PART_BYTES), list[tuple[list[str], list[Any]]](), dict[str, Handle[Any]]()
+
+    def actions() -> list[str]:
+        return [header.get("action_class") or header["kind"] for header in stack.headers()]
+
+    def cancels() -> list[Any]:
+        return [request["cancel"] for request in stack.requests() if "cancel" in request]
+
+    def send(command: str, environment: str) -> None:
+        place = calls.Place("job", f"of-{environment}", environment)
+        action = calls.write_file(place, "/f", data) if command == "write" else calls.execute(place, command)
+        sent[command] = session.submit(action)
+
+    def happen() -> None:
+        seen.append((actions(), cancels()))
+        if len(seen) == 1:
+            # Given calls that come while the first of four parts is on its way, of the same environment, of others, and of none
+            send("same", "a")
+            send("other", "b")
+            send("more", "c")
+            session.cancel_task(sent["other"].id)
+            session.cancel_task(sent["same"].id)
+        if len(seen) == 2:
+            # And then one that ends a whole trajectory, and what comes after it
+            session.cancel(trajectory="of-c", job=None)
+            send("again", "c")
+
+    stack.between_parts = happen
+    send("write", "a")
+    while len(seen) < 4:
+        flush(session)
+    send("last", "a")
+    while sent["last"].id not in stack.ids():
+        flush(session)
+    # Then calls for others are sent after the first part, and their cancel
+    of_other, of_same = ({"ids": [sent[command].id]} for command in ("other", "same"))
+    assert seen[1] == (["other", "more"], [of_other])
+    # And all that depends on the large one after it, in order: what ends a trajectory waits, and so does what comes after that
+    assert seen[3] == (["other", "more"], [of_other])
+    assert actions() == ["other", "more", "cpu.write_file", "same", "again", "last"]
+    assert cancels() == [of_other, of_same, {"trajectory": "of-c", "job": "job"}]
+
+
 def test_what_may_have_been_sent_is_told_as_unknown_and_withdrawn(stack: Away, session: Session) -> None:
     # Given an open of which nobody knows whether the broker has it, and the close of another environment
     stack.answers_lost = True
@@ -130,6 +182,6 @@ def test_what_was_cancelled_is_cancelled_again(stack: Away, session: Session) ->
     stack.broker.restart(keeps=False)
     session._inbox.send_again()
     flush(session)
-    # Then the cancel comes with its action
-    assert [header["again"] for header in stack.headers()] == [True]
+    # Then the cancel comes with its action, however often that comes: the feed submits it again, too, once it finds its connection broken
+    assert {header["again"] for header in stack.headers()} == {True}
     assert {"cancel": {"ids": [handle.id]}} in stack.requests()
