@@ -27,6 +27,9 @@ _PAUSE_S = 0.1
 PART_BYTES: Final = 1 << 20
 """The most that is sent in one command. A line of 2 Mbit/s carries it within the store's timeout of 5 s."""
 
+GROWING_MS: Final = 120_000
+"""How long the parts of a value that is not whole are kept after the last of them. A writer that comes later begins anew."""
+
 T = TypeVar("T")
 
 
@@ -149,11 +152,14 @@ class Blobs:
             with self.store.pipeline(transaction=True) as pipeline:
                 pipeline.strlen(growing)
                 pipeline.setrange(growing, begin, data[begin : begin + PART_BYTES])
-                pipeline.pexpire(growing, self._ttl_ms)
+                pipeline.pexpire(growing, GROWING_MS)
                 if pipeline.execute()[0] < begin:
                     raise RedisError("the first parts of a large value are gone")
             self.between_parts()
-        self.store.rename(growing, key)
+        with self.store.pipeline(transaction=True) as pipeline:
+            pipeline.rename(growing, key)
+            pipeline.pexpire(key, self._ttl_ms)
+            pipeline.execute()
 
     def _fetch(self, reference: Mapping[str, Any]) -> bytes:
         key = reference.get(_REFERENCE)

@@ -15,7 +15,7 @@ from redis.client import Pipeline
 
 from app.broker.memory_store import MemoryBroker, MemoryStore
 from tangram import ActionFailed
-from tangram.blobs import PART_BYTES, Blobs
+from tangram.blobs import GROWING_MS, PART_BYTES, Blobs
 from tangram.connection import open_store
 from tangram.wire import BLOB_THRESHOLD_BYTES
 from tests.freezing import freeze
@@ -72,8 +72,9 @@ def test_a_large_value_goes_in_parts_and_is_there_once_it_is_whole(harm: str) ->
     after: Any = blobs.put(data, before)
     assert set(seen) == {b"x" * 2 * BLOB_THRESHOLD_BYTES} and after["$blob"] == before["$blob"]  # type: ignore[index]
     assert blobs.get(after) == data
-    # And whatever else is there expires
-    assert all(store.pttl(key) > 0 for key in store.broker.keys(""))
+    # And whatever else is there expires soon, and the value later
+    assert all(0 < store.pttl(key) <= GROWING_MS for key in store.broker.keys("") if key != after["$blob"])
+    assert store.pttl(after["$blob"]) > GROWING_MS
 
 
 def test_parts_that_are_late_leave_nothing_for_good(own_redis: Any) -> None:
@@ -98,6 +99,7 @@ def test_parts_that_are_late_leave_nothing_for_good(own_redis: Any) -> None:
     # Then the value is what it was, and the rest goes
     assert blobs.get(reference) == data
     assert all(store.pttl(key) > 0 for key in store.scan_iter())
+    assert store.pttl(reference["$blob"]) > GROWING_MS  # type: ignore[index]
     store.connection_pool.disconnect()
 
 
