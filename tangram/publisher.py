@@ -95,11 +95,14 @@ class ControlRequest:
         return {self.body["give"]["id"]} if "give" in self.body else set()
 
 
+Message = Submission | ControlRequest
+
+
 class _Stop:
     """Told to the thread last."""
 
 
-_NOTHING: Submission | ControlRequest | _Stop = ControlRequest({})
+_NOTHING: Message | _Stop = ControlRequest({})
 
 
 class Publisher:
@@ -113,13 +116,13 @@ class Publisher:
         self._blobs = Blobs(store, patience_s=outage_s)
         self._outage_s = outage_s
         self._blobs.between_parts = self._let_overtake
-        self._waiting: list[Submission | ControlRequest] = []
+        self._waiting: list[Message] = []
         """The message whose large value is on its way, and what must not overtake it."""
-        self._kept: list[Submission | ControlRequest] = []
+        self._kept: list[Message] = []
         """What is lasting, and could not be sent yet."""
         self._inbox = inbox
         self._connect_timeout_s = connect_timeout_s
-        self._queue: SimpleQueue[Submission | ControlRequest | _Stop] = clock.fifo()
+        self._queue: SimpleQueue[Message | _Stop] = clock.fifo()
         self._stopping = clock.event()
         self._connection: Connection | None = None
         self._producer: Producer | None = None
@@ -131,7 +134,7 @@ class Publisher:
         """Begin to connect and to send."""
         self._thread.start()
 
-    def send(self, message: Submission | ControlRequest) -> None:
+    def send(self, message: Message) -> None:
         """Send `message` soon; never blocks."""
         self._queue.put(message)
 
@@ -169,7 +172,7 @@ class Publisher:
                 batch, self._waiting = self._waiting[1:], []
         self._disconnect()
 
-    def _gather(self) -> tuple[list[Submission | ControlRequest], bool]:
+    def _gather(self) -> tuple[list[Message], bool]:
         """Wait for something to send and take all that has gathered, up to a batch; say whether to go on after it."""
         batch, self._kept = self._kept, []
         message = _NOTHING
@@ -186,7 +189,7 @@ class Publisher:
         """Send what has come meanwhile and may overtake a large value that is on its way."""
         if not self._waiting:
             return
-        came = list[Submission | ControlRequest]()
+        came = list[Message]()
         with contextlib.suppress(Empty):
             while not isinstance(message := self._queue.get_nowait(), _Stop):
                 came.append(message)
@@ -194,7 +197,7 @@ class Publisher:
         at_once, self._waiting = _divided(came, self._waiting)
         self._send(at_once)
 
-    def _send(self, batch: list[Submission | ControlRequest]) -> None:
+    def _send(self, batch: list[Message]) -> None:
         if not batch:
             return
         pause_s = _PAUSE_S
@@ -223,11 +226,11 @@ class Publisher:
             if message.span is not None:
                 message.span.sent()
 
-    def _publish(self, batch: Sequence[Submission | ControlRequest]) -> None:
+    def _publish(self, batch: Sequence[Message]) -> None:
         ended = self._ended([message.task_id for message in batch if isinstance(message, Submission) and message.once])
-        for message in batch:
-            if isinstance(message, Submission) and message.task_id not in ended and _is_large(message):
-                message.packed = self.pack(message.action)
+        first = batch[0]  # a message with a large value is sent alone
+        if isinstance(first, Submission) and first.task_id not in ended and _is_large(first):
+            first.packed = self.pack(first.action)  # before the batch is begun, since others are sent between its parts
         producer = self._producer or self._connect()
         with producer.batch():
             for message in batch:
@@ -314,7 +317,7 @@ class Publisher:
                 # It is given up anyway, mostly because it broke.
                 connection.release()
 
-    def _give_up(self, batch: Sequence[Submission | ControlRequest], error: Exception) -> None:
+    def _give_up(self, batch: Sequence[Message], error: Exception) -> None:
         if batch:
             _log.error("%d messages could not be sent: %s", len(batch), error)
         for message in batch:
@@ -337,11 +340,9 @@ def _is_large(message: Submission) -> bool:
     return any(isinstance(value, (bytes, bytearray, memoryview, str)) and len(value) > PART_BYTES for value in values)
 
 
-def _divided(
-    batch: Sequence[Submission | ControlRequest], waiting: Sequence[Submission | ControlRequest] = ()
-) -> tuple[list[Submission | ControlRequest], list[Submission | ControlRequest]]:
+def _divided(batch: Sequence[Message], waiting: Sequence[Message] = ()) -> tuple[list[Message], list[Message]]:
     """Return what of a batch is sent at once, and what waits: for its own large value, or for one of those that wait already."""
-    at_once, later = list[Submission | ControlRequest](), list(waiting)
+    at_once, later = list[Message](), list(waiting)
     environments = {message.action.environment for message in later if isinstance(message, Submission)}
     ids = {message.task_id for message in later if isinstance(message, Submission)}
     waits_all = any(isinstance(message, ControlRequest) and message.named() is None for message in later)

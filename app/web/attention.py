@@ -66,10 +66,11 @@ class Attention:
         """Take in what a look has found, and return it in its order. What goes on since an earlier look has been so since then."""
         present = {notice.about: self._going_on(notice) for notice in found}
         unseen = {} if has_scheduler else {about: one for about, one in self._known.items() if about.startswith(OF_SCHEDULER)}
-        gone = [replace(notice, resolved=now) for about, notice in self._known.items() if about not in {**unseen, **present}]
+        goes_on = {**unseen, **present}
+        gone = [replace(notice, resolved=now) for about, notice in self._known.items() if about not in goes_on]
         known = {*present, *self._known}
         before = [notice for notice in self.resolved if notice.about not in known and (notice.resolved or 0.0) > now - RESOLVED_S]
-        self._known, self.resolved = {**unseen, **present}, (*gone, *before)[:MOST_RESOLVED]
+        self._known, self.resolved = goes_on, (*gone, *before)[:MOST_RESOLVED]
         return list(present.values())
 
     def _going_on(self, notice: Notice) -> Notice:

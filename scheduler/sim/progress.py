@@ -33,8 +33,8 @@ NEED_STEPS: Final = 16
 class Live:
     """An action that has been submitted and has no result yet. `version` counts its planned ends; an earlier one is void.
 
-    An action is `halted` while it waits for memory, and until its program has started if that takes time: it keeps no core busy, and its
-    work does not go on.
+    An action is `halted` until its program has started, and while it waits for memory. Meanwhile it keeps no core busy, and its work stands
+    still.
     """
 
     id: str
