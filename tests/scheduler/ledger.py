@@ -51,6 +51,8 @@ class Ledger:
     nodes: dict[str, NodeSpec] = field(default_factory=dict)
     draining: set[str] = field(default_factory=set)
     silent: set[str] = field(default_factory=set)
+    replaced: str = ""
+    """The node whose worker is being replaced: what the new one has not adopted is gone."""
     environments: dict[str, commands.NoteEnvironment] = field(default_factory=dict)
     cells: CellBooks = field(init=False)
     closing: list[str] = field(default_factory=list)
@@ -72,7 +74,7 @@ class Ledger:
             case commands.Requeue():
                 book = self.actions[command.id]
                 assert book.state == "running"
-                assert book.grant.node not in self.nodes or book.grant.node in self.silent or book.refused
+                assert book.refused or book.grant.node not in self.nodes or book.grant.node in {*self.silent, self.replaced}
                 self.cells.finish(command.id)
                 book.refused = False
                 book.state, book.grant = "waiting", None

@@ -35,7 +35,8 @@ def in_domains(cores: int, count: int) -> tuple[tuple[int, ...], ...]:
 def journaled(state: State, spent: list[tuple[str, float, Action]], now: float) -> Iterator[events.Event]:
     """Return what a journal says of nodes, environments, quotas and what runs, in the order in which the service tells it."""
     yield from (events.NodeDrained(name=name, draining=True) for name in state.draining)
-    yield from (events.NodeJoined(node=node.spec, resumed=True) for node in state.nodes.values())
+    declared = frozenset(spec.name for spec in SERVICES)  # so nothing is brought onto a node's cells until it has reported its instances
+    yield from (events.NodeJoined(node=replace(node.spec, services=declared), resumed=True) for node in state.nodes.values())
     closing = {}
     for one in state.environments.values():
         closing[one.id] = {"close_requested": one.close_requested, "close_cause": one.cause}
@@ -186,7 +187,9 @@ class CoreMachine(RuleBasedStateMachine):
         if seldom and not (group is not None and group.instances):
             ran = [one for one, book in self.ledger.running().items() if book.grant.node == name]
             ended = tuple(events.StoredEnd(id=one, status="succeeded") for one in ran[:stored])
+            self.ledger.replaced = name
             self.handle(events.WorkerReplaced(name=name, environments=environments, ended=ended))
+            self.ledger.replaced = ""
             stand = [one.id for one in self.ledger.environments.values() if one.node == name and one.state == "open"]
             assert name not in self.ledger.nodes or set(stand) <= environments
 
