@@ -75,6 +75,14 @@ class Settings(BaseSettings):
     )
     services_file: Path | None = Field(default=None, description="TOML file that declares GPU services and API quotas.")
     queue_limit: Count = Field(default=100_000, description="Waiting actions allowed per job; beyond it they are rejected at once.")
+    breaker_share: float = Field(
+        default=0.2,
+        gt=0,
+        le=1,
+        description="Part of a job's actions of the last minute that may fail by the fault of this system. Beyond it the job is held back: "
+        "its opens, and its actions outside of environments, wait and are tried one by one. 1 for never.",
+    )
+    breaker_least: Count = Field(default=20, description="Actions of a job that must have ended in the last minute before it is held back.")
     beat_s: PositiveFloat = Field(default=1.0, description="Interval of a worker's beats; three missed ones and the node is silent.")
     node_lost_s: Seconds = Field(
         default=60.0,

@@ -217,6 +217,8 @@ def _state_table(document: Mapping[str, Any], problem: str) -> Figures:
     table.caption = f"actions: {actions}; the longest wait is {document['oldest_wait_s']:.1f} s"
     if failed := document["infra_failed"]:
         table.caption += f"\nfailures of ours: {', '.join(f'{count} {cause}' for cause, count in failed.items())}"
+    for job, held in (document["scheduler"] or {}).get("held_back", {}).items():
+        table.caption += f"\njob {job} is held back: {held['ours']} of {held['ended']} actions failed by our fault; {held['waiting']} wait"
     table.caption_justify = "left"
     return table
 

@@ -238,6 +238,7 @@ def _node(
         "background": sum(one.background for one in here),
         "environments": sum(group.environments for group in stand),
         "beat_ago_s": None if beat_ago_s is None else beat_ago_s + shown_ago_s,
+        "rests_s": shown.get("rests_s"),
         "ended": tally.ended,
         "ours": tally.ours,
         "causes": dict(tally.causes.most_common()),
@@ -285,6 +286,7 @@ def _jobs(present: Present, by_job: Mapping[str, Tally], scheduler: Mapping[str,
             "waiting": waiting[name],
             "units": cores[name],
             **{key: shares.get(name, {}).get(key) for key in ("share", "share_of", "entitlement", "over")},
+            "held_back": scheduler.get("held_back", {}).get(name),
             **(by_job.get(name) or Tally()).document(),
         }
         for name in sorted({*running, *waiting, *by_job})

@@ -93,6 +93,11 @@ def explain(connection: Connection, action: AnyRow, scheduler: Mapping[str, Any]
         ask.say("No scheduler shows itself: none is active, or the result store cannot be read.")
     if action.attempts:
         ask.say(f"It has run before and waits again: {action.reason or 'no reason was noted'}.")
+    held = ask.scheduler.get("held_back", {}).get(action.job)
+    if held and (action.kind == "cpu.open" or (action.environment is None and not _only_calls(ask))):
+        why = f"{held['ours']} of {held['ended']} actions that ended within a minute failed by a fault of this system"
+        text = f"Job {action.job} is held back: {why}. One of {held['waiting']} is tried in {held['next_in_s']:.1f} s."
+        ask.say(f"{text} All go on if its end is none.", "job", action.job)
     if action.kind == "cpu.open":
         _open(ask)
     elif action.environment is not None:
@@ -103,10 +108,14 @@ def explain(connection: Connection, action: AnyRow, scheduler: Mapping[str, Any]
     elif CORES in ask.cost:
         _cores(ask, _able(ask, "cpu"))
     else:
-        _able(ask, "api" if any(name.startswith(QUOTA_PREFIX) for name in ask.cost) else "cpu")
+        _able(ask, "api" if _only_calls(ask) else "cpu")
     _quotas(ask)
     _share(ask)
     return tuple(ask.facts)
+
+
+def _only_calls(ask: _Question) -> bool:
+    return any(name.startswith(QUOTA_PREFIX) for name in ask.cost) and not {CORES, CELLS} & set(ask.cost)
 
 
 # Opening an environment
@@ -122,6 +131,10 @@ def _open(ask: _Question) -> None:
         ask.say(f"{text}; {starting['waiting']} wait to begin.")
     needs = ask.least(MEMORY_MB)
     for node in _able(ask, "cpu"):
+        rests_s = ask.scheduler.get("nodes", {}).get(node.name, {}).get("rests_s")
+        if rests_s:
+            text = f"Node {node.name} rests for {rests_s:.1f} s more: environments could not be opened there, or died there."
+            ask.say(text, "node", node.name)
         stand = _standing(ask, node.name)
         limit, held = int(node.description.get("memory_mb", 0)), sum(environment.memory_mb for environment in stand)
         pods = sum(environment.pod_cores for environment in stand)

@@ -22,7 +22,7 @@ FLOOD_LEAST: Final = 100
 FLOOD_OF_EACH: Final = 10
 """Waiting actions of a job from which on it floods, beside other jobs: so many in all, and so many for each core and cell."""
 
-OF_SCHEDULER: Final = ("beat", "quota")
+OF_SCHEDULER: Final = ("beat", "quota", "held", "rest")
 """Notices that only a scheduler can find: what they are about begins with one of these words."""
 
 GROWING: Final = ("wait", "flood")
@@ -121,6 +121,9 @@ def _of_nodes(document: Document) -> Iterator[Notice]:
             text = f"Node {name} last beat {seconds(node['beat_ago_s'])} ago.{silent}"
             since = document["at"] - node["beat_ago_s"]
             yield Notice(about=f"beat {name}", level="warn", text=text, link=link, link_text=name, since=since)
+        if node["rests_s"]:
+            text = f"Node {name} rests for {seconds(node['rests_s'])}: environments could not be opened there, or died there."
+            yield Notice(about=f"rest {name}", level="warn", text=text, link=link, link_text=name)
         if node["draining"] and node["state"] not in ("lost", "left"):
             text = f"Node {name} is {draining(node)}. Nothing new begins there until that is undone."
             yield Notice(about=f"draining {name}", level="warn", text=text, link=link, link_text=name)
@@ -132,11 +135,17 @@ def _of_nodes(document: Document) -> Iterator[Notice]:
 def _of_jobs(document: Document) -> Iterator[Notice]:
     units = document["cores"]["total"] + document["cells"]["total"]
     for job in document["jobs"]:
+        words = {"link": address(job["name"], "job"), "link_text": job["name"]}
+        if job["held_back"]:
+            held = job["held_back"]
+            why = f"{number(held['ours'])} of {number(held['ended'])} actions failed by our fault within a minute"
+            text = f"Job {job['name']} is held back: {why}. {number(held['waiting'])} wait, one is tried in {seconds(held['next_in_s'])}."
+            yield Notice(about=f"held {job['name']}", level="bad", text=text, **words, since=document["at"] - held["held_s"])
         if job["ours"]:
             causes = ", ".join(f"{number(count)} × {cause or 'no cause noted'}" for cause, count in job["causes"].items())
             lost = f"Job {job['name']} lost {number(job['ours'])} of {number(job['ended'])} actions to our failures in the last hour"
-            words = {"about": f"job {job['name']}", "link": address(job["name"], "job"), "link_text": job["name"]}
-            yield Notice(level="bad", text=f"{lost}: {causes}.", **words, since=job["ours_first"], last=job["ours_last"])
+            first, last = job["ours_first"], job["ours_last"]
+            yield Notice(about=f"job {job['name']}", level="bad", text=f"{lost}: {causes}.", **words, since=first, last=last)
         if len(document["jobs"]) > 1 and job["waiting"] >= max(FLOOD_LEAST, FLOOD_OF_EACH * units):
             flood = f"Job {job['name']} floods: {number(job['waiting'])} of {number(document['waiting'])} waiting actions are its own."
             since = document["at"] - max(group["oldest_s"] for group in document["queue"] if group["job"] == job["name"])

@@ -28,6 +28,7 @@ from dataclasses import replace
 from typing import Final
 
 from scheduler.core.admission import Admission
+from scheduler.core.breaker import Breaker
 from scheduler.core.ends import Ends
 from scheduler.core.environments import CLOSED, Environments
 from scheduler.core.memory import Memory
@@ -66,8 +67,9 @@ class Core:
         self.decisions = 0
         self._out: list[Command] = []
         self.memory = Memory(self.state, self.pools, self._out)
-        self._ends = Ends(self.state, self.pools, self.memory, self._out)
-        self._environments = Environments(self.state, self.pools, self.memory, self._ends, self._out)
+        self.breaker = Breaker(self.state, self.pools)
+        self._ends = Ends(self.state, self.pools, self.memory, self.breaker, self._out)
+        self._environments = Environments(self.state, self.pools, self.memory, self.breaker, self._ends, self._out)
         self._admission = Admission(self.state, self.pools, self._environments.ended)
         self._nodes = Nodes(self.state, self.pools, self._environments, self._ends, self._enqueue, self._out)
         self._recovery = Recovery(self.state, self.pools, self._environments, self._nodes, self._out)
@@ -146,6 +148,7 @@ class Core:
 
     def _allocate(self, now: float) -> None:
         """Give out free resources: first memory to environments, then units to actions."""
+        self.breaker.settle(now)
         self._environments.allocate(now)
         self.decisions += self.pools.changed
         self._out += self.pools.allocate(now)
@@ -156,7 +159,8 @@ class Core:
         Missed beats are not included: a driver with nodes that can be lost ticks at least once a beat.
         """
         environments = self._environments
-        times = [self.pools.next_wake(now), environments.next_start(now), environments.leases.next_end(now), self.memory.next_end()]
+        times = [self.pools.next_wake(now), environments.next_start(now), environments.leases.next_end(now)]
+        times += [self.memory.next_end(), self.breaker.next_wake()]
         deadlines = self.state.deadlines
         while deadlines and deadlines[0][1] not in self.state.waiting:
             heapq.heappop(deadlines)
@@ -199,7 +203,7 @@ class Core:
             self._environments.admit(waiting, environment, now)
         elif wants_cells(action) and action.service not in state.services:
             self._ends.end_waiting(waiting, "rejected", f"no node declares service {action.service!r} any more", "service_gone", now)
-        else:
+        elif not self.breaker.holds_back(waiting):
             self.pools.of(action).enqueue(waiting, now)
 
     def _end_gone(self, gone: Sequence[str], now: float) -> None:

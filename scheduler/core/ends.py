@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scheduler.core.breaker import Breaker
 from scheduler.core.memory import Memory
 from scheduler.core.pools import Pools
 from scheduler.learning.durations import MEASURED
@@ -14,10 +15,11 @@ from scheduler.model.state import State, own_memory
 class Ends:
     """Takes grants back, and notes ends in `out`."""
 
-    def __init__(self, state: State, pools: Pools, memory: Memory, out: list[Command]) -> None:
+    def __init__(self, state: State, pools: Pools, memory: Memory, breaker: Breaker, out: list[Command]) -> None:
         self._state = state
         self._pools = pools
         self._memory = memory
+        self._breaker = breaker
         self._out = out
 
     def release(self, running: Running, now: float, finished: events.Finished | None = None) -> None:
@@ -40,6 +42,7 @@ class Ends:
     def end_waiting(self, waiting: Waiting, status: End, reason: str, cause: str, now: float, *, environment_lost_on: str = "") -> None:
         """End an action that held nothing; it must be out of its queue."""
         self._state.leave(waiting)
+        self._breaker.forget(waiting)
         self._out.append(
             Finish(
                 id=waiting.id,
@@ -93,6 +96,7 @@ class Ends:
         Without a report, the time since the start of the action counts as execution.
         """
         waiting = running.waiting
+        self._breaker.ended(waiting, status, cause, now)
         held_s, queue_s = now - running.granted_at, running.granted_at - waiting.received_at
         if finished is not None:
             slept_s = min(finished.slept_s, finished.waited_s)

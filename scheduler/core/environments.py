@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
+from scheduler.core.breaker import Breaker
 from scheduler.core.ends import Ends
 from scheduler.core.gone_environments import GoneEnvironments
 from scheduler.core.leases import Leases
@@ -53,16 +54,18 @@ NOTED_FRACTION: Final = 0.1
 class Environments:
     """Opens, places, closes and loses environments."""
 
-    def __init__(self, state: State, pools: Pools, memory: Memory, ends: Ends, out: list[Command]) -> None:
+    def __init__(self, state: State, pools: Pools, memory: Memory, breaker: Breaker, ends: Ends, out: list[Command]) -> None:
         self._state = state
         self._pools = pools
         self._cpu = pools.cpu
         self.memory = memory
         memory.close = self.close_unasked
+        self._breaker = breaker
+        breaker.queue_open = self.queue
         self._ends = ends
         self._out = out
         self.ended = GoneEnvironments()
-        self.opens = OpenQueue(state.rules.pod_cores or 0)
+        self.opens = breaker.opens = OpenQueue(state.rules.pod_cores or 0)
         self.shares = Shares(state.limits.weights)
         """The memory of nodes and the start slots that jobs hold by environments. A job is active while it has any."""
         self.shares.offer(STARTS, state.limits.starting_limit)
@@ -77,8 +80,13 @@ class Environments:
         """Take in a `cpu.open` action. Its environment is placed at the end of the event, or as soon as a node has room."""
         environment = opened_by(waiting, now)
         self._keep(environment)
-        self.opens.add(waiting)
         self._note(environment)
+        if not self._breaker.holds_back(waiting):
+            self.queue(waiting)
+
+    def queue(self, waiting: Waiting) -> None:
+        """Let an open wait for a node."""
+        self.opens.add(waiting)
         self._changed = True
 
     def offer(self, spec: NodeSpec, sign: int) -> None:
@@ -94,8 +102,9 @@ class Environments:
         environment.enter("waiting")
         environment.node, environment.pod_core_ids = None, ()
         self._note(environment)
-        self.opens.add(waiting)
         self._changed = True
+        if not self._breaker.holds_back(waiting):
+            self.queue(waiting)
 
     def withdraw(self, waiting: Waiting, environment: Environment, reason: str, cause: str, now: float) -> None:
         """Forget an environment that waits to be opened; the caller ends the action."""

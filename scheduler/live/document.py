@@ -11,11 +11,14 @@ node), how many are `waiting`, and the ids of the `first` ones in order |
 | `jobs` | for each active job: its `share` of the resource that it has most of, `share_of`; its `entitlement`; whether it is `over` that |
 | `starting` | environments that are opening `now`, those that are `waiting` for it, the `limit`, seconds until the rate allows the next \
 one (`next_in_s`) |
+| `held_back` | for each job that is held back by its circuit breaker: how many are `waiting`; how many of the actions that had `ended` \
+were our fault (`ours`); for how long (`held_s`), and when one is tried (`next_in_s`) |
 | `lease_s` | seconds without an action after which an environment is closed; null for never |
 | `beat_s` | the interval in which nodes beat; null where beats are not looked at |
-| `nodes` | for each node: seconds since its last `beat_ago_s`, its `busy_cores` (null where its worker does not measure them), and its \
-`memory`: what is `granted_mb` to environments, what they `held_mb` between actions, the `reserve_mb`, how many are paused for want of \
-it (`paused_count`), and the first of these with the seconds (`paused`); null where limits are booked |
+| `nodes` | for each node: seconds since its last `beat_ago_s`, its `busy_cores` (null where its worker does not measure them), \
+for how long nothing more opens on it (`rests_s`; null where it does not rest), and its `memory`: what is `granted_mb` \
+to environments, what they `held_mb` between actions, the `reserve_mb`, how many are paused for want of it (`paused_count`), and the first \
+of these with the seconds (`paused`); null where limits are booked |
 """
 
 from __future__ import annotations
@@ -49,12 +52,14 @@ def queues_and_shares(core: Core, busy_cores: Mapping[str, float], now: float) -
             for job in islice(state.shares.active(), JOBS)
         },
         "starting": core.opening(now),
+        "held_back": dict(islice(core.breaker.shown(now).items(), JOBS)),
         "lease_s": state.limits.lease_s,
         "beat_s": state.limits.beat_s,
         "nodes": {
             name: {
                 "beat_ago_s": max(0.0, now - node.last_beat),
                 "busy_cores": busy_cores.get(name),
+                "rests_s": node.rests_until - now if node.rests_until > now else None,
                 "memory": core.memory.books.shown(name, now),
             }
             for name, node in state.nodes.items()

@@ -109,10 +109,13 @@ class Limits:
 
     `weights` are the jobs' parts of the system, 1 for a job without a weight. `window_s` is the worth of a class of priority in the
     queues for cells and quotas. `beat_s` is the time between two beats of a node. A node without a beat for `node_lost_s` is lost,
-    but never before it is silent. The core looks at neither of the two, the heartbeats do.
+    but never before it is silent. The core looks at neither of the two, the heartbeats do. A job is held back if more than
+    `breaker_share` of at least `breaker_least` of its actions failed by our fault within a minute.
     """
 
     queue_limit: int = 1 << 60
+    breaker_share: float = 1.0
+    breaker_least: int = 20
     lease_s: float | None = None
     beat_s: float | None = None
     node_lost_s: float = 0.0

@@ -43,12 +43,15 @@ def test_the_status_shows_reasons_and_names_that_look_like_markup(
     services = [{"name": f"service {MARKUP}", "declared": {"n": {}}, "instances": [{**INSTANCE, "reason": f"instance {MARKUP}"}]}]
     message = {"failed_at": 1.0, "kind": "ActionReceived", "action": f"action {MARKUP}", "message": "", "error": f"error {MARKUP}"}
     nodes = [{**NODE, "name": f"node {MARKUP}", "reason": f"reason {MARKUP}"}]
-    state = {**STATE, "nodes": nodes, "services": services, "set_aside": [message], "infra_failed": {f"cause {MARKUP}": 1}}
+    held = {f"held {MARKUP}": {"waiting": 4, "ours": 6, "ended": 21, "held_s": 4.0, "next_in_s": 3.0}}
+    scheduler = {"policy": "elastic", "epoch": 1, "waiting": 4, "running": 0, "decisions": 1, "decision_us_p99": 1.0, "held_back": held}
+    failed = {f"cause {MARKUP}": 1}
+    state = {**STATE, "scheduler": scheduler, "nodes": nodes, "services": services, "set_aside": [message], "infra_failed": failed}
     # When
     show_state(state, f"problem {MARKUP}", as_json=False)
     # Then
     shown = capsys.readouterr().out
-    for what in ("node", "reason", "service", "instance", "action", "error", "cause", "problem"):
+    for what in ("node", "reason", "service", "instance", "action", "error", "cause", "problem", "held"):
         assert f"{what} {MARKUP}" in shown, shown
 
 
@@ -72,10 +75,10 @@ def test_environments_keep_their_ids_at_80_columns(monkeypatch: pytest.MonkeyPat
 
 def overview_of(many: int) -> dict[str, Any]:
     """Return an overview with so many rows in each table."""
-    ended = {"ours": 0, "ended": 1234, "running": 110, "waiting": 0, "share": 0.25, "mean_act": 12.3}
+    ended = {"ours": 0, "ended": 1234, "running": 110, "waiting": 0, "share": 0.25, "mean_act": 12.3, "held_back": None}
     node = {
-        "state": "up", "draining": False, "ours": 0, "ended": 0, "causes": {}, "beat_ago_s": 0.1, "isolation": "bubblewrap", "cores": 110,
-        "cores_granted": 110, "cells": 0, "cells_granted": 0, "running": 110, "environments": 110,
+        "state": "up", "draining": False, "ours": 0, "ended": 0, "causes": {}, "beat_ago_s": 0.1, "rests_s": None,
+        "isolation": "bubblewrap", "cores": 110, "cores_granted": 110, "cells": 0, "cells_granted": 0, "running": 110, "environments": 110,
     }  # fmt: skip
     amounts = {"granted": 1234, "total": 1234, "idle": 0, "used": 1200.0}
     quota = {"running": 110, "concurrency": 110, "waiting": 110, "throttle": "open"}

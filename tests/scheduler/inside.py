@@ -41,7 +41,7 @@ def check_places(core: Core) -> None:
     groups = [*pools.cpu.groups.values(), *pools.cpu.pods.values()]
     queues: list[WaitQueue | OpenQueue] = [pools.gpu.queue, pools.cpu.floating, opens, pools.cpu.unplaced]
     queues += [group.queue for group in groups] + [quota.queue for quota in pools.quotas.accounts.values()]
-    places = [waiting.id for queue in queues for waiting in queue]
+    places = [waiting.id for queue in (*queues, core.breaker) for waiting in queue]
     assert all(len(queue) == sum(len(jobs.items) for jobs in queue.by_job.values()) for queue in queues if isinstance(queue, WaitQueue))
     assert len(opens) == len(list(opens))
     for environment in state.environments.values():

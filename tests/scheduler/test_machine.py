@@ -87,6 +87,8 @@ class CoreMachine(RuleBasedStateMachine):
         starts_per_s=st.sampled_from([None, 0.5]),
         weights=st.sampled_from([{}, {"j1": 4.0}]),
         window_s=st.sampled_from([60.0, 0.0]),
+        breaker_share=st.sampled_from([1.0, 0.2]),
+        breaker_least=st.sampled_from([1, 4]),
         nodes=st.sampled_from([1, 2, 0]),
         cores=st.sampled_from([8, 4]),
         domains=st.sampled_from([0, 2, 3]),

@@ -101,6 +101,31 @@ def test_an_action_whose_environment_is_paused_says_who_holds_the_memory(engine:
     assert not said["calm"]
 
 
+def test_what_a_breaker_holds_back_and_a_node_that_rests_are_told(engine: Engine, make: Any, write: Any) -> None:
+    # Given a job that is held back, with an open, a command in its environment, a task and a command in an environment that is open
+    write(
+        make.node("up", NOW - 500, cores=2, kinds=["cpu"]),
+        make.environment("open", NOW - 400),
+        make.environment("waiting", NOW - 20, id="later"),
+        make.received("open", NOW - 20, kind="cpu.open", environment="later", cost={}),
+        make.received("parked", NOW - 20, environment="later"),
+        make.received("task", NOW - 10, kind="build", environment=None, cost={}),
+        make.received("goes on", NOW - 5, environment="e1", cost={}),
+    )
+    held = {"waiting": 2, "ours": 6, "ended": 21, "held_s": 4.0, "next_in_s": 3.25}
+    shown = {"held_back": {"coding": held}, "nodes": {"n1": {"beat_ago_s": 0.1, "busy_cores": None, "rests_s": 7.5}}}
+    # When
+    told = {id: [fact.text for fact in facts] for id, facts in why(engine, shown).items()}
+    with snapshot(engine) as connection:
+        found = overview(read_present(connection, NOW), Recent(), shown)
+    # Then
+    back = "Job coding is held back: 6 of 21 actions that ended within a minute failed by a fault of this system."
+    assert told["task"][0].startswith(back) and told["open"][0].startswith(back) and told["parked"][1].startswith(back)
+    assert "Node n1 rests for 7.5 s more: environments could not be opened there, or died there." in told["open"]
+    assert not any("held back" in text for text in told["goes on"])
+    assert (found["jobs"][0]["held_back"], found["nodes"][0]["rests_s"]) == (held, 7.5)
+
+
 def test_cores_of_pods_are_granted_whether_an_action_runs_on_them_or_not(engine: Engine, make: Any, write: Any) -> None:
     # Given a node of eight cores with a pod in use, one that is idle, one that is being opened, and a task outside of all
     write(

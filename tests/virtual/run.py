@@ -276,7 +276,9 @@ def running(scenario: Scenario, event_log: Path | None = None) -> Iterator[Run]:
     reached = {name: getattr(APP.conf, name) for name in ("broker_url", "broker_transport_options")}
     random.seed(scenario.seed)
     hexes = random.Random(f"hex {scenario.seed}")
-    settings = _settings().model_copy(update={"event_log": event_log, "outage_s": scenario.outage_s})
+    settings = _settings().model_copy(
+        update={"event_log": event_log, "outage_s": scenario.outage_s, "breaker_least": scenario.breaker_least}
+    )
     run = Run(scenario, world, network, database, engine, Ledger(), settings)
     logging.disable()  # laws say what is wrong, and to format thousands of outages takes a seventh of the time
     with (

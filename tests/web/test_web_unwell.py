@@ -95,6 +95,20 @@ def test_a_nodes_loss_its_failures_and_its_silence_are_named_each(journal: str) 
     assert not any("last beat" in notice.text for notice in notices(seen(journal, beating)))
 
 
+def test_a_job_that_is_held_back_and_a_node_that_rests_are_named(journal: str) -> None:
+    stand(journal, "e1")
+    write(journal, ActionReceived(id="a", header={"kind": "build", "job": "coding"}, message="", submitted_at=1.0, received_at=1.0))
+    nodes = {"n1": {"beat_ago_s": 0.2, "busy_cores": None, "rests_s": 20.0}}
+    held = {"coding": {"waiting": 12, "ours": 6, "ended": 21, "held_s": 4.0, "next_in_s": 3.0}}
+    document = seen(journal, {**SHOWN, "nodes": nodes, "held_back": held})
+    found = {notice.about: notice for notice in notices(document)}
+    assert found["held coding"].text == (
+        "Job coding is held back: 6 of 21 actions failed by our fault within a minute. 12 wait, one is tried in 3.0 s."
+    )
+    assert (found["held coding"].level, found["held coding"].since) == ("bad", document["at"] - 4.0)
+    assert found["rest n1"].text == "Node n1 rests for 20.0 s: environments could not be opened there, or died there."
+
+
 def test_a_result_store_that_is_gone_is_not_a_scheduler_that_is_gone(view: View, redis: RedisServer) -> None:
     # Given a page that is served
     with open_store(redis.url, 5.0) as store:

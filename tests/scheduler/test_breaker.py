@@ -1,0 +1,227 @@
+"""The circuit breaker: a job whose actions keep failing by our fault is held back, and tried again with growing pauses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from scheduler.core.breaker import LONGEST_PAUSE_S, SHORTEST_PAUSE_S, WINDOW_S
+from scheduler.model import QuotaSpec, events
+
+OURS = {"status": "failed", "cause": "sandbox_failed"}
+PROGRAMS = {"status": "timed_out", "cause": "timeout"}
+
+
+@pytest.fixture
+def unwell(world: Callable[..., Any]) -> Any:
+    """Return a world of which a job is held back, by as few ends as can be: one fault of four ends."""
+    w = world(breaker_share=0.2, breaker_least=4).node(cores=16)
+    for number in range(4):
+        w.run(f"a{number}")
+    for number in range(3):
+        w.finish(f"a{number}")
+    w.finish("a3", **OURS)
+    return w
+
+
+def trial(w: Any, *ids: str) -> str:
+    """Let time pass until one of these actions is let in; return its id."""
+    w.wake()
+    (id,) = [id for id in ids if id in w.grants]
+    return id
+
+
+def test_opens_and_actions_of_a_held_job_wait_and_are_let_in_one_by_one(unwell: Any) -> None:
+    # When more comes of the job, and of another one
+    unwell.open("e0")
+    unwell.run("a4")
+    unwell.score("s0", "unheard-of")
+    unwell.run("b0", job="other")
+    # Then what is of the job waits, whatever is free, and the other job goes on
+    assert unwell.started[4:] == ["b0"]
+    # And after a pause the first of it is tried, and after another one the second, while the first has not ended
+    began = unwell.now
+    assert trial(unwell, "open-e0", "a4") == "open-e0"
+    assert unwell.now == began + SHORTEST_PAUSE_S
+    assert trial(unwell, "a4") == "a4"
+    assert unwell.now == began + 2 * SHORTEST_PAUSE_S
+
+
+def test_what_was_queued_before_is_held_back_too(world: Any) -> None:
+    w = world(breaker_share=0.2, breaker_least=1, starting_limit=1).node(cores=1)
+    # Given a running action, and more in each queue
+    w.run("a0")
+    w.run("a1")
+    w.open("e0", finish=False)
+    w.open("e1", finish=False)
+    # When the running one fails by our fault
+    w.finish("a0", **OURS)
+    # Then nothing of the queues starts
+    assert w.started == ["a0", "open-e0"]
+    w.finish("open-e0")
+    assert w.started == ["a0", "open-e0"]
+    # And all goes on once a trial has ended well
+    w.finish(trial(w, "a1", "open-e1"))
+    assert w.waiting == []
+
+
+def test_requests_to_outside_apis_are_neither_counted_nor_held_back(world: Callable[..., Any]) -> None:
+    w = world(quotas=(QuotaSpec(name="web", concurrency=8),), breaker_share=0.2, breaker_least=2).node()
+    for number in range(3):
+        w.call(f"q{number}", "web")
+        w.finish(f"q{number}", "failed", cause="api_failed")
+    w.run("a0")
+    assert "a0" in w.grants
+    w.run("a1")
+    w.finish("a0", **OURS)
+    w.finish("a1", **OURS)
+    w.run("a2")
+    w.call("q3", "web")
+    assert "a2" not in w.grants and "q3" in w.grants
+
+
+def test_commands_of_open_environments_and_closes_go_on(world: Any) -> None:
+    w = world(breaker_share=0.2, breaker_least=1).node(cores=2).open("e0")
+    w.run("a0")
+    w.finish("a0", **OURS)
+    w.exec("c0", "e0")
+    w.close("e0")
+    assert "close-e0" in w.grants
+
+
+@pytest.mark.parametrize(
+    ("end", "goes_on"),
+    [({}, True), (PROGRAMS, True), (OURS, False), ({"status": "cancelled", "cause": "cancelled"}, False)],
+    ids=["well", "program", "ours", "cancelled"],
+)
+def test_a_trial_lets_the_job_go_on_unless_its_end_was_our_fault_or_says_nothing(unwell: Any, end: dict[str, Any], goes_on: bool) -> None:
+    for number in range(4, 8):
+        unwell.run(f"a{number}")
+    first = trial(unwell, "a4", "a5", "a6", "a7")
+    unwell.finish(first, **end)
+    assert len(unwell.waiting) == (0 if goes_on else 3)
+
+
+def test_pauses_double_with_each_trial_that_fails_by_our_fault(unwell: Any) -> None:
+    ids = [f"a{number}" for number in range(4, 11)]
+    for id in ids:
+        unwell.run(id)
+    pauses, before = [], unwell.now
+    for _ in range(6):
+        id = trial(unwell, *unwell.waiting)
+        pauses.append(unwell.now - before)
+        before = unwell.now
+        unwell.finish(id, **OURS)
+    assert pauses == [SHORTEST_PAUSE_S, 10.0, 20.0, 40.0, LONGEST_PAUSE_S, LONGEST_PAUSE_S]
+    # And begin anew where the job was well for long
+    unwell.finish(trial(unwell, *unwell.waiting))
+    unwell.tick(LONGEST_PAUSE_S)
+    for number in range(20, 25):
+        unwell.run(f"a{number}")
+    for number in range(20, 24):
+        unwell.finish(f"a{number}", **OURS)
+    unwell.run("a30")
+    began = unwell.now
+    trial(unwell, "a30")
+    assert unwell.now - began == SHORTEST_PAUSE_S
+
+
+def test_a_job_that_fails_again_soon_after_waits_for_longer(unwell: Any) -> None:
+    unwell.run("a4")
+    unwell.finish(trial(unwell, "a4"))
+    for number in range(5, 9):
+        unwell.run(f"a{number}")
+    for number in range(5, 9):
+        unwell.finish(f"a{number}", **OURS)
+    unwell.run("a9")
+    began = unwell.now
+    trial(unwell, "a9")
+    assert unwell.now - began == 2 * SHORTEST_PAUSE_S
+
+
+@pytest.mark.parametrize(
+    ("ends", "held"),
+    [
+        ([OURS] * 3, False),  # too few
+        ([OURS] + [{}] * 4, False),  # no more than the share
+        ([{}] * 2 + [OURS] * 2, True),
+        ([PROGRAMS] * 4, False),
+        ([{"status": "cancelled", "cause": "cancelled"}] * 4, False),
+    ],
+    ids=["few", "share", "ours", "program", "caller"],
+)
+def test_a_job_is_held_back_by_its_share_of_our_faults_among_enough_ends(world: Any, ends: list[dict[str, Any]], held: bool) -> None:
+    w = world(breaker_share=0.2, breaker_least=4).node(cores=16)
+    for number, end in enumerate(ends):
+        w.run(f"a{number}")
+        w.finish(f"a{number}", **end)
+    w.run("next")
+    assert ("next" not in w.grants) == held
+
+
+def test_ends_count_for_a_minute(world: Any) -> None:
+    w = world(breaker_share=0.2, breaker_least=4).node(cores=16)
+    for number in range(4):
+        w.run(f"a{number}")
+        w.finish(f"a{number}", **OURS if number < 3 else {})
+        w.tick(WINDOW_S / 2 if number == 2 else 0.0)
+    w.tick(WINDOW_S / 2)
+    w.run("a4")
+    w.finish("a4", **OURS)
+    w.run("next")
+    assert "next" in w.grants
+
+
+def test_actions_that_are_lost_with_their_node_count_as_one(world: Any) -> None:
+    w = world(breaker_share=0.2, breaker_least=4).node(cores=16).node("n1", cores=1)
+    for number in range(8):
+        w.run(f"a{number}", cores=2)
+    w.run("b", cores=1)
+    w.lose("n0")
+    assert [w.ended(f"a{number}")[0] for number in range(8)] == ["lost"] * 8
+    w.run("c")
+    w.finish("b")
+    assert "c" in w.grants
+
+
+def test_what_is_held_back_can_be_given_up(unwell: Any) -> None:
+    unwell.run("a4", queue_timeout_s=2.0)
+    unwell.open("e0")
+    unwell.exec("c0", "e0")
+    unwell.run("a5")
+    unwell.tick(2.0)
+    assert unwell.ended("a4")[0] == "timed_out"
+    unwell.close("e0")
+    assert (unwell.ended("open-e0")[0], unwell.ended("close-e0")[0]) == ("cancelled", "succeeded")
+    unwell.handle(events.Cancelled(ids=("a5",)))
+    assert unwell.ended("a5")[0] == "cancelled"
+    # With nothing left, the job is not held back any more after the pause
+    unwell.tick(SHORTEST_PAUSE_S)
+    unwell.run("a6")
+    unwell.run("a7")
+    assert {"a6", "a7"} <= set(unwell.grants)
+
+
+def test_an_open_that_is_tried_may_go_to_another_node(world: Any) -> None:
+    w = world(breaker_share=0.2, breaker_least=1).node("n0").node("n1")
+    w.run("a0")
+    w.finish("a0", **OURS)
+    w.open("e0", finish=False)
+    w.open("e1", finish=False)
+    trial(w, "open-e0")
+    first = w.grants["open-e0"].node
+    w.finish("open-e0", "failed", cause="sandbox_failed", waits_again=True)
+    assert w.grants["open-e0"].node != first
+    w.finish("open-e0")
+    assert "open-e1" in w.grants
+
+
+def test_jobs_are_not_held_back_where_the_share_is_one(world: Any) -> None:
+    w = world(breaker_share=1.0, breaker_least=1).node(cores=16)
+    for number in range(30):
+        w.run(f"a{number}")
+        w.finish(f"a{number}", **OURS)
+    w.run("next")
+    assert "next" in w.grants
