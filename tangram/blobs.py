@@ -60,16 +60,17 @@ class Blobs:
         *,
         patience_s: float = 0.0,
         prefix: str = BLOB_KEY_PREFIX,
+        between_parts: Callable[[], object] = lambda: None,
     ) -> None:
         """Use `store`; values above `threshold_bytes` become blobs that live for `ttl_s`.
 
-        With `SHARED_BLOB_KEY_PREFIX` as their `prefix`, several actions may refer to one.
+        With `SHARED_BLOB_KEY_PREFIX` as their `prefix`, several actions may refer to one. `between_parts` is called after each part of a
+        large value, in the thread that puts the value.
         """
         self._prefix = prefix
         self.store = store
         self._patience_s = patience_s
-        self.between_parts: Callable[[], None] = lambda: None
-        """Called after each part of a large value."""
+        self._between_parts = between_parts
         self._closing = clock.event()
         self._threshold_bytes = threshold_bytes
         self._ttl_ms = max(1, round(ttl_s * 1000))
@@ -155,7 +156,7 @@ class Blobs:
                 pipeline.pexpire(growing, GROWING_MS)
                 if pipeline.execute()[0] < begin:
                     raise RedisError("the first parts of a large value are gone")
-            self.between_parts()
+            self._between_parts()
         with self.store.pipeline(transaction=True) as pipeline:
             pipeline.rename(growing, key)
             pipeline.pexpire(key, self._ttl_ms)

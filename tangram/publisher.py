@@ -3,8 +3,8 @@
 Callers only append to a queue, so nobody waits for the network: not an event loop, not 2,000 coroutines that submit in
 the same millisecond. The thread takes what has gathered and sends it as one batch, in order: on Redis one pipeline.
 
-A large value goes to the result store in parts, before its message. Between two parts, what does not depend on it overtakes it: actions of
-other environments, and requests for other tasks. All else keeps its order.
+A large value goes to the result store in parts, before its message. Between two parts of bytes or text, what does not depend on them
+overtakes them: actions of other environments, and requests for other tasks. All else keeps its order.
 
 | a batch | then |
 |---|---|
@@ -114,8 +114,9 @@ class Publisher:
         self._client_id = client_id
         self._store = store
         self._blobs = Blobs(store, patience_s=outage_s)
+        self._overtaken = Blobs(store, patience_s=outage_s, between_parts=self._let_overtake)
+        """For this thread alone, and never within a batch."""
         self._outage_s = outage_s
-        self._blobs.between_parts = self._let_overtake
         self._waiting: list[Message] = []
         """The message whose large value is on its way, and what must not overtake it."""
         self._kept: list[Message] = []
@@ -152,6 +153,7 @@ class Publisher:
             self._thread.join(timeout_s)
         self._stopping.set()
         self._blobs.close()
+        self._overtaken.close()
 
     def _run(self) -> None:
         try:
@@ -230,7 +232,8 @@ class Publisher:
         ended = self._ended([message.task_id for message in batch if isinstance(message, Submission) and message.once])
         first = batch[0]  # a message with a large value is sent alone
         if isinstance(first, Submission) and first.task_id not in ended and _is_large(first):
-            first.packed = self.pack(first.action)  # before the batch is begun, since others are sent between its parts
+            with contextlib.suppress(TypeError, ValueError):  # found again below, and told there
+                first.packed = self.pack(first.action, blobs=self._overtaken)
         producer = self._producer or self._connect()
         with producer.batch():
             for message in batch:
@@ -281,7 +284,7 @@ class Publisher:
         self._inbox.note_sent(message.task_id)
         self._app.amqp.send_task_message(producer, action.kind, task, queue=INGRESS, headers=header, declare=[], retry=False)
 
-    def pack(self, action: Action, before: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def pack(self, action: Action, before: Mapping[str, Any] | None = None, blobs: Blobs | None = None) -> dict[str, Any]:
         """Move what is large beside the message, to where it was `before`: the message stays the same.
 
         Tasks that are not ours know nothing of blobs and get what they were given.
@@ -289,16 +292,9 @@ class Publisher:
         if action.kind not in KINDS:
             return dict(action.arguments)
         try:
-            return {name: self._pack_value(value, (before or {}).get(name)) for name, value in action.arguments.items()}
+            return {name: _packed(blobs or self._blobs, value, (before or {}).get(name)) for name, value in action.arguments.items()}
         except RedisError as error:
             raise StackUnreachable(f"the result store is unreachable: {error}") from error
-
-    def _pack_value(self, value: Any, before: object) -> Any:
-        if isinstance(value, (bytes, bytearray, memoryview)):
-            return self._blobs.put(bytes(value), before)
-        if isinstance(value, str):
-            return self._blobs.put_text(value, before)
-        return self._blobs.put_json(value, before) if isinstance(value, (list, tuple, dict)) else value
 
     def _connect(self) -> Producer:
         connection = self._app.connection_for_write()
@@ -332,6 +328,14 @@ class Publisher:
         if isinstance(error, StackUnreachable):
             return StackUnreachable(str(error))
         return StackUnreachable(f"the broker at {show(str(self._app.conf.broker_url))} is unreachable: {error}")
+
+
+def _packed(blobs: Blobs, value: Any, before: object) -> Any:
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return blobs.put(bytes(value), before)
+    if isinstance(value, str):
+        return blobs.put_text(value, before)
+    return blobs.put_json(value, before) if isinstance(value, (list, tuple, dict)) else value
 
 
 def _is_large(message: Submission) -> bool:

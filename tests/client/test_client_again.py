@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from celery import Celery
 
 from app.broker.memory import use
 from app.broker.memory_store import MemoryBroker, MemoryStore
-from tangram import Action, ClientClosed, Handle, Settings, StackUnreachable, Unknown, calls
+from tangram import Action, ClientClosed, Handle, InvalidAction, Settings, StackUnreachable, Unknown, calls
 from tangram.blobs import PART_BYTES
 from tangram.connection import Link
 from tangram.session import Session
@@ -154,6 +155,56 @@ def test_small_calls_overtake_a_large_value_but_not_what_they_depend_on(stack: A
     assert seen[3] == (["other", "more"], [of_other])
     assert actions() == ["other", "more", "cpu.write_file", "same", "again", "last"]
     assert cancels() == [of_other, of_same, {"trajectory": "of-c", "job": "job"}]
+
+
+def write(environment: str, **more: Any) -> Action:
+    """Return an action with a value of three parts."""
+    return Action(kind="cpu.write_file", environment=environment, arguments={"path": "/f", "data": b"x" * (3 * PART_BYTES), **more})
+
+
+def test_nothing_overtakes_what_is_in_one_batch_with_large_json(stack: Away, session: Session) -> None:
+    sent = list[Handle[Any]]()
+
+    def happen() -> None:
+        if len(sent) == 1:
+            # Given a batch of large JSON and a call, which overtakes a large value
+            sent.append(session.submit(Action(kind="gpu.score", service="rm", arguments={"items": ["x" * 1000] * 3000})))
+            sent.append(session.submit(Action(kind="cpu.exec", environment="b")))
+        elif len(sent) == 3:
+            # And the next call of the same environment, while the parts of the JSON are on their way
+            sent.append(session.submit(Action(kind="cpu.exec", environment="b")))
+
+    stack.between_parts = happen
+    sent.append(session.submit(write("a")))
+    while sent[0].id not in stack.ids():
+        flush(session)
+    # Then the calls keep their order
+    assert [id for id in stack.ids() if id in (sent[2].id, sent[3].id)] == [sent[2].id, sent[3].id]
+
+
+def test_only_the_publishers_thread_sends_what_overtakes(stack: Away, session: Session) -> None:
+    ids = list[list[str]]()
+
+    def happen() -> None:
+        stack.between_parts = lambda: None
+        # When another thread puts a large value aside while one is on its way, and a call waits to overtake that
+        session.submit(Action(kind="cpu.exec", environment="b"))
+        other = threading.Thread(target=session.put_aside, args=(write("c"),))
+        other.start()
+        other.join()
+        ids.append(stack.ids())
+
+    stack.between_parts = happen
+    sent = session.submit(write("a"))
+    while sent.id not in stack.ids():
+        flush(session)
+    # Then that thread does not send it
+    assert ids == [[]]
+
+
+def test_an_argument_beside_a_large_one_that_is_no_json_ends_its_action_alone(stack: Away, session: Session) -> None:
+    assert isinstance(session.submit(write("a", env={"A": object()})).future.exception(60), InvalidAction)
+    flush(session)
 
 
 def test_what_may_have_been_sent_is_told_as_unknown_and_withdrawn(stack: Away, session: Session) -> None:
