@@ -63,7 +63,7 @@ class Attention:
         self.resolved: tuple[Notice, ...] = ()
 
     def see(self, found: Sequence[Notice], now: float, *, has_scheduler: bool) -> list[Notice]:
-        """Take in what a look has found, and return it in its order. What goes on since an earlier look has been so since then."""
+        """Take in what a look has found, and return it, faults first. What goes on since an earlier look has been so since then."""
         present = {notice.about: self._going_on(notice) for notice in found}
         unseen = {} if has_scheduler else {about: one for about, one in self._known.items() if about.startswith(OF_SCHEDULER)}
         goes_on = {**unseen, **present}
@@ -71,7 +71,7 @@ class Attention:
         known = {*present, *self._known}
         before = [notice for notice in self.resolved if notice.about not in known and (notice.resolved or 0.0) > now - RESOLVED_S]
         self._known, self.resolved = goes_on, (*gone, *before)[:MOST_RESOLVED]
-        return list(present.values())
+        return sorted(present.values(), key=_place)
 
     def _going_on(self, notice: Notice) -> Notice:
         before = self._known.get(notice.about)
@@ -81,7 +81,11 @@ class Attention:
 def notices(document: Document, problem: str = "") -> list[Notice]:
     """Return what needs attention, faults first, then the newest; `problem` says why the scheduler's own figures could not be read."""
     found = [*_of_scheduler(document, problem), *_of_nodes(document), *_of_jobs(document), *_of_clients(document), *_of_queues(document)]
-    return sorted(found, key=lambda notice: (notice.level != "bad", -(notice.since or math.inf)))
+    return sorted(found, key=_place)
+
+
+def _place(notice: Notice) -> tuple[bool, float]:
+    return notice.level != "bad", -(notice.since or math.inf)
 
 
 def _of_scheduler(document: Document, problem: str) -> Iterator[Notice]:

@@ -12,7 +12,7 @@ import pytest
 
 from app.local.redis_server import RedisServer
 from app.scheduler_document import SHOWN_TTL_S
-from app.web.attention import RESOLVED_S, Attention, notices
+from app.web.attention import RESOLVED_S, Attention, Notice, notices
 from app.web.formats import clock
 from scheduler.live.entries import NodeChanged
 from scheduler.model.commands import NoteDraining
@@ -114,6 +114,16 @@ def test_a_queue_waits_since_it_was_first_long_whichever_action_is_the_oldest_no
     first = since("w1", now - 300)
     write(journal, *action("w1", now - 300, now - 200, now - 100))
     assert first == since("w2", now - 200) != []
+
+
+def test_a_queue_that_goes_on_waiting_comes_after_what_is_newer() -> None:
+    attention = Attention()
+
+    def order(waits_since: float) -> list[str]:
+        found = [Notice(about=about, level="warn", text=about, since=since) for about, since in (("wait", waits_since), ("lost n", 50.0))]
+        return [notice.about for notice in attention.see(found, 100.0, has_scheduler=True)]
+
+    assert order(10.0) == order(90.0) == ["lost n", "wait"]
 
 
 def test_a_job_alone_floods_nobody(journal: str) -> None:
