@@ -113,9 +113,12 @@ class Inbox:
         return [id_ for id_, one in list(self._waiting.items()) if one.group[0] == job and trajectory in (None, one.group[1])]
 
     def send_again(self, *, due: bool = False) -> int:
-        """Submit tasks that have not ended once more, all or those that are `due`; return how many. Each is due after twice the time."""
+        """Submit sent tasks that have not ended once more, all or those that are `due`; return how many. Each is due after twice the time.
+
+        The publisher still has what was not sent, maybe while its large value is on its way.
+        """
         now = clock.monotonic()
-        again = [entry for entry in list(self._waiting.values()) if entry.repeats and (not due or entry.ask_at <= now)]
+        again = [entry for entry in list(self._waiting.values()) if entry.sent and entry.repeats and (not due or entry.ask_at <= now)]
         for entry in again:
             entry.pause_s = min(2 * entry.pause_s, LONGEST_ASK_S) if due else FIRST_ASK_S
             entry.ask_at = now + entry.pause_s

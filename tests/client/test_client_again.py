@@ -17,7 +17,7 @@ from tangram import Action, ClientClosed, Handle, InvalidAction, Settings, Stack
 from tangram.blobs import PART_BYTES
 from tangram.connection import Link
 from tangram.session import Session
-from tangram.wire import ACTION_HEADER, CONTROL_QUEUE, INGRESS_QUEUE
+from tangram.wire import ACTION_HEADER, BLOB_KEY_PREFIX, CONTROL_QUEUE, INGRESS_QUEUE
 
 
 class Away:
@@ -200,6 +200,22 @@ def test_only_the_publishers_thread_sends_what_overtakes(stack: Away, session: S
         flush(session)
     # Then that thread does not send it
     assert ids == [[]]
+
+
+def test_a_large_value_that_is_on_its_way_is_not_sent_a_second_time(stack: Away, session: Session) -> None:
+    def happen() -> None:
+        stack.between_parts = lambda: None
+        session._inbox.send_again()
+
+    # Given actions with large values, all of which are to be submitted again while the first value is on its way
+    stack.between_parts = happen
+    sent = [session.submit(write(environment)) for environment in "ab"]
+    while not {handle.id for handle in sent} <= {*stack.ids()}:
+        flush(session)
+    flush(session)
+    # Then each is sent once, with one value in the store
+    assert stack.ids() == [handle.id for handle in sent]
+    assert len(stack.broker.keys(BLOB_KEY_PREFIX)) == 2
 
 
 def test_an_argument_beside_a_large_one_that_is_no_json_ends_its_action_alone(stack: Away, session: Session) -> None:
