@@ -14,14 +14,9 @@ PACKAGES = ("python3", "make")
 _PATH = "ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def is_here() -> bool:
-    """Say whether the engine has the image."""
-    return subprocess.run(["docker", "image", "inspect", NAME], capture_output=True).returncode == 0
-
-
 def make() -> str:
     """Make the image unless it is here, and return its name."""
-    if not is_here():
+    if subprocess.run(["docker", "image", "inspect", NAME], capture_output=True).returncode != 0:
         with tempfile.TemporaryDirectory(prefix="tangram-debian-") as folder:
             root = str(Path(folder) / "root")
             subprocess.run(["debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", "bookworm", root], check=True)

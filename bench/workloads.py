@@ -113,23 +113,15 @@ class Mopd:
     restore_s: float = 0.5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mixed:
-    """Three jobs on one cluster; what is left of the shares is `mopd`."""
-
-    coding_share: float = 0.5
-    search_share: float = 0.25
-
-
-def ai_coding(trajectories: int, seed: int, shape: AiCoding | None = None) -> Trace:
+def ai_coding(trajectories: int, seed: int) -> Trace:
     """Draw coding rollouts."""
-    shape = shape or AiCoding()
+    shape = AiCoding()
     return Trace(trajectories=tuple(_coding_rollout(shape, number, _stream(shape.name, seed, number)) for number in range(trajectories)))
 
 
-def deepsearch(trajectories: int, seed: int, shape: DeepSearch | None = None) -> Trace:
+def deepsearch(trajectories: int, seed: int) -> Trace:
     """Draw search rollouts, a judge, and a quota for that many of them."""
-    shape = shape or DeepSearch()
+    shape = DeepSearch()
     drawn = tuple(_search_rollout(shape, number, _stream(shape.name, seed, number)) for number in range(trajectories))
     concurrency = max(1, math.ceil(shape.concurrency * trajectories))
     quota = QuotaSpec(name="search", rate_per_s=max(1.0, shape.rate_per_s * trajectories), concurrency=concurrency)
@@ -150,11 +142,9 @@ def mopd(trajectories: int, seed: int, shape: Mopd | None = None) -> Trace:
     return Trace(trajectories=drawn, services={teacher.name: teacher for teacher in teachers})
 
 
-def mixed(trajectories: int, seed: int, shape: Mixed | None = None) -> Trace:
-    """Draw a share of each of the other three, as jobs of their own, in order of arrival."""
-    shape = shape or Mixed()
-    coding = round(shape.coding_share * trajectories)
-    search = round(shape.search_share * trajectories)
+def mixed(trajectories: int, seed: int) -> Trace:
+    """Draw half `ai-coding`, a quarter `deepsearch` and the rest `mopd`, as jobs of their own, in order of arrival."""
+    coding, search = round(0.5 * trajectories), round(0.25 * trajectories)
     parts = [ai_coding(coding, seed), deepsearch(search, seed), mopd(trajectories - coding - search, seed)]
     return Trace(
         trajectories=tuple(sorted((each for part in parts for each in part.trajectories), key=lambda each: each.arrival_s)),

@@ -145,7 +145,7 @@ class Runtime:
         if not await store.exists(_CLOSED + self.mark):
             session = await self._session(body.session)
             await self._dialogue.end(session)
-            await self._exec(scripts.hang_up_text(), session, "close_session")
+            await self._exec(scripts.HANG_UP, session, "close_session")
             # What was disowned outlives its shell, as with a terminal.
             await self._act(words.close_session(self._record.place, session, idle_only=True))
             await store.set(_CLOSED + self.mark, "1", ex=RESULT_TTL_S)

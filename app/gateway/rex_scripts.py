@@ -11,6 +11,9 @@ BAD_SYNTAX = "syntax"
 IS_FOLDER = 21
 """The exit code by which a script says that a folder is where a file was expected."""
 
+HANG_UP = "for job in $(jobs -p); do kill -HUP $job; done; exit 0"
+"""What ends a shell as its terminal would: jobs that were not disowned get SIGHUP."""
+
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-Z\\^_]")
 
 
@@ -43,11 +46,6 @@ def is_wrong_syntax(stdout: str, stderr: str, exit_code: int | None, mark: str) 
     """
     refused = not stdout and bool(stderr) and exit_code not in (None, 0) and "warning: here-document" not in stderr
     return refused or stdout.rstrip() == f"{mark} {BAD_SYNTAX}"
-
-
-def hang_up_text() -> str:
-    """Return what ends a shell as its terminal would: jobs that were not disowned get SIGHUP."""
-    return "for job in $(jobs -p); do kill -HUP $job; done; exit 0"
 
 
 def may_write_text(folder: str) -> str:

@@ -74,15 +74,14 @@ class Jobs:
 class Names:
     """The first names that come count by themselves, for good."""
 
-    def __init__(self, most: int = MOST_KINDS) -> None:
-        self._most = most
+    def __init__(self) -> None:
         self._known: dict[str, None] = {}
 
     def label(self, name: str) -> str:
         """Return the label of a name."""
         name = name[:LONGEST] or NAMELESS
         if name not in self._known:
-            if len(self._known) >= self._most:
+            if len(self._known) >= MOST_KINDS:
                 return OTHER
             self._known[name] = None
         return name

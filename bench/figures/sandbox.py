@@ -30,7 +30,8 @@ def command_cost() -> float:
     """Return CPU time of an empty command, over that of starting a process."""
     with _environment() as one:
         carry_out(one, "true")
-        return min(_cost_s(lambda: carry_out(one, "true"), 20) for _ in range(10)) / _process_s()
+        command_s = min(_cost_s(lambda: carry_out(one, "true"), 20) for _ in range(10))
+        return command_s / _cost_s(lambda: subprocess.run(["true"], check=True), 50)
 
 
 @figure("ms")
@@ -109,11 +110,6 @@ def _environment(**more: object) -> Iterator[Environment]:
 
 def _one_core() -> CoreMap:
     return CoreMap(CoreMap.of_this_process().available[-1:])
-
-
-def _process_s() -> float:
-    """Return the CPU time that starting a process takes."""
-    return _cost_s(lambda: subprocess.run(["true"], check=True), 50)
 
 
 def _cost_s(action: Callable[[], object], times: int) -> float:

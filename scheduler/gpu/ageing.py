@@ -16,8 +16,7 @@ preferred work could arrive without end. So the preference ends once a queue is 
 4. *Release.* Reservations are made anew in each round. An instance takes actions again when no reservation needs it to go.
 
 *Bound.* Let no action hold cells for longer than L seconds, its restore included. Let p be the number of starving queues up to and
-including an action's own. If its service is resident nowhere, the action waits at most `bound_s(p, L)` = `aged_s` + p · (`turn_s` +
-L) seconds.
+including an action's own. If its service is resident nowhere, the action waits at most `aged_s` + p · (`turn_s` + L) seconds.
 
 *Proof.* The queue is starving after at most `aged_s`, since a round is held when it ages. Consider the first of the starving queues.
 Nothing is brought onto the node that this queue reserves, so all turns on the node end within `turn_s`. Then the instances in the
@@ -37,15 +36,7 @@ from dataclasses import dataclass
 from scheduler.gpu.cells import CellGroup, Instance
 from scheduler.gpu.eviction import candidates
 from scheduler.gpu.round import Round, ServiceQueue
-from scheduler.gpu.tuning import TUNING, Tuning
-
-
-def bound_s(position: int, longest_s: float, tuning: Tuning = TUNING) -> float:
-    """Return how long an action of the `position`-th starving queue waits at most.
-
-    No action holds cells for longer than `longest_s`.
-    """
-    return tuning.aged_s + position * (tuning.turn_s + longest_s)
+from scheduler.gpu.tuning import Tuning
 
 
 @dataclass(frozen=True, slots=True)

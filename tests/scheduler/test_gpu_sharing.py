@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.gpu.ageing import bound_s
 from scheduler.gpu.cells import CellGroup, Instance
 from scheduler.gpu.tuning import TUNING
 from scheduler.model import UNLIMITED, Evicted, Grant, NodeSpec, ServiceSpec
@@ -76,7 +75,7 @@ def test_an_instance_that_always_computes_lets_another_one_have_its_turn(world: 
     # Then that one comes in time, and nothing was evicted
     assert "j1" in w.grants
     assert (w.grants["j1"].restore, w.evicted("j1")) == (False, [])
-    assert w.now <= bound_s(1, 2.0)
+    assert w.now <= TUNING.aged_s + TUNING.turn_s + 2.0
 
 
 MEMORY_MB = 4

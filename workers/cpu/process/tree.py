@@ -101,13 +101,13 @@ def _children_by_scan(pid: int) -> list[int]:
     return [process.pid for process in every if process is not None and process.parent == pid]
 
 
-def descendants(root: int, spared: Collection[Identity] = ()) -> list[Process]:
-    """Return the living processes below `root`, parents first. `spared` processes and all below them are left out."""
-    return list(filter(is_alive, _walk(root, spared)[0]))
+def descendants(root: int) -> list[Process]:
+    """Return the living processes below `root`, parents first."""
+    return list(filter(is_alive, with_zombies(root)))
 
 
 def with_zombies(root: int, spared: Collection[Identity] = ()) -> list[Process]:
-    """Return the same with zombies."""
+    """Return the same with zombies. `spared` processes and all below them are left out."""
     return _walk(root, spared)[0]
 
 

@@ -253,14 +253,12 @@ class VllmEngine(Engine):
         ids = reader.texts.score_ids(items)
         reader.check(ids, "items", served.longest)
         parts = questions.portions(ids, served.launch.sequences)
-        answers = self._ask(served, [self._score_request(part) for part in parts], _REQUESTS_AT_ONCE, control)
+        requests = [questions.score_request(self.name, part, self._config.vllm.pooling) for part in parts]
+        answers = self._ask(served, requests, _REQUESTS_AT_ONCE, control)
         out: list[float] = []
         for part, answer in zip(parts, answers, strict=True):
             out += questions.read_scores(answer, len(part), len(out), self._config.vllm.pooling)
         return out
-
-    def _score_request(self, inputs: list[list[int]]) -> questions.Request:
-        return questions.score_request(self.name, inputs, self._config.vllm.pooling)
 
     def _logprobs(self, sequences: list[list[int]], top_k: int | None, control: CallControl) -> list[TokenLogprobs]:
         served, reader = self._here(), self._read()
