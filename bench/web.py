@@ -24,8 +24,8 @@ from app.journal.database import open_engine, sqlite_url
 from app.journal.migrating import upgrade
 from app.journal.writing import SqlJournal
 from app.local.redis_server import RedisServer
-from app.web.looks import Looks
 from app.web.server import make_app
+from app.web.shared_looks import Looks
 from scheduler.live.entries import ActionEnded, ActionGranted, ActionReceived, Entry, NodeChanged
 from scheduler.model.commands import Finish
 from tangram.connection import open_store

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Required, TypedDict, Unpack
 
-from tangram import arguments, giving
+from tangram import arguments, input_messages
 from tangram.action import CELLS, CORES, MEMORY_MB, QUOTA_PREFIX, TOKENS_PREFIX, Action, Cost, command_class
 from tangram.arguments import folder_path, iterable, listed, present, process_variables, program_words, request_body, takes, whole_number
 from tangram.arrays import ArrayError, pack_ints
@@ -200,7 +200,7 @@ def execute(place: Place, command: str, **options: Unpack[ExecOptions]) -> Actio
             fence=options.get("fence") or None,
             stream=options.get("stream") or None,
             stdin=options.get("stdin") or None,
-            terminal=giving.terminal(options.get("pty")),
+            terminal=input_messages.terminal(options.get("pty")),
         ),
         cost=cost,
         curve=make_curve(parallel_fraction, efficiency),

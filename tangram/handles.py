@@ -15,9 +15,9 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from tangram import giving
+from tangram import input_messages
 from tangram.errors import ResultNotReady
-from tangram.giving import What
+from tangram.input_messages import What
 from tangram.results import Chunk
 
 if TYPE_CHECKING:
@@ -85,11 +85,11 @@ class Handle(Generic[T]):
         command after it arrives. Raises `InvalidAction` when `data` is empty, or larger; `StackUnreachable` when the broker cannot be
         reached.
         """
-        self._give(giving.data(data))
+        self._give(input_messages.data(data))
 
     def close_input(self) -> None:
         """End the input of a command with `stdin`; at a terminal, type Ctrl-D. Otherwise as `send_input`."""
-        self._give(giving.end())
+        self._give(input_messages.end())
 
     def signal(self, number: int) -> None:
         """Send a signal to the processes that a command has started, in order with its input. Otherwise as `send_input`.
@@ -97,11 +97,11 @@ class Handle(Generic[T]):
         The shell that runs the command line gets it only where it handles it (`trap`; SIGINT in bash), where no program is running, and for
         SIGKILL. So after SIGTERM the line goes on behind the program that has ended. At a terminal, SIGINT is typed as Ctrl-C.
         """
-        self._give(giving.signal_of(number))
+        self._give(input_messages.signal_of(number))
 
     def resize_pty(self, rows: int, columns: int) -> None:
         """Give the terminal of a command with `pty` another size. Otherwise as `send_input`."""
-        self._give(giving.size(rows, columns))
+        self._give(input_messages.size(rows, columns))
 
     def _give(self, what: What) -> None:
         self.remote.wait_for(self.remote.give(self.id, what))
@@ -160,19 +160,19 @@ class AsyncHandle(Generic[T]):
 
     async def send_input(self, data: bytes) -> None:
         """Give a command with `stdin` or `pty` input; see `Handle.send_input`."""
-        await self._give(giving.data(data))
+        await self._give(input_messages.data(data))
 
     async def close_input(self) -> None:
         """End the input of a command with `stdin`; see `Handle.close_input`."""
-        await self._give(giving.end())
+        await self._give(input_messages.end())
 
     async def signal(self, number: int) -> None:
         """Send a signal to the processes that a command has started; see `Handle.signal`."""
-        await self._give(giving.signal_of(number))
+        await self._give(input_messages.signal_of(number))
 
     async def resize_pty(self, rows: int, columns: int) -> None:
         """Give the terminal of a command with `pty` another size; see `Handle.resize_pty`."""
-        await self._give(giving.size(rows, columns))
+        await self._give(input_messages.size(rows, columns))
 
     async def _give(self, what: What) -> None:
         await asyncio.wrap_future(self._handle.remote.give(self.id, what).sent)

@@ -38,7 +38,7 @@ from tangram.blobs import PART_BYTES, Blobs, keys_of
 from tangram.connection import show
 from tangram.errors import InvalidAction, StackUnreachable
 from tangram.inbox import Inbox, firm_future
-from tangram.shown import shown
+from tangram.kwargsrepr import kwargsrepr
 from tangram.tracing import ActionSpan
 from tangram.wire import ACTION_HEADER, CONTROL, INGRESS, RESULT_KEY_PREFIX
 
@@ -273,7 +273,7 @@ class Publisher:
         if message.packed is None or (message.again and self._blobs.are_missing(message.packed.values())):
             message.packed = self.pack(action, message.packed)
         task = self._app.amqp.create_task_message(
-            message.task_id, action.kind, (), message.packed, argsrepr="()", kwargsrepr=shown(action), ignore_result=False
+            message.task_id, action.kind, (), message.packed, argsrepr="()", kwargsrepr=kwargsrepr(action), ignore_result=False
         )
         described = {**action.to_header(), "client": self._client_id, "submitted_at": message.submitted_at}
         if message.again:

@@ -31,9 +31,9 @@ from tangram.blobs import Blobs
 from tangram.connection import Link, find_link
 from tangram.errors import InvalidAction, StackUnreachable, TangramError
 from tangram.feed import Feed
-from tangram.giving import Giving, What
 from tangram.handles import Handle
 from tangram.inbox import Inbox
+from tangram.input_messages import InputMessages, What
 from tangram.publisher import ControlRequest, Publisher, Submission
 from tangram.settings import Settings
 from tangram.streams import OutputReader
@@ -74,7 +74,7 @@ class Session:
         self._lock = threading.Lock()
         self._closed = False
         self._environments: dict[str, calls.Place] = {}
-        self._giving = Giving(self.client_id, job)
+        self._input = InputMessages(self.client_id, job)
         self._store = link.store
         self.streams = OutputReader(self._store, settings.connect_timeout_s, settings.outage_s)
         """What reads the output of commands, also of those that another process has submitted."""
@@ -202,10 +202,10 @@ class Session:
         self._inbox.note_cancel(task_id, lambda: publisher.send(ControlRequest({"cancel": {"ids": [task_id]}})))
 
     def give(self, task_id: str, what: What) -> ControlRequest:
-        """Give a running command something (`tangram.giving`); `wait_for` what this returns. Raises `ClientClosed`."""
+        """Give a running command something (`tangram.input_messages`); `wait_for` what this returns. Raises `ClientClosed`."""
         with self._lock:
             self._check_open()
-            control = ControlRequest(self._giving.message(task_id, what))
+            control = ControlRequest(self._input.message(task_id, what))
             self._publisher.send(control)
             return control
 

@@ -15,7 +15,7 @@ from tangram.settings import Settings
 if TYPE_CHECKING:
     from workers.api.requests import Requests
     from workers.cpu.abstract import Sandbox
-    from workers.cpu.command_input import Giving
+    from workers.cpu.command_input import CommandInputs
     from workers.cpu.streams import OutputStreams
     from workers.gpu.host import ServiceHost
     from workers.gpu.prefetch import Prefetch
@@ -31,7 +31,7 @@ class CpuContext:
     blobs: Blobs
     sandbox: Sandbox
     streams: OutputStreams
-    giving: Giving
+    inputs: CommandInputs
 
     def close(self, environment_id: str) -> None:
         """Close an environment if it is open."""

@@ -37,7 +37,7 @@ from workers.consumer import queue_of
 from workers.context import ApiContext, CpuContext, GpuContext, provide
 from workers.cpu.abstract import Sandbox
 from workers.cpu.busy import BusyCores
-from workers.cpu.command_input import Giving
+from workers.cpu.command_input import CommandInputs
 from workers.cpu.cores import CoreMap
 from workers.cpu.memory.pause_trial import allowed_now, grant_memory
 from workers.cpu.streams import OutputStreams
@@ -257,7 +257,7 @@ def _set_up_cpu(settings: Settings, blobs: Blobs) -> Prepared:
     description["labels"].append(f"memory:{'enforced' if sandbox.enforces_memory else 'not-enforced'}")
     _say_what_is_held(sandbox, grant_memory(description, sandbox) if settings.memory == "elastic" else "")
     streams = OutputStreams(blobs.store)
-    provide(CpuContext(settings=settings, blobs=blobs, sandbox=sandbox, streams=streams, giving=Giving()))
+    provide(CpuContext(settings=settings, blobs=blobs, sandbox=sandbox, streams=streams, inputs=CommandInputs()))
     offered = [core for domain in domains for core in domain]
     busy = BusyCores(offered if set(offered) <= set(machine.cores) else ())
 

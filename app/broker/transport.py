@@ -43,8 +43,8 @@ from scheduler.model.events import StoredEnd
 from tangram import clock
 from tangram.connection import REDIS_SCHEMES, open_store
 from tangram.errors import BY_STATUS, ActionFailed, EnvironmentLost, StackUnreachable
+from tangram.kwargsrepr import with_grant
 from tangram.life_signs import silences
-from tangram.shown import with_grant
 from tangram.wire import (
     BLOB_TTL_S,
     CLAIM_TTL_S,

@@ -39,7 +39,7 @@ from app.gateway.e2b_messages import (
 from app.gateway.e2b_output import answer, end_of
 from app.gateway.e2b_table import Process, Program, Table
 from app.gateway.shape import shape_router
-from tangram import giving
+from tangram import input_messages
 from tangram.action import Action, command_class
 from tangram.calls import execute
 from tangram.handles import Handle
@@ -140,7 +140,7 @@ async def _was_sent(sandbox: Sandbox, name: str, number: int) -> bool:
 async def _signal(sandbox: Sandbox, process: Process, *, kill: bool) -> None:
     """Send SIGTERM to a process, or end it with all that it has started."""
     if not kill:
-        await _give(sandbox, process, giving.signal_of(signal.SIGTERM))
+        await _give(sandbox, process, input_messages.signal_of(signal.SIGTERM))
         return
     await sandbox.processes.note_killed(process)
     sandbox.caller.session.cancel_task(_task_id(sandbox, process))
@@ -173,7 +173,7 @@ async def stream_input(request: Request, sandbox: SandboxOf) -> Response:
 async def close_stdin(request: Request, sandbox: SandboxOf) -> dict[str, Any]:
     """End the input of a process."""
     process = await _find_reader(sandbox, parsed(SelectMessage, await request.body()).process)
-    await _give(sandbox, process, giving.end())
+    await _give(sandbox, process, input_messages.end())
     return {}
 
 
@@ -185,7 +185,7 @@ async def update(request: Request, sandbox: SandboxOf) -> dict[str, Any]:
     if process.program.terminal is None:
         raise RpcError("invalid_argument", f"process {process.pid} has no terminal")
     if message.pty is not None:
-        await _give(sandbox, process, giving.size(message.pty.size.rows, message.pty.size.cols))
+        await _give(sandbox, process, input_messages.size(message.pty.size.rows, message.pty.size.cols))
     return {}
 
 
@@ -258,10 +258,10 @@ async def _find_reader(sandbox: Sandbox, selector: Selector) -> Process:
 async def _send(sandbox: Sandbox, process: Process, given: Input) -> None:
     data = given.stdin + given.pty
     for at in range(0, len(data), GIVEN_BYTES):
-        await _give(sandbox, process, giving.data(data[at : at + GIVEN_BYTES]))
+        await _give(sandbox, process, input_messages.data(data[at : at + GIVEN_BYTES]))
 
 
-async def _give(sandbox: Sandbox, process: Process, what: giving.What) -> None:
+async def _give(sandbox: Sandbox, process: Process, what: input_messages.What) -> None:
     """Give a process something, in the order of the calls; return once the broker has it. Raises `StackUnreachable`."""
     await asyncio.wrap_future(sandbox.caller.session.give(_task_id(sandbox, process), what).sent)
 

@@ -1,8 +1,8 @@
 """Interactive programs in SWE-ReX's shells: a debugger or an interpreter that is given a line, and is read until it waits for the next.
 
 Such a program is one action with a terminal, which runs from the line that starts it to its end. What it prints is a stream in the result
-store (`tangram.streams`), what it is given goes to its node (`tangram.giving`). So each of its lines may come through another copy of the
-gateway. The shell's entry says how far its output has been read:
+store (`tangram.streams`), what it is given goes to its node (`tangram.input_messages`). So each of its lines may come through another
+copy of the gateway. The shell's entry says how far its output has been read:
 
 | key | holds |
 |---|---|
@@ -33,7 +33,7 @@ from app.gateway.errors import Cancelled
 from app.gateway.records import KEPT_S, Record
 from app.gateway.rex_errors import RemoteError, swerex_error
 from app.gateway.sessions import Caller
-from tangram import giving
+from tangram import input_messages
 from tangram.action import Action, command_class
 from tangram.calls import execute
 from tangram.handles import Handle
@@ -130,7 +130,7 @@ class Programs:
         if program is not None:
             data = f"{line}\n".encode("utf-8", "surrogatepass")
             for at in range(0, len(data), GIVEN_BYTES):
-                await self._give(program, giving.data(data[at : at + GIVEN_BYTES]))
+                await self._give(program, input_messages.data(data[at : at + GIVEN_BYTES]))
             return program
         await self._keep(session, begun)
         self._submitted(begun, session)
@@ -138,7 +138,7 @@ class Programs:
 
     async def interrupt(self, program: Program) -> None:
         """Type Ctrl-C."""
-        await self._give(program, giving.signal_of(2))
+        await self._give(program, input_messages.signal_of(2))
 
     async def read(self, session: str, program: Program, patterns: Sequence[str], timeout_s: float) -> Seen:
         """Read what a program prints until one of the patterns comes, or its end.
@@ -201,7 +201,7 @@ class Programs:
         await cast(Any, self._gateway.store.hset(self._key, session, program.model_dump_json()))
         await self._gateway.store.expire(self._key, KEPT_S)
 
-    async def _give(self, program: Program, what: giving.What) -> None:
+    async def _give(self, program: Program, what: input_messages.What) -> None:
         await asyncio.wrap_future(self._caller.session.give(self.action_of(program), what).sent)
 
 

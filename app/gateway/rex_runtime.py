@@ -38,7 +38,7 @@ from app.gateway.rex_programs import INTERRUPTED_CODE, LEAST_INTERRUPT_S, PROMPT
 from app.gateway.sessions import Caller, digest
 from app.gateway.stored_results import stored_result
 from tangram import calls as words
-from tangram import giving
+from tangram import input_messages
 from tangram.action import Action, command_class
 from tangram.arguments import process_variables
 from tangram.calls import ExecOptions
@@ -128,7 +128,7 @@ class Runtime:
         known = await self._gateway.journal.action(action)
         tries = body.n_retry if known is not None and known.status == "running" else 0
         for _ in range(tries):
-            await asyncio.wrap_future(self._caller.session.give(action, giving.signal_of(signal.SIGINT)).sent)
+            await asyncio.wrap_future(self._caller.session.give(action, input_messages.signal_of(signal.SIGINT)).sent)
             deadline = time.monotonic() + max(body.timeout or 0.0, LEAST_INTERRUPT_S)
             while time.monotonic() < deadline:
                 with suppress(ActionError):

@@ -34,7 +34,7 @@ from pydantic import BaseModel, ValidationError
 
 from app.journal.database import sqlite_url
 from app.journal.migrating import upgrade
-from app.local.kept import end_kept
+from app.local.kept_environments import end_kept
 from app.local.processes import METRICS_HOST, METRICS_PORT, Command, Identity, Process, StackError, describe, stop_stranger, wait_until
 from app.local.redis_server import RedisServer, remove_socket_folder
 

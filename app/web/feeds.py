@@ -9,7 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from app.web.looks import Looks
+from app.web.shared_looks import Looks
 
 router = APIRouter()
 

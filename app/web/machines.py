@@ -19,8 +19,8 @@ from sqlalchemy import Connection
 from app.journal.database import DatabaseError
 from app.journal.demand import SLOTS, SORTS, Slot, demand
 from app.journal.overview import Document
-from app.web.looks import Look
 from app.web.pages import Found, Hours, pages_of
+from app.web.shared_looks import Look
 
 router = APIRouter()
 

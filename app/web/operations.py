@@ -18,7 +18,7 @@ from fastapi.responses import JSONResponse
 from sqlalchemy import select
 
 from app.journal.models import Action, Environment, Node
-from app.web.looks import Looks
+from app.web.shared_looks import Looks
 from tangram.calls import Place, close_environment
 from tangram.errors import TangramError
 from tangram.session import Session

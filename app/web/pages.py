@@ -35,7 +35,7 @@ from app.journal.listing import (
 )
 from app.journal.waits import share_words
 from app.web.formats import address, clock, counted, draining, megabytes, number, percent, quota_state, seconds, state_class
-from app.web.looks import LOOKING_FRACTION, Look, Looks
+from app.web.shared_looks import LOOKING_FRACTION, Look, Looks
 from tangram.ends import CAUSES
 
 router = APIRouter()

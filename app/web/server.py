@@ -37,9 +37,9 @@ from app.metrics import exposition
 from app.metrics.families import histogram
 from app.metrics.loop_lag import watch_loop
 from app.web import feeds, machines, operations, pages
-from app.web.looks import Looks
 from app.web.operations import Actor
 from app.web.pages import Pages
+from app.web.shared_looks import Looks
 from tangram.connection import find_addresses, open_store
 from tangram.settings import Settings
 

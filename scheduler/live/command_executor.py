@@ -26,7 +26,7 @@ from scheduler.live.entries import (
     NodeChanged,
     UnpublishedEnd,
 )
-from scheduler.live.input_relay import Giving
+from scheduler.live.input_relay import InputRelay
 from scheduler.live.transport import Received, Transport
 from scheduler.model import Evicted, Grant, commands
 from scheduler.model.copied import filled
@@ -69,7 +69,7 @@ class CommandExecutor:
         self.descriptions: dict[str, Mapping[str, Any]] = {}
         self.environments: dict[str, EnvironmentState] = {}
         self._nodes: dict[str, NodeState] = {}
-        self.giving = Giving(core.state, transport)
+        self.input_relay = InputRelay(core.state, transport)
         self.resizes = 0
         self.restores = 0
 
@@ -203,7 +203,7 @@ class CommandExecutor:
         self._entries.append(filled(ActionGranted, grant, id=command.id, granted_at=now))
         self._send_regrants(grant.node)
         self._transport.send_action(grant.node, self.messages[command.id], self.grant_header(command.id, grant, now))
-        self.giving.started(command.id, grant.node)
+        self.input_relay.started(command.id, grant.node)
 
     def grant_header(self, action_id: str, grant: Grant, granted_at: float) -> dict[str, Any]:
         """Return the grant as a message for a node carries it (`tangram.wire.WireGrant`)."""
@@ -278,7 +278,7 @@ class CommandExecutor:
         ACTION.next(self._action_state(command.id), command.status)
         message = self.messages.pop(command.id)
         blobs = self._blobs.pop(command.id, [])
-        self.giving.ended(command.id)
+        self.input_relay.ended(command.id)
         self.submitted_at.pop(command.id, None)
         granted = self.granted.pop(command.id, None)
         if granted is not None or advice_of(command.cause) != "try again later":  # else it may be offered again, with the same blobs

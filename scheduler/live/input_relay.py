@@ -37,7 +37,7 @@ class _Kept:
     is_full: bool = False
 
 
-class Giving:
+class InputRelay:
     """Keeps items for waiting commands, and sends items to running commands."""
 
     def __init__(self, state: State, transport: Transport) -> None:

@@ -38,7 +38,7 @@ class Requests:
         """Read a request and carry it out. An invalid request is dropped."""
         match reports.read_control(body):
             case reports.Give() as given:
-                self._executor.giving.take(given)
+                self._executor.input_relay.take(given)
             case reports.Renew() as renew:
                 renewed = events.LeaseRenewed(id=renew.environment, job=renew.job, lease_s=renew.lease_s)
                 self._deal(poison.of_content("renew", renew.model_dump()), renewed, now)

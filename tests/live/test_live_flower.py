@@ -15,7 +15,7 @@ import pytest
 
 from tangram.action import Action
 from tangram.errors import ActionError
-from tangram.shown import LONGEST, shown, with_grant
+from tangram.kwargsrepr import LONGEST, kwargsrepr, with_grant
 from tests.live.support import Live
 from tests.ports import free_port
 
@@ -94,7 +94,7 @@ def test_what_is_shown_is_short_and_in_one_line() -> None:
     # Given a command with everything in it that breaks a line or a page
     command = "echo <script>'\"\n" + "x" * 10_000
     arguments = {"command": command, "variables": {"KEY": SECRET}}
-    text = shown(Action(kind="cpu.exec", job="j", trajectory="t", environment="e", arguments=arguments))
+    text = kwargsrepr(Action(kind="cpu.exec", job="j", trajectory="t", environment="e", arguments=arguments))
     # Then it is cut, and can be read back
     assert "\n" not in text and SECRET not in text
     assert ast.literal_eval(text)["command"] == command[: LONGEST - 1] + "…"

@@ -26,7 +26,7 @@ from tests.virtual.sandbox import Claim, Ledger, VirtualEnvironment, VirtualSand
 from workers.context import CpuContext, provide
 from workers.control import this_node
 from workers.cpu import tasks
-from workers.cpu.command_input import Giving
+from workers.cpu.command_input import CommandInputs
 from workers.cpu.memory.pause_trial import allowed_now
 from workers.cpu.streams import OutputStreams
 from workers.node import Node, Try
@@ -144,7 +144,7 @@ class VirtualNode:
         opening_s = lambda: random.choice((0.01, 0.1, 0.5, 2.0))  # noqa: E731
         self.sandbox = sandbox = VirtualSandbox(worker, self._ledger, opening_s, lambda: self.is_sick, self._left, self.memory_mb)
         blobs = Blobs(store, patience_s=math.inf)  # type: ignore[arg-type]
-        provide(CpuContext(settings=settings, blobs=blobs, sandbox=sandbox, streams=OutputStreams(store), giving=Giving()))  # type: ignore[arg-type]
+        provide(CpuContext(settings=settings, blobs=blobs, sandbox=sandbox, streams=OutputStreams(store), inputs=CommandInputs()))  # type: ignore[arg-type]
         settings = settings.model_copy(update={"node_name": self.name})
         description = describe("cpu", settings, cores=self.cores, memory_mb=self.memory_mb or 4096)
         description["grants_memory"] = self.memory_mb > 0

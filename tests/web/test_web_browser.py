@@ -18,8 +18,8 @@ pytest.importorskip("fastapi", reason="the extra `web` is not installed")
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
-from app.web.looks import Look
 from app.web.pages import make_templates
+from app.web.shared_looks import Look
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(280)]
 

@@ -31,7 +31,7 @@ from app.local.processes import wait_until
 from app.local.redis_server import RedisServer
 from app.scheduler_document import SHOWN_TTL_S, read_shown
 from app.web.attention import notices
-from app.web.looks import Looks
+from app.web.shared_looks import Looks
 from scheduler.live.entries import ActionGranted, ActionReceived, ActionResized, NodeChanged
 from scheduler.model.commands import NoteDraining
 from tangram.connection import open_store
@@ -128,8 +128,8 @@ def test_a_result_store_that_is_gone_is_not_a_scheduler_that_is_gone(view: View,
 
 async def test_the_page_sees_again_soon_after_the_result_store_has_hung(journal: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given looks that may take a thousandth of the time, and a result store that stands still for longer than it is waited for
-    monkeypatch.setattr("app.web.looks.MOST_PAUSE_S", 600.0)
-    monkeypatch.setattr("app.web.looks.LOOKING_FRACTION", 0.001)
+    monkeypatch.setattr("app.web.shared_looks.MOST_PAUSE_S", 600.0)
+    monkeypatch.setattr("app.web.shared_looks.LOOKING_FRACTION", 0.001)
     engine = open_engine(journal)
     with socket.create_server(("127.0.0.1", 0)) as mute, open_store(f"redis://127.0.0.1:{mute.getsockname()[1]}/0", 0.2) as store:
         looks = Looks(engine, store)

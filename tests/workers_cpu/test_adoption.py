@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from app.local.kept import SOCKET, end_kept
+from app.local.kept_environments import SOCKET, end_kept
 from workers.cpu.abstract import ExecRequest
 from workers.cpu.memory.pause_trial import Memory
 from workers.cpu.process.groups import find_groups

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tangram import InvalidAction
 from tangram.wire import GIVEN_BYTES
 from workers.cpu.abstract import Data, EndOfInput, Given, Signal, WindowSize
-from workers.cpu.command_input import MOST_EARLY, Giving, parse
+from workers.cpu.command_input import MOST_EARLY, CommandInputs, parse
 
 
 def words(data: bytes) -> list[str]:
@@ -21,36 +21,36 @@ def words(data: bytes) -> list[str]:
 
 @given(st.permutations(range(6)), st.lists(st.integers(0, 5), max_size=6), st.integers(0, 6))
 def test_messages_come_once_and_in_order_also_before_their_command(order: list[int], again: list[int], early: int) -> None:
-    giving, found = Giving(), list[Given]()
+    inputs, found = CommandInputs(), list[Given]()
     messages = [*order, *again]
     for number in messages[:early]:
-        giving.take("a", "s", number + 1, words(b"%d" % number))
-    with giving.to("a", found.append):
+        inputs.take("a", "s", number + 1, words(b"%d" % number))
+    with inputs.to("a", found.append):
         for number in messages[early:]:
-            giving.take("a", "s", number + 1, words(b"%d" % number))
+            inputs.take("a", "s", number + 1, words(b"%d" % number))
     assert found == [Data(b"%d" % number) for number in range(6)]
 
 
 def test_nothing_is_handed_on_over_a_gap_and_senders_are_counted_apart() -> None:
-    giving, found = Giving(), list[Given]()
-    with giving.to("a", found.append):
-        giving.take("a", "s", 2, words(b"second"))
-        giving.take("a", "t", 1, ["end"])
+    inputs, found = CommandInputs(), list[Given]()
+    with inputs.to("a", found.append):
+        inputs.take("a", "s", 2, words(b"second"))
+        inputs.take("a", "t", 1, ["end"])
         assert found == [EndOfInput()]
-        giving.take("a", "s", 1, words(b"first"))
+        inputs.take("a", "s", 1, words(b"first"))
         assert found == [EndOfInput(), Data(b"first"), Data(b"second")]
 
 
 def test_a_command_that_has_ended_takes_nothing_and_leaves_nothing() -> None:
-    giving, found = Giving(), list[Given]()
-    with giving.to("a", found.append):
+    inputs, found = CommandInputs(), list[Given]()
+    with inputs.to("a", found.append):
         pass
-    giving.take("a", "s", 1, ["end"])
-    assert not found and not giving._commands
+    inputs.take("a", "s", 1, ["end"])
+    assert not found and not inputs._commands
     # Of commands that never come, the oldest are forgotten
     for number in range(2 * MOST_EARLY):
-        giving.take(f"never-{number}", "s", 1, ["end"])
-    assert len(giving._commands) == MOST_EARLY
+        inputs.take(f"never-{number}", "s", 1, ["end"])
+    assert len(inputs._commands) == MOST_EARLY
 
 
 def test_messages_are_read_or_refused() -> None:
@@ -63,8 +63,8 @@ def test_messages_are_read_or_refused() -> None:
 
 
 def test_what_makes_no_sense_is_passed_over() -> None:
-    giving, found = Giving(), list[Given]()
-    with giving.to("a", found.append):
+    inputs, found = CommandInputs(), list[Given]()
+    with inputs.to("a", found.append):
         for number, what in zip(itertools.count(1), (["other"], ["end"]), strict=False):
-            giving.take("a", "s", number, what)
+            inputs.take("a", "s", number, what)
     assert not found

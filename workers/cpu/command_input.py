@@ -49,7 +49,7 @@ class _Command:
     senders: dict[str, _Sender] = field(default_factory=dict)
 
 
-class Giving:
+class CommandInputs:
     """What the commands of this worker are given; safe for use by many threads."""
 
     def __init__(self) -> None:

@@ -196,7 +196,7 @@ def execute(
         execution = opened.start(request)
         call.on_told = execution.note_told
         node.attach(call, execution.kill, execution.resize, execution.used)
-        with cpu().giving.to(call.id, execution.give), measured(call, opened):
+        with cpu().inputs.to(call.id, execution.give), measured(call, opened):
             outcome = execution.wait()
         call.execution_s, call.background_s, call.slept_s = outcome.execution_s, outcome.background_s, outcome.slept_s
         call.cpu_s = outcome.cpu_s
@@ -223,7 +223,7 @@ def _printed_before(environment: str, action_id: str) -> int | None:
 @app.task(name="tangram.give", ignore_result=True)  # type: ignore[untyped-decorator]
 def give(id: str, sender: str, number: int, what: list[Any]) -> None:
     """Give a running command input, a signal or another size of its terminal."""
-    cpu().giving.take(id, sender, number, what)
+    cpu().inputs.take(id, sender, number, what)
 
 
 @app.task(name="tangram.allow", ignore_result=True)  # type: ignore[untyped-decorator]

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from app.local.kept import END
+from app.local.kept_environments import END
 from workers.cpu.errors import SessionUnavailable
 from workers.cpu.ports.loopback import LOOPBACKS
 from workers.cpu.process import tree

@@ -57,7 +57,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from app.local.kept import SOCKET, address, connect
+from app.local.kept_environments import SOCKET, address, connect
 from workers.cpu.process import tree
 
 VERSION = 2

@@ -59,7 +59,7 @@ def terminal(pty: Sequence[int] | None) -> list[int] | None:
     return list(pty)
 
 
-class Giving:
+class InputMessages:
     """Makes the messages of one client; safe for use by many threads."""
 
     def __init__(self, client_id: str, job: str) -> None:

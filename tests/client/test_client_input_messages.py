@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tangram import Action, AsyncClient, Client, ClientClosed, InvalidAction, calls, giving
+from tangram import Action, AsyncClient, Client, ClientClosed, InvalidAction, calls, input_messages
 from tangram.wire import GIVEN_BYTES
 
 PLACE = calls.Place("j", "t", "env-1")
@@ -59,8 +59,8 @@ async def test_coroutines_give_alike(peer: Any, settings: Any) -> None:
             (lambda pty=pty: calls.execute(PLACE, "cat", pty=pty), "pty|rows|columns")
             for pty in ((24,), (24, 80, 1), "ab", (0, 80), (24, 70_000), (24.0, 80), 7)
         ),
-        *((lambda data=data: giving.data(data), "data") for data in (b"", b"x" * (GIVEN_BYTES + 1), "text")),
-        *((lambda number=number: giving.signal_of(number), "number") for number in (0, 99, True, "INT")),
+        *((lambda data=data: input_messages.data(data), "data") for data in (b"", b"x" * (GIVEN_BYTES + 1), "text")),
+        *((lambda number=number: input_messages.signal_of(number), "number") for number in (0, 99, True, "INT")),
     ],
 )
 def test_terminals_input_and_signals_that_make_no_sense_are_refused(make: Any, field: str) -> None:

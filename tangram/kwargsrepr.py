@@ -16,7 +16,7 @@ LONGEST: Final = 120
 """Characters of a value that are shown."""
 
 
-def shown(action: Action) -> str:
+def kwargsrepr(action: Action) -> str:
     """Return the arguments of an action as these tools are to show them, in the form of a Python dictionary."""
     words = {"job": action.job, "trajectory": action.trajectory}
     words |= {name: value for name in SHOWN if isinstance(value := action.arguments.get(name), str)}
