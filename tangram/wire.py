@@ -128,8 +128,11 @@ SCHEDULER_KEY = "tangram-scheduler"
 MEMORY_ENFORCED = "TANGRAM_MEMORY_ENFORCED"
 """A variable of commands: there where the kernel holds their environment to its memory."""
 
-HEADROOM_MB = 20
-"""Memory, in MB, that an idle environment may use beyond what it holds. Scheduler and workers count with the same number."""
+CUSHION_MB = 9
+"""Memory, in MB, before the end of its allowance at which an environment is paused, unless the allowance is its limit."""
+
+HEADROOM_MB = 20 + CUSHION_MB
+"""The allowance of an idle environment, in MB, beyond what it holds. Scheduler and workers count with the same number."""
 
 LONGEST_ID = 256
 """The most characters of an action's id, as of every name: a longer one may not fit into the journal's indexes."""

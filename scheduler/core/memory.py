@@ -43,7 +43,7 @@ from scheduler.model import Environment, Grant, Running
 from scheduler.model.commands import Allow, Command, Start
 from scheduler.model.events import Allowed, Finished, MemoryWanted
 from scheduler.model.state import Node, State
-from tangram.wire import HEADROOM_MB
+from tangram.wire import CUSHION_MB, HEADROOM_MB
 
 STEP_MB: Final = 64
 """Least growth in one step, where so much is free."""
@@ -113,7 +113,8 @@ class Memory:
                 continue  # the action has what its environment has
             if book.paused_at is None:
                 memory.short_since = None
-                wanted_mb = max(HEADROOM_MB, self.books.holdings.headroom_mb(book.environment.job, stage_of(running, book)))
+                learned_mb = self.books.holdings.headroom_mb(book.environment.job, stage_of(running, book))
+                wanted_mb = max(HEADROOM_MB, learned_mb + CUSHION_MB)
                 if len(book.running) == 1:
                     wanted_mb -= book.allowance_mb - book.holding_mb
                 wanted_mb = min(wanted_mb, book.gap_mb, memory.node.memory_free)
@@ -242,7 +243,7 @@ class Memory:
     def _grow(self, memory: NodeMemory, book: Book) -> bool:
         """Give an environment a step of what is free, or of the reserve if it has the turn. Return False if that is too little."""
         free_mb = memory.available_mb if memory.turn == book.environment.id else memory.node.memory_free
-        step_mb = min(max(STEP_MB, book.allowance_mb - book.holding_mb), book.gap_mb)
+        step_mb = min(max(STEP_MB, book.allowance_mb - CUSHION_MB - book.holding_mb), book.gap_mb)
         if free_mb < min(LEAST_MB, step_mb):
             return False
         self._allow(memory, book, book.allowance_mb + min(step_mb, free_mb))

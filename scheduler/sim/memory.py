@@ -4,7 +4,8 @@ A recorded action says the most that its environment holds while it runs (`memor
 (`resident_mb`). The simulated environment comes to the most at the start of the action, which is the hardest case. Without `memory_mb` an
 action adds nothing, and without `resident_mb` the environment holds after it what it held before. An environment never passes its limit.
 
-Where this is more than the allowance, the environment asks for more, and all its actions stand still until it has enough.
+Where this comes within `CUSHION_MB` of an allowance below the limit, the environment asks for more, and all its actions stand still until
+it has enough.
 
 The simulation keeps its own sums of the allowances, which follow from grants alone. A grant beyond the memory of a node ends the
 replay.
@@ -19,7 +20,7 @@ from scheduler.model import NodeSpec
 from scheduler.model.events import MemoryWanted
 from scheduler.sim.progress import Live
 from scheduler.sim.trace import Trajectory
-from tangram.wire import HEADROOM_MB
+from tangram.wire import CUSHION_MB, HEADROOM_MB
 
 
 class BrokenAllowance(RuntimeError):
@@ -133,7 +134,7 @@ class SimulatedMemory:
         return most_mb, held.holding_mb
 
     def _look(self, environment: str, held: _Held, now: float) -> None:
-        if held.used_mb > held.allowance_mb:
+        if held.allowance_mb < held.limit_mb and held.used_mb > held.allowance_mb - CUSHION_MB:
             if not held.halted:
                 held.halted = True
                 for live in held.running.values():

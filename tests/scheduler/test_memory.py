@@ -16,9 +16,10 @@ from scheduler.policies import make_policy
 from scheduler.sim.cluster import Cluster
 from scheduler.sim.simulate import Simulation
 from scheduler.sim.trace import Step, Trace, TraceAction, Trajectory
-from tangram.wire import HEADROOM_MB
+from tangram.wire import CUSHION_MB, HEADROOM_MB
 
 LIMIT_MB = 300
+FIRST_MB = UNKNOWN_MB + CUSHION_MB
 
 
 def granting(world: Any, memory_mb: int, **policy: Any) -> Any:
@@ -61,11 +62,11 @@ def test_an_action_is_granted_what_such_actions_use_and_its_environment_grows_in
     w = granting(world, 1000)
     stand(w, "e")
     w.exec("a", "e")
-    assert w.grants["a"].allowance_mb == UNKNOWN_MB
-    assert want(w, "e", UNKNOWN_MB) == [UNKNOWN_MB + STEP_MB]
-    assert want(w, "e", UNKNOWN_MB) == [UNKNOWN_MB + STEP_MB]  # a report that names an earlier allowance
-    assert want(w, "e", UNKNOWN_MB + STEP_MB) == [2 * (UNKNOWN_MB + STEP_MB)]
-    assert want(w, "e", 256) == [LIMIT_MB]
+    assert w.grants["a"].allowance_mb == FIRST_MB
+    assert want(w, "e", FIRST_MB) == [FIRST_MB + STEP_MB]
+    assert want(w, "e", FIRST_MB) == [FIRST_MB + STEP_MB]  # a report that names an earlier allowance
+    assert want(w, "e", FIRST_MB + STEP_MB) == [2 * (UNKNOWN_MB + STEP_MB) + CUSHION_MB]
+    assert want(w, "e", 2 * (UNKNOWN_MB + STEP_MB) + CUSHION_MB) == [LIMIT_MB]
     assert want(w, "e", LIMIT_MB) == []  # the program's own fault
 
 
@@ -74,7 +75,7 @@ def test_actions_at_a_time_are_granted_the_sum_and_after_the_last_one_what_is_he
     stand(w, "e")
     for name in ("a", "b"):
         w.exec(name, "e", session=name)
-    assert w.grants["b"].allowance_mb == 2 * UNKNOWN_MB
+    assert w.grants["b"].allowance_mb == 2 * FIRST_MB
     w.finish("a", memory_mb=60)
     before_mb = w.core.state.nodes["n0"].memory_free
     w.finish("b", memory_mb=60, resident_mb=50)
@@ -268,7 +269,7 @@ def test_a_scheduler_that_takes_over_books_what_beats_say_instead_of_limits(worl
     assert free_mb(w) == 1000 - 60 - (LIMIT_MB - 60)
     # And an action is granted what such actions use beyond what the environment holds
     w.exec("a", "e")
-    assert w.grants["a"].allowance_mb == 60 - HEADROOM_MB + UNKNOWN_MB and w.grants["a"].allowance_serial > sent.serial
+    assert w.grants["a"].allowance_mb == 60 - HEADROOM_MB + FIRST_MB and w.grants["a"].allowance_serial > sent.serial
 
 
 def test_until_a_beat_has_said_what_an_environment_may_use_nobody_lets_it_use_more(world: Any) -> None:
@@ -311,9 +312,9 @@ def test_a_beat_that_is_older_than_an_allowance_under_way_changes_nothing(world:
     stand(w, "e")
     w.exec("a", "e")
     serial = w.grants["a"].allowance_serial
-    assert want(w, "e", UNKNOWN_MB) == [UNKNOWN_MB + STEP_MB]
+    assert want(w, "e", FIRST_MB) == [FIRST_MB + STEP_MB]
     before_mb = free_mb(w)
-    assert beat(w, "e", UNKNOWN_MB, serial, "a") == [] and free_mb(w) == before_mb
+    assert beat(w, "e", FIRST_MB, serial, "a") == [] and free_mb(w) == before_mb
     # And where nothing runs that would want more, the next one decides
     w.finish("a")
     (sent,) = beat(w, "e", 30, serial)
@@ -329,6 +330,13 @@ def test_what_a_node_could_not_lower_is_booked(world: Any) -> None:
     beat(w, "e", 150, w.of(commands.Start)[-1].grant.allowance_serial)
     w.exec("b", "e")
     assert w.grants["b"].allowance_mb >= 150
+
+
+@pytest.mark.parametrize(("most_mb", "limit_mb", "asks"), [(UNKNOWN_MB, LIMIT_MB, 0), (UNKNOWN_MB + 1, LIMIT_MB, 1), (70, 70, 0)])
+def test_a_simulated_environment_asks_where_it_comes_near_an_allowance_below_its_limit(most_mb: int, limit_mb: int, asks: int) -> None:
+    action = TraceAction(kind="cpu.exec", work_s=1.0, memory_mb=most_mb)
+    trace = Trace(trajectories=(Trajectory(trajectory="t", job="j", steps=(Step(actions=(action,)),), memory_mb=limit_mb),))
+    assert Simulation(trace, make_policy("elastic"), Cluster(cores=1, memory_mb=1000)).run().memory.asks == asks
 
 
 # It never locks up

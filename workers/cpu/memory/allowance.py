@@ -29,7 +29,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tangram.wire import HEADROOM_MB
+from tangram.wire import CUSHION_MB, HEADROOM_MB
 from workers.cpu.memory.controls import Controls, Use
 from workers.memory import MIB
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CUSHION_MB, ROOM_MB, SLACK_BYTES = 8, 64, MIB
+ROOM_MB, SLACK_BYTES = 64, MIB
 BYTES_PER_S = 2 << 30
 """The fastest that programs take memory: how soon the allowance could be near follows from it."""
 SOONEST_S, LATEST_S, SAMPLE_S = 0.02, 0.05, 0.1
@@ -216,7 +216,7 @@ class Allowance:
         self._watcher.look_soon(self)
 
     def _has_room(self, use: Use) -> bool:
-        return self._allowed_mb >= self.limit_mb or use.held < self._near - SLACK_BYTES
+        return self._allowed_mb >= self.limit_mb or use.held <= self._near
 
     @property
     def _near(self) -> int:
@@ -263,7 +263,7 @@ class Allowance:
                 return LATEST_S
             try:
                 used = self._controls.used()
-                if used >= self._near + self._seen.cache - SLACK_BYTES or (used >= self._kernels_bound - SLACK_BYTES and self._was_met()):
+                if used > self._near + self._seen.cache or (used >= self._kernels_bound - SLACK_BYTES and self._was_met()):
                     use = self._controls.use()
                     self._note(use)
                     if not self._has_room(use):
