@@ -34,8 +34,8 @@ import time
 USAGE = "usage: burn.py WORK_S DOP [PARALLEL_FRACTION [MOST [BUSY [MEMORY_MB RESIDENT_MB]]]]"
 MEMORY_ENFORCED = "TANGRAM_MEMORY_ENFORCED"
 KEEPER = os.path.expanduser("~/.tangram-keeper")
-OWN_MB = 16
-"""What an environment holds beside: its shell, what watches over it, and an interpreter or two."""
+OWN_MB, OWN_IDLE_MB = 10, 5
+"""What an environment holds beside, as measured: its shell and what watches over it; while it works, this interpreter too."""
 
 LEAST_CHANGE_MB = 4
 STEPS_BETWEEN_CHECKS = 2_000
@@ -247,7 +247,7 @@ def main(arguments: list[str]) -> int:
     is_whole = burn_elastic(*work)
     if block is not None:
         block.close()
-    keep(resident_mb - OWN_MB)
+    keep(resident_mb - OWN_IDLE_MB)
     return 0 if is_whole else 1
 
 
