@@ -186,7 +186,7 @@ def main(words: Sequence[str] | None = None) -> int:
             network.enter("trainer")
             for fault in faults:
                 if chosen.lasts_s is not None:
-                    fault = replace(fault, lasts_s=chosen.lasts_s)
+                    fault = replace(fault, name=f"{fault.name}, but for {chosen.lasts_s:g} s", lasts_s=chosen.lasts_s)
                 with Client(job="hosts", settings=deployment.settings()) as client:
                     row = carry_out(fault, deployment, client, chosen.environments)
                 right = row.is_right(fault)
