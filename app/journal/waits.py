@@ -94,10 +94,11 @@ def explain(connection: Connection, action: AnyRow, scheduler: Mapping[str, Any]
     if action.attempts:
         ask.say(f"It has run before and waits again: {action.reason or 'no reason was noted'}.")
     held = ask.scheduler.get("held_back", {}).get(action.job)
-    if held and (action.kind == "cpu.open" or (action.environment is None and not _only_calls(ask))):
+    alone = action.kind == "cpu.open" or (action.environment is None and not _only_calls(ask))
+    if held and alone and action.id not in held["trials"]:
         why = f"{held['ours']} of {held['ended']} actions that ended within a minute failed by a fault of this system"
         text = f"Job {action.job} is held back: {why}. One of {held['waiting']} is tried in {held['next_in_s']:.1f} s."
-        ask.say(f"{text} All go on if its end is none.", "job", action.job)
+        ask.say(f"{text} If that one does not fail so, all go on.", "job", action.job)
     if action.kind == "cpu.open":
         _open(ask)
     elif action.environment is not None:

@@ -5,13 +5,14 @@ Each job has a breaker of its own.
 | state | actions of the job | the state ends |
 |---|---|---|
 | closed | start as ever | when too many of the latest ends were our fault |
-| open | are held back; after each pause one is let in, as a *trial* | when a trial ends otherwise than by our fault, or nothing waits |
+| open | are held back; after each pause one is let in, as a *trial* | when a trial ends well or by its program's fault, or none is left |
 
 Too many are more than `Limits.breaker_share` of all that ended within `WINDOW_S`, if these are at least `breaker_least`.
 
 A trial that fails by our fault doubles the pause, from `SHORTEST_PAUSE_S` up to `LONGEST_PAUSE_S`. So does a breaker that opens again
 within `LONGEST_PAUSE_S`. A trial that its caller gives up says nothing. A trial may wait or run for long. So the next one is let in
-after the same pause.
+after the same pause. The trial is the first action of the same kind and service as the one whose end opened the breaker. If no such
+action is held back, it is the first of all.
 
 Held back are opens, and actions outside of environments. Commands in environments that are open go on, since their rollouts hold what they
 need. So do closes. Requests to outside APIs are neither held back nor counted: their quotas have brakes of their own, and a model may have
@@ -29,7 +30,8 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from itertools import islice
+from typing import Any, Final
 
 from scheduler.core.open_queue import OpenQueue
 from scheduler.core.pools import Pools
@@ -47,6 +49,9 @@ WINDOW_S: Final = 60
 SHORTEST_PAUSE_S: Final = 5.0
 LONGEST_PAUSE_S: Final = 60.0
 """The first and the longest pause between two trials, in seconds; the same as the rests of nodes."""
+
+SHOWN_TRIALS: Final = 20
+"""Most trials of a job whose ids are shown."""
 
 MOST_RECORDS: Final = 1000
 """Jobs from which on those are forgotten of which nothing has ended lately."""
@@ -68,16 +73,26 @@ class _Record:
     pause_s: float = 0.0
     closed_at: float = -math.inf
 
+    @property
+    def latest(self) -> float:
+        """When something of it changed last."""
+        return max(self.closed_at, self.seconds[-1].at) if self.seconds else self.closed_at
+
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """An open breaker: since when, the ends that opened it, the pause, the time of the next trial, what is held back, and the trials."""
+    """An open breaker: since when, the ends that opened it, the kind and service of the last one, what is held back, and the trials.
+
+    The next trial begins at `next_at`. The last trial failed at `failed_at`.
+    """
 
     since: float
     ended: int
     ours: int
+    like: tuple[str, str | None]
     pause_s: float
     next_at: float
+    failed_at: float = -math.inf
     held: JobQueue = field(default_factory=JobQueue)
     trials: dict[str, None] = field(default_factory=dict)
 
@@ -127,7 +142,7 @@ class Breaker:
         if all_ended >= limits.breaker_least and all_ours > limits.breaker_share * all_ended:
             again = now - record.closed_at < LONGEST_PAUSE_S
             pause_s = min(LONGEST_PAUSE_S, 2 * record.pause_s) if again else SHORTEST_PAUSE_S
-            self._open[action.job] = _Open(now, all_ended, all_ours, pause_s, now + pause_s)
+            self._open[action.job] = _Open(now, all_ended, all_ours, _sort(action), pause_s, now + pause_s)
             self._opened.append(action.job)
 
     def _tried(self, breaker: _Open, waiting: Waiting, fault: str, now: float) -> None:
@@ -135,8 +150,9 @@ class Breaker:
             return
         del breaker.trials[waiting.id]
         if fault == "infrastructure":
-            breaker.pause_s = min(LONGEST_PAUSE_S, 2 * breaker.pause_s)
-            breaker.next_at = now + breaker.pause_s
+            if breaker.failed_at < now:  # trials that are lost together have failed once
+                breaker.pause_s = min(LONGEST_PAUSE_S, 2 * breaker.pause_s)
+            breaker.failed_at, breaker.next_at = now, now + breaker.pause_s
         elif fault != "caller":
             self._close(waiting.action.job, now)
 
@@ -149,8 +165,8 @@ class Breaker:
         record = self._records.get(job)
         if record is None:
             if len(self._records) >= MOST_RECORDS:
-                recent = {job: one for job, one in self._records.items() if one.seconds and one.seconds[-1].at > now - WINDOW_S}
-                self._records = {**recent, **{job: one for job, one in self._records.items() if job in self._open}}
+                since = now - max(WINDOW_S, LONGEST_PAUSE_S)
+                self._records = {job: one for job, one in self._records.items() if one.latest > since or job in self._open}
             record = self._records[job] = _Record()
         return record
 
@@ -173,6 +189,10 @@ class Breaker:
         """Hold back the queues of breakers that have opened, let in what is released, and let in the next trials."""
         if not (self._open or self._released):
             return
+        released, self._released = self._released, []
+        for waiting in released:
+            if waiting.id in self._state.waiting and not self.holds_back(waiting):
+                self._put_back(waiting, now)
         for job in self._opened:
             breaker = self._open[job]
             for waiting in [one for one in self._state.waiting.values() if one.action.job == job and _stands_alone(one.action)]:
@@ -180,21 +200,21 @@ class Breaker:
                     self._take_out(waiting)
                     breaker.held.add(waiting)
         self._opened.clear()
-        released, self._released = self._released, []
         for job, breaker in [(job, breaker) for job, breaker in self._open.items() if breaker.next_at <= now]:
             if breaker.held.items:
-                trial = breaker.held.items[0]
+                trial = next((one for one in breaker.held.items if _sort(one.action) == breaker.like), breaker.held.items[0])
                 breaker.held.remove(trial)
                 breaker.trials[trial.id] = None
                 breaker.next_at = now + breaker.pause_s
-                released.append(trial)
+                self._put_back(trial, now)
             elif not breaker.trials:
                 self._close(job, now)
-        for waiting in released:
-            if waiting.action.kind == "cpu.open":
-                self.queue_open(waiting)
-            else:
-                self._pools.of(waiting.action).enqueue(waiting, now)
+
+    def _put_back(self, waiting: Waiting, now: float) -> None:
+        if waiting.action.kind == "cpu.open":
+            self.queue_open(waiting)
+        else:
+            self._pools.of(waiting.action).enqueue(waiting, now)
 
     def _take_out(self, waiting: Waiting) -> None:
         if waiting.action.kind == "cpu.open":
@@ -206,8 +226,8 @@ class Breaker:
         """Return when the next trial is let in; None if nothing is held back."""
         return min((one.next_at for one in self._open.values() if one.held.items), default=None)
 
-    def shown(self, now: float) -> dict[str, dict[str, float]]:
-        """Return for each job that is held back: its waiting actions, the ends that led to it, for how long, and when one may go."""
+    def shown(self, now: float) -> dict[str, dict[str, Any]]:
+        """Return for each job that is held back what the table in `scheduler/live/document.py` says."""
         return {
             job: {
                 "waiting": len(breaker.held.items),
@@ -215,10 +235,15 @@ class Breaker:
                 "ended": breaker.ended,
                 "held_s": max(0.0, now - breaker.since),
                 "next_in_s": max(0.0, breaker.next_at - now),
+                "trials": list(islice(breaker.trials, SHOWN_TRIALS)),
             }
             for job, breaker in self._open.items()
-            if breaker.held.items or breaker.trials
+            if breaker.held.items
         }
+
+
+def _sort(action: Action) -> tuple[str, str | None]:
+    return action.kind, action.service
 
 
 def _stands_alone(action: Action) -> bool:

@@ -12,7 +12,8 @@ node), how many are `waiting`, and the ids of the `first` ones in order |
 | `starting` | environments that are opening `now`, those that are `waiting` for it, the `limit`, seconds until the rate allows the next \
 one (`next_in_s`) |
 | `held_back` | for each job that is held back by its circuit breaker: how many are `waiting`; how many of the actions that had `ended` \
-were our fault (`ours`); for how long (`held_s`), and when one is tried (`next_in_s`) |
+were our fault (`ours`); for how long (`held_s`), when one is tried (`next_in_s`), and the ids \
+of those that are (`trials`) |
 | `lease_s` | seconds without an action after which an environment is closed; null for never |
 | `beat_s` | the interval in which nodes beat; null where beats are not looked at |
 | `nodes` | for each node: seconds since its last `beat_ago_s`, its `busy_cores` (null where its worker does not measure them), \

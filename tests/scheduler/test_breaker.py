@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from scheduler.core.breaker import LONGEST_PAUSE_S, SHORTEST_PAUSE_S, WINDOW_S
-from scheduler.model import QuotaSpec, events
+from scheduler.model import QuotaSpec, ServiceSpec, events
+from tests.scheduler.inside import check_places
 
 OURS = {"status": "failed", "cause": "sandbox_failed"}
 PROGRAMS = {"status": "timed_out", "cause": "timeout"}
@@ -41,11 +42,11 @@ def test_opens_and_actions_of_a_held_job_wait_and_are_let_in_one_by_one(unwell: 
     unwell.run("b0", job="other")
     # Then what is of the job waits, whatever is free, and the other job goes on
     assert unwell.started[4:] == ["b0"]
-    # And after a pause the first of it is tried, and after another one the second, while the first has not ended
+    # And after a pause one that is like what failed is tried, and after another one the first of all, while that has not ended
     began = unwell.now
-    assert trial(unwell, "open-e0", "a4") == "open-e0"
+    assert trial(unwell, "open-e0", "a4") == "a4"
     assert unwell.now == began + SHORTEST_PAUSE_S
-    assert trial(unwell, "a4") == "a4"
+    assert trial(unwell, "open-e0") == "open-e0"
     assert unwell.now == began + 2 * SHORTEST_PAUSE_S
 
 
@@ -216,6 +217,47 @@ def test_an_open_that_is_tried_may_go_to_another_node(world: Any) -> None:
     assert w.grants["open-e0"].node != first
     w.finish("open-e0")
     assert "open-e1" in w.grants
+
+
+def test_a_trial_is_like_what_failed_if_such_a_one_waits(world: Callable[..., Any]) -> None:
+    # Given a sick service, and an open that came before its calls
+    w = world(services=(ServiceSpec(name="rm", memory_mb=1),), breaker_share=0.2, breaker_least=1).node(cells=1, cell_memory_mb=10)
+    w.score("s0", "rm")
+    w.finish("s0", **OURS)
+    w.open("e0", finish=False)
+    w.score("s1", "rm")
+    assert trial(w, "open-e0", "s1") == "s1"
+
+
+def test_trials_that_are_lost_together_have_failed_once(unwell: Any) -> None:
+    for number in range(4, 9):
+        unwell.run(f"a{number}")
+    began = unwell.now
+    for _ in range(3):
+        trial(unwell, *(id for id in unwell.waiting))
+    unwell.lose("n0")
+    unwell.node("n1")
+    lost_at = unwell.now
+    trial(unwell, "a7")
+    assert (lost_at - began, unwell.now - lost_at) == (3 * SHORTEST_PAUSE_S, 2 * SHORTEST_PAUSE_S)
+
+
+def test_a_breaker_that_closes_and_opens_again_at_once_holds_all_back_once(world: Callable[..., Any]) -> None:
+    # Given two trials, and two actions that are held back
+    w = world(breaker_share=0.2, breaker_least=1).node(cores=16)
+    w.run("a0")
+    w.finish("a0", **OURS)
+    for number in range(1, 5):
+        w.run(f"a{number}")
+    assert [trial(w, "a1"), trial(w, "a2")] == ["a1", "a2"]
+    # When their node is lost, on which the first trial has ended well
+    w.handle(events.NodeLost(name="n0", reason="it burned", ended=(events.StoredEnd(id="a1", status="succeeded"),)))
+    w.node("n1", cores=16)
+    # Then the two still wait, and each starts once
+    assert w.waiting == ["a3", "a4"]
+    check_places(w.core)
+    w.finish(trial(w, "a3"))
+    assert w.started[3:] == ["a3", "a4"]
 
 
 def test_jobs_are_not_held_back_where_the_share_is_one(world: Any) -> None:
