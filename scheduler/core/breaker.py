@@ -19,7 +19,7 @@ need. So do closes. Requests to outside APIs are neither held back nor counted: 
 chosen the host.
 
 Whose fault an end is says `tangram/ends.py`. Only actions that have run count. The actions of a job that are lost at the same moment count
-as one: they have one cause, such as the loss of a node, and that is over. While the breaker is open, nothing is counted.
+as one. They have one cause, such as the loss of a node. That is over. While the breaker is open, nothing is counted.
 
 The counts are not in the journal: after a restart all breakers are closed.
 """
@@ -54,7 +54,7 @@ SHOWN_TRIALS: Final = 20
 """Most trials of a job whose ids are shown."""
 
 MOST_RECORDS: Final = 1000
-"""Jobs from which on those are forgotten of which nothing has ended lately."""
+"""Jobs with a record. Beyond it, the records are dropped of jobs of which nothing has ended lately."""
 
 
 @dataclass(slots=True)
@@ -81,9 +81,10 @@ class _Record:
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """An open breaker: since when, the ends that opened it, the kind and service of the last one, what is held back, and the trials.
+    """An open breaker, with the actions that are `held` back and the `trials`.
 
-    The next trial begins at `next_at`. The last trial failed at `failed_at`.
+    It is open `since` then. Of the `ended` actions of the last minute, so many were `ours`. The last of these was `like` that: its kind and
+    service. The next trial begins at `next_at`. The last trial failed at `failed_at`.
     """
 
     since: float
@@ -142,7 +143,7 @@ class Breaker:
         if all_ended >= limits.breaker_least and all_ours > limits.breaker_share * all_ended:
             again = now - record.closed_at < LONGEST_PAUSE_S
             pause_s = min(LONGEST_PAUSE_S, 2 * record.pause_s) if again else SHORTEST_PAUSE_S
-            self._open[action.job] = _Open(now, all_ended, all_ours, _sort(action), pause_s, now + pause_s)
+            self._open[action.job] = _Open(now, all_ended, all_ours, _kind_and_service(action), pause_s, now + pause_s)
             self._opened.append(action.job)
 
     def _tried(self, breaker: _Open, waiting: Waiting, fault: str, now: float) -> None:
@@ -166,7 +167,7 @@ class Breaker:
         if record is None:
             if len(self._records) >= MOST_RECORDS:
                 since = now - max(WINDOW_S, LONGEST_PAUSE_S)
-                self._records = {job: one for job, one in self._records.items() if one.latest > since or job in self._open}
+                self._records = {job: one for job, one in self._records.items() if one.latest > since}
             record = self._records[job] = _Record()
         return record
 
@@ -202,7 +203,7 @@ class Breaker:
         self._opened.clear()
         for job, breaker in [(job, breaker) for job, breaker in self._open.items() if breaker.next_at <= now]:
             if breaker.held.items:
-                trial = next((one for one in breaker.held.items if _sort(one.action) == breaker.like), breaker.held.items[0])
+                trial = next((one for one in breaker.held.items if _kind_and_service(one.action) == breaker.like), breaker.held.items[0])
                 breaker.held.remove(trial)
                 breaker.trials[trial.id] = None
                 breaker.next_at = now + breaker.pause_s
@@ -242,7 +243,7 @@ class Breaker:
         }
 
 
-def _sort(action: Action) -> tuple[str, str | None]:
+def _kind_and_service(action: Action) -> tuple[str, str | None]:
     return action.kind, action.service
 
 
