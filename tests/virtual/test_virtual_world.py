@@ -85,29 +85,11 @@ def test_nothing_is_lost(rollouts: list[Rollout], faults: list[Fault]) -> None:
     assert [status for _, status, _ in told] == ["succeeded"] * sum(len(rollout.steps) for rollout in rollouts)
 
 
-def test_a_lost_node_is_told_as_what_it_is() -> None:
-    broken, _, _, told = story(Scenario(1, (2,), (ROLLOUT,), (Fault(3.0, "kill node", lasts_s=5.0),)))
-
-    assert broken == [] and [status for _, status, _ in told] == ["succeeded", "lost", "lost"]
-
-
 def test_environments_open_elsewhere_while_a_node_can_open_none() -> None:
     rollouts = tuple(replace(ROLLOUT, name=f"t{number}", begins_s=float(number)) for number in range(6))
     broken, log, _, told = story(Scenario(1, (4, 2), rollouts, (Fault(0.0, "sicken node", lasts_s=20.0),)))
 
     assert broken == [] and [status for _, status, _ in told] == ["succeeded"] * 18, log
-
-
-def test_what_was_lost_with_the_store_is_not_run_again_by_a_scheduler_that_knows_it_from_the_journal_alone() -> None:
-    faults = (
-        Fault(2.0, "cut trainer", lasts_s=20.0, amount=5.0),
-        Fault(8.0, "kill scheduler", amount=1.0),
-        Fault(16.0, "broker comes back empty"),
-    )
-    broken, log, _, told = story(Scenario(1, (2,), (replace(ROLLOUT, steps=ROLLOUT.steps[:2]),), faults))
-
-    assert broken == [], log
-    assert [status for _, status, _ in told] == ["succeeded", "failed"]
 
 
 def test_the_cancel_of_a_job_that_the_broker_lost_is_sent_again() -> None:
