@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.core import Core
 from scheduler.gpu.cells import CellGroup, Instance
 from scheduler.gpu.tuning import TUNING
-from scheduler.model import UNLIMITED, ServiceSpec, Waiting
-
-from .cells_run import Ask, CellsRun
+from scheduler.model import UNLIMITED, NodeSpec, ServiceSpec, Waiting, events
+from scheduler.policies import make_policy
+from scheduler.sim.cluster import Cluster
+from scheduler.sim.simulate import Simulation
+from scheduler.sim.summary import ReplayRecord
+from scheduler.sim.trace import Step, Trace, TraceAction, Trajectory
+from tangram.elasticity import Elasticity
 
 SERVICES = (
     ServiceSpec(name="hot", restore_s=0.5),
@@ -31,15 +36,28 @@ LONGEST_S = 6.0
 ASKS = st.lists(st.tuples(st.floats(0.0, 1.0), st.integers(0, 8), st.floats(0.1, LONGEST_S - 2.0)), min_size=20, max_size=100)
 
 
-class Watch:
+@dataclass(frozen=True, kw_only=True)
+class Unequal(Cluster):
+    """Nodes with different numbers of cells."""
+
+    cells: tuple[int, ...]
+
+    def specs(self) -> list[NodeSpec]:
+        return [replace(spec, cells=cells) for spec, cells in zip(super().specs(), self.cells, strict=True)]
+
+
+class Watched(Simulation):
     """Measures how long waiting actions had no instance that they could use, and looks for impatient ones beside idle cells."""
 
-    def __init__(self) -> None:
-        self.since: dict[str, float] = {}
-        self.longest_s = 0.0
+    longest_s = 0.0
 
-    def __call__(self, core: Core, before: float, now: float) -> None:
-        groups, waiting_ones = core.pools.gpu.groups.values(), core.state.waiting.values()
+    def run(self) -> ReplayRecord:
+        self.since: dict[str, float] = {}
+        return super().run()
+
+    def _handle(self, event: events.Event, now: float) -> None:
+        super()._handle(event, now)
+        groups, waiting_ones = self._core.pools.gpu.groups.values(), self._core.state.waiting.values()
         starving = False
         for waiting in waiting_ones:
             if any(self.usable(waiting, group, instance) for group in groups for instance in group.instances):
@@ -47,7 +65,7 @@ class Watch:
             else:
                 self.longest_s = max(self.longest_s, now - self.since.setdefault(waiting.id, now))
                 starving = starving or now - waiting.received_at >= TUNING.aged_s
-        for action_id in [each for each in self.since if each not in core.state.waiting]:
+        for action_id in [each for each in self.since if each not in self._core.state.waiting]:
             self.longest_s = max(self.longest_s, now - self.since.pop(action_id))
         late = [waiting for waiting in waiting_ones if now - waiting.received_at > TUNING.aged_s]
         for waiting in late if not starving else ():
@@ -66,17 +84,16 @@ def test_no_action_waits_longer_than_the_bound_for_an_instance_that_it_can_use(
     # Given more work than the cells can do, by services some of which are always asked for
     services, memory_mb = place
     at, asks, often = 0.0, [], [services[0]] * 4 + list(services)
-    for gap_s, pick, work_s in drawn:
+    for number, (gap_s, pick, work_s) in enumerate(drawn):
         at += gap_s
-        spec = often[pick]
-        asks.append(Ask(at, spec.name, spec.cells, work_s))
-    watch = Watch()
-    run = CellsRun(services, nodes, watch, cell_memory_mb=memory_mb)
-
+        score = TraceAction(kind="gpu.score", service=often[pick].name, work_s=work_s, elasticity=Elasticity(units=often[pick].cells))
+        asks.append(Trajectory(trajectory=str(number), arrival_s=at, steps=(Step(actions=(score,)),)))
+    trace = Trace(trajectories=tuple(asks), services={spec.name: spec for spec in services})
+    cluster = Unequal(nodes=len(nodes), cores=0, gpus=max(nodes), gpu_memory_mb=memory_mb, cells=nodes)
     # When all of it is run, with books that raise where cells would not allow it
-    run.run(asks)
-
+    run = Watched(trace, make_policy("elastic"), cluster)
+    ended = run.run().actions
     # Then each had its turn in time, and each ended once
-    assert watch.longest_s <= TUNING.aged_s + len(services) * (TUNING.turn_s + LONGEST_S)
-    assert sorted(run.ended, key=int) == [str(number) for number in range(len(drawn))]
-    assert run.running == {}
+    assert run.longest_s <= TUNING.aged_s + len(services) * (TUNING.turn_s + LONGEST_S)
+    assert sorted(record.trajectory for record in ended) == sorted(each.trajectory for each in asks)
+    assert {record.status for record in ended} == {"succeeded"}
