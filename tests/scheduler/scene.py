@@ -35,8 +35,8 @@ def history() -> list[Observation]:
         fields: dict[str, Any] = {"job": job, "kind": kind, "service": None, "curve": Amdahl(0.9), "execution_s": 3.0}
         for name, work_s in WORK_S.items():
             taken = {"execution_s": work_s, "cpu_s": work_s}
-            seen += [Observation(action_class=name, units=(1,), held_units=1.0, **{**fields, **taken})] * 2 * SETTLED
-        seen += [Observation(action_class="serial", units=(1, 2, 4), held_units=4.0, cpu_s=3.0, **fields)] * 2 * SETTLED
+            seen += [Observation(action_class=name, units=(1,), held_units=1.0, **{**fields, **taken})] * (SETTLED + 1)
+        seen += [Observation(action_class="serial", units=(1, 2, 4), held_units=4.0, cpu_s=3.0, **fields)] * (SETTLED + 1)
     return seen
 
 
