@@ -48,7 +48,6 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_quick_run_writes_every_table(quick: Path) -> None:
-    # Given the document of a quick run
     text = quick.read_text(encoding="utf-8")
     # Then it says where it comes from, and has a table for all that was planned
     assert "`python -m bench.paper --seed 1 --processes 2 --quick" in text and "A quick run" in text

@@ -40,11 +40,9 @@ def rows(capsys: pytest.CaptureFixture[str], *options: str) -> list[dict[str, An
 def test_a_case_of_recorded_rollouts_is_what_the_command_line_replays(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # Given a case, simulated from a seed
     (row,) = rows(capsys, "--only", "rollouts-64-8", "--policies", "elastic", "--seeds", "5", "--trace", str(recorded))
-    # When the command line replays the same
     words = ["--simulate", "--tile", "64", "--speed", "10", "--spread", "20", "--nodes", "1", "--cores", "8", "--seed", "5", "--json"]
     argv = [sys.executable, "-m", "tangram", "replay", str(recorded), *words]
     document = json.loads(subprocess.run(argv, cwd=ROOT, check=True, capture_output=True).stdout)
-    # Then the figures are the same
     found = row["seeds"]["5"]
     assert all(found[key] == document[key] for key in ("actions", "failed", "mean_act", "p50_act", "p95_act", "p99_act", "step_duration"))
     assert found["resizes_per_action"] == document["resizes"] / document["actions"]

@@ -14,20 +14,16 @@ from bench.workloads import WORKLOADS, DeepSearch, Mopd, ai_coding, calibration,
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_the_same_seed_draws_the_same_and_another_seed_draws_another(name: str) -> None:
-    # Given a workload
     draw = WORKLOADS[name]
-    # When it is drawn twice from a seed and once from another; then only the former are equal
     assert draw(20, 7) == draw(20, 7)
     assert draw(20, 7).trajectories != draw(20, 8).trajectories
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_a_workload_is_a_trace_like_any_other(name: str) -> None:
-    # Given a drawn workload, written as a trace
     drawn = WORKLOADS[name](12, 3)
     text = io.StringIO()
     write_trace(drawn, text)
-    # When it is read again, with all the checks of a trace; then it is the same, and every action has a class
     assert read_trace_stream(io.StringIO(text.getvalue())) == drawn
     assert all(action.action_class for action in drawn.actions())
 
@@ -39,9 +35,7 @@ def test_ai_coding_comes_to_the_published_figures_for_pods_of_one_core() -> None
 
 
 def test_deepsearch_calls_under_a_quota_for_its_batch_and_ends_with_the_judge() -> None:
-    # Given / When
     shape, trace = DeepSearch(), deepsearch(300, 1)
-    # Then
     assert trace.quotas["search"].rate_per_s == pytest.approx(300 * shape.rate_per_s)
     assert trace.quotas["search"].concurrency == 300 * shape.concurrency
     assert all([action.kind for action in each.steps[-1].actions] == ["gpu.generate"] for each in trace.trajectories)
@@ -52,9 +46,7 @@ def test_deepsearch_calls_under_a_quota_for_its_batch_and_ends_with_the_judge() 
 
 
 def test_mopd_asks_different_teachers_by_zipfs_law_around_its_moment() -> None:
-    # Given / When
     shape, trace = Mopd(), mopd(3000, 1)
-    # Then
     when = [each.arrival_s + each.steps[0].think_s for each in trace.trajectories]
     assert mean(when) == pytest.approx(shape.think_mean_s + shape.spread_s / 2, abs=2.0)
     assert pstdev(when) == pytest.approx(shape.think_sd_s, rel=0.1)

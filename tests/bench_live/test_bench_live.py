@@ -30,7 +30,6 @@ def test_the_workload_keeps_what_runs_on_cores_and_all_think_time() -> None:
     assert all(step.actions for trajectory in trace.trajectories for step in trajectory.steps)
     survey = next(each for each in trace.trajectories if each.trajectory == "survey-corpus")
     assert survey.steps[0].think_s == pytest.approx(2.9 + 6.1)
-    # And nobody goes first by priority
     assert len({trajectory.priority for trajectory in trace.trajectories}) == 1
 
 
@@ -88,7 +87,6 @@ def test_a_goal_bounds_both_figures_as_multiples_of_each_other_system() -> None:
     # When the goal is 0.75 and 1.03; then it is met, though elastic is not first
     document = compare(rounds, CLEARLY_AHEAD)
     assert document["goal"]["met"] is True and document["first"] is False
-    # And the ratios of each round are there
     assert document["systems"]["fcfs"]["ours"]["step_duration"] == {"median": 1.02, "least": 0.9, "most": 1.1}
     assert "elastic ÷ fcfs: mean ACT 0.667 (0.667–0.667), step duration 1.020 (0.900–1.100)" in text(document)
     assert "is met" in text(document)
@@ -118,7 +116,6 @@ def test_the_usual_systems_are_those_that_the_machine_can_tell_apart(monkeypatch
     ],
 )
 def test_bad_words_end_with_code_2_and_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    # Given a wrong option; when it is run; then it ends with 2, one line on standard error, none on standard output
     assert main([*arguments, *([] if "--policies" in arguments else ["--policies", "fixed:1"])]) == 2
     captured = capsys.readouterr()
     assert captured.out == "" and len(captured.err.splitlines()) == 1

@@ -68,10 +68,8 @@ def recorded(tmp_path: Path) -> Path:
 
 
 def test_a_recorded_log_replays_to_the_same_commands(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    # Given a log that has everything in it: starts, resizes, stops and ends
     words = [command["type"] for line in recorded.read_text().splitlines() for command in json.loads(line).get("commands", ())]
     assert set(words) >= {"Start", "Resize", "Stop", "Finish", "Requeue", "NoteNode"}
-    # When it is replayed; then all is equal
     assert main([str(recorded)]) == 0
     assert capsys.readouterr().out == f"{2 * len(STORY)} decisions, all equal\n"
 
@@ -82,7 +80,6 @@ def test_the_first_line_that_differs_is_named(recorded: Path, capsys: pytest.Cap
     number, line = next((number, line) for number, line in enumerate(lines) if '"core_ids":[0' in line)
     lines[number] = line.replace('"core_ids":[0', '"core_ids":[3', 1)
     recorded.write_text("".join(lines))
-    # When it is replayed
     assert main([str(recorded)]) == 1
     # Then the line, what it says and what follows now are named
     out = capsys.readouterr().out
@@ -118,9 +115,7 @@ def test_a_scheduler_that_takes_over_from_a_killed_one_goes_on_after_its_last_wh
     # Given a log whose last, perhaps long line was not written to its end
     with recorded.open("a") as file:
         file.write(f'{{"epoch":2,"at":99.0,"event":{{"type":"NodeLost","name":"{"n" * 200_000}","reason":""}},"commands":[]}}'[:cut])
-    # When another scheduler opens it
     EventLogFile(recorded, 3, SETUP).close()
-    # Then all but that line can be replayed
     assert main([str(recorded)]) == 0
     assert capsys.readouterr().out == f"{2 * len(STORY)} decisions, all equal\n"
     assert recorded.read_text().count("tangram.events/4") == 3

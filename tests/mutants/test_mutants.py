@@ -61,7 +61,6 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_each_defect_is_told_apart_and_the_tree_stays_as_it_is(tree: Path) -> None:
     told: list[str] = []
     outcomes = try_all(read(tree), tree, 2, lambda outcome: told.append(outcome.mutant.name))
-    # Then each is what its name says, and each was told of
     assert {outcome.mutant.name: outcome.result for outcome in outcomes} == {name: name for name in ROWS}
     assert sorted(told) == sorted(ROWS)
     assert next(outcome.problem for outcome in outcomes if outcome.result == "killed") == "assert 1 == 3"

@@ -16,13 +16,10 @@ from tangram.errors import InvalidAction
 
 
 def test_an_action_waits_until_the_tokens_before_it_are_paid_off(world: Any) -> None:
-    # Given 60 tokens a minute
     w = world(quotas=[QuotaSpec(name="llm", tokens_per_min=60.0)]).node()
-    # When one action of 10 tokens comes, then one of 5, then one of none
     w.call("ten", "llm", tokens=10)
     w.call("five", "llm", tokens=5)
     w.call("none", "llm")
-    # Then they start 10 and 5 seconds apart
     assert w.started == ["ten"]
     w.wake()
     assert (w.now, w.started) == (10.0, ["ten", "five"])
@@ -36,7 +33,6 @@ def test_who_comes_after_an_answer_waits_for_the_tokens_that_it_really_cost(worl
     w = world(quotas=[QuotaSpec(name="llm", tokens_per_min=60.0)]).node()
     w.call("first", "llm", tokens=declared)
     w.answer("first", 200, tokens=real)
-    # When another one comes; then it waits for the real ones
     w.call("second", "llm")
     assert w.waiting == ["second"]
     w.wake()
@@ -70,7 +66,6 @@ def test_quotas_of_one_account_share_its_places_and_its_order(world: Any) -> Non
     shared = {"account": "acme", "concurrency": 1}
     w = world(quotas=[QuotaSpec(name="chat", **shared), QuotaSpec(name="embed", account="acme"), QuotaSpec(name="web", concurrency=1)])
     w.node()
-    # When all are called, the second quota with more priority
     w.call("first", "chat")
     w.call("low", "chat", priority=1)
     w.call("high", "embed", priority=9)

@@ -23,7 +23,6 @@ def test_an_adopted_environment_goes_on_and_all_else_of_its_node_is_lost_at_once
         cluster.submit(f"runs-{name}", f"next-{name}", kind="cpu.exec", environment=name, session="s")
     cluster.submit("again", idempotent=True)
     cluster.submit("once")
-    # When its next worker has adopted one of them
     cluster.beat(environments=["kept"], incarnation="2")
     # Then what ran is lost, in the adopted one without this, and what waits there runs
     assert cluster.states() == [UP]
@@ -36,7 +35,6 @@ def test_an_adopted_environment_goes_on_and_all_else_of_its_node_is_lost_at_once
     assert [one[GRANT_HEADER]["incarnation"] for one in sent if one["id"] == "next-kept"] == ["2"]
     changed = [entry for entry in cluster.journal.entries if isinstance(entry, NodeChanged)]
     assert [entry.description["incarnation"] for entry in changed] == ["1", "2"]
-    # And what it does counts
     cluster.finish("next-kept")
     cluster.close("kept", finish=True)
     assert cluster.ends()["close-kept"] == ("succeeded", True) and not cluster.core.state.environments
@@ -53,7 +51,6 @@ def test_an_environment_that_is_being_closed_is_closed_by_the_next_worker() -> N
     assert cluster.ends()["close-e"] == ("lost", False)
     cluster.beat(environments=["e", "f"])
     assert cluster.ended("n") == [("n", "tangram.close_environment", "e")]
-    # And it is gone once the node has it no more
     cluster.beat(environments=["f"])
     assert list(cluster.core.state.environments) == ["f"]
 

@@ -100,7 +100,6 @@ def test_all_that_is_idle_is_used_while_somebody_can_and_no_more(
     lives = [machine.begin(1e6, busy=busy) for busy in behind]
     machine.run_until(seconds)
     machine.settle()
-
     # Then they have got what is left, or all that they need
     idle = capacity - sum(holders[:capacity])
     got = sum(live.background_cpu_s for live in lives)
@@ -130,7 +129,6 @@ def test_whatever_comes_and_goes_work_is_done_once(capacity: int, moves: list[tu
         else:
             machine.begin(work_s, busy=busy, core=free if pick % 2 else None)
     machine.run_until(machine.now + 1000.0)
-
     # Then each has done its work, all together no more than there are cores, and the times of each add up
     assert machine.ends.keys() == {live.id for live in machine.lives}
     assert sum(live.cpu_s for live in machine.lives) <= capacity * max(machine.ends.values(), default=0.0) * (1 + 1e-6) + 1e-6

@@ -52,18 +52,14 @@ def test_opens_and_actions_of_a_held_job_wait_and_are_let_in_one_by_one(unwell: 
 
 def test_what_was_queued_before_is_held_back_too(world: Any) -> None:
     w = world(breaker_share=0.2, breaker_least=1, starting_limit=1).node(cores=1)
-    # Given a running action, and more in each queue
     w.run("a0")
     w.run("a1")
     w.open("e0", finish=False)
     w.open("e1", finish=False)
-    # When the running one fails by our fault
     w.finish("a0", **OURS)
-    # Then nothing of the queues starts
     assert w.started == ["a0", "open-e0"]
     w.finish("open-e0")
     assert w.started == ["a0", "open-e0"]
-    # And all goes on once a trial has ended well
     w.finish(trial(w, "a1", "open-e1"))
     assert w.waiting == []
 

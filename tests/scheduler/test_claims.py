@@ -16,11 +16,8 @@ def test_a_job_within_its_share_has_a_claim_on_the_extra_units_of_one_beyond_its
     for number in range(3):
         build(w, f"wide{number}", [1, 2, 3, 4], "many", parallel=0.999)
     assert [w.units[f"wide{number}"] for number in range(3)] == [4, 4, 4]
-
     # When one comes of another job that scales badly
     build(w, "build", [1, 2, 4, 8], "few", parallel=0.6)
-
-    # Then it grows as far as its job is entitled to
     assert w.units["build"] == 4
     # but without shares it would have what it is worth
     w = world(without=["shares"]).node(cores=12)

@@ -30,13 +30,10 @@ def test_all_that_a_client_left_ends_and_nothing_of_others(world: Any) -> None:
     w.run("plain")
     w.run("queued-dead", client="dead")
     w.run("queued-plain")
-    # When one client is gone
     gone(w, "dead")
-    # Then what waited of it is cancelled, what runs is stopped, and its environment closes
     assert w.ended("waits-dead") == w.ended("queued-dead") == ("cancelled", GONE)
     assert [stop.id for stop in w.of(commands.Stop)] == ["runs-dead"]
     assert [close.id for close in w.of(commands.CloseEnvironment)] == ["e-dead"]
-    # And the rest goes on
     assert set(w.ends) == {"open-e-dead", "open-e-alive", "waits-dead", "queued-dead"}
     assert {"runs-alive", "plain"} <= set(w.grants)
     assert {"waits-alive", "queued-plain"} == set(w.waiting)
@@ -51,7 +48,6 @@ def test_a_detached_environment_stays_until_its_lease_is_over(world: Any) -> Non
     # Given a detached environment in which its client runs a command
     w = world(lease_s=100.0).node().open("e", client="dead", detached=True)
     w.exec("runs", "e", client="dead")
-    # When the client is gone
     gone(w, "dead")
     w.finish("runs", "cancelled")
     # Then its command is stopped, and another client can go on in the environment
@@ -59,7 +55,6 @@ def test_a_detached_environment_stays_until_its_lease_is_over(world: Any) -> Non
     w.exec("other", "e", client="other")
     w.finish("other")
     assert w.states("e")[-1] == "open"
-    # And the lease ends it
     w.tick(99.0)
     assert w.states("e")[-1] == "open"
     w.tick(1.0)
@@ -74,9 +69,7 @@ def test_an_environment_that_opens_for_a_client_that_is_gone(world: Any, detache
         w.open(name, finish=False, client="dead", detached=detached)
     gone(w, "dead")
     assert w.ended("open-waits") == ("cancelled", GONE)
-    # And when the first stands
     w.finish("open-e")
-    # Then it is closed again, unless it is detached
     assert w.states("e")[-1] == ("open" if detached else "closing")
 
 
@@ -127,7 +120,6 @@ def test_a_client_that_comes_back_in_time_loses_nothing() -> None:
 
 
 def test_a_restart_does_not_begin_the_limit_anew() -> None:
-    # Given a client that has been silent for 55 s when the scheduler starts
     watch = Watch(Store(a=0.0, b=55.0))
     watch.wait(60, "a")
     # Then it is gone as soon as it has had the time to reach the scheduler
@@ -156,7 +148,6 @@ def test_nobody_is_gone_because_the_store_was_away_or_has_forgotten_everything(a
     assert watch.gone == []
     watch.store.silences_s["a"] = 0.0
     watch.wait(30, "a")
-    # Then only that one is gone, after the whole limit
     assert [client for client, _ in watch.gone] == ["b"]
 
 
@@ -217,7 +208,6 @@ def test_a_restarted_scheduler_lets_leases_go_on_and_leaves_time_for_what_was_se
 
 
 def test_the_use_of_an_environment_is_written_down_now_and_then(world: Any) -> None:
-    # Given an environment that is used once a second
     w = world(lease_s=100.0).node().open("e")
     w.out.clear()
     for number in range(100):

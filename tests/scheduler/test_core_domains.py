@@ -58,10 +58,8 @@ def rows_used(cores: Any) -> list[int]:
 
 @given(busy=busy_cores, count=st.integers(1, len(CORES)))
 def test_what_is_taken_comes_from_the_domain_that_fits_best(busy: set[int], count: int) -> None:
-    # Given cores of which some are free
     group, free = group_with(busy), in_rows(set(CORES) - busy)
     assume(count <= group.free)
-    # When some are taken
     taken = group.take(count)
     # Then they were free, each once, and are so no longer
     assert len(set(taken)) == len(taken) == count
@@ -115,7 +113,6 @@ def test_what_grows_stays_in_its_domain_and_next_to_itself(busy: set[int], data:
     group, free = group_with(busy | held), in_rows(set(CORES) - busy - held)
     count = data.draw(st.integers(1, len(CORES)))
     assume(count <= group.free)
-    # When it grows
     taken = group.take(count, near=tuple(held))
     # Then as many as can be are of its own domain, and none is granted twice
     assert len(set(taken)) == count and not set(taken) & (busy | held)
@@ -165,7 +162,6 @@ def width(cores: tuple[int, ...]) -> int:
 
 
 def test_an_elastic_action_stays_in_its_domain_while_it_grows_and_shrinks(world: Any) -> None:
-    # Given a node of two domains, and an action in each
     w = world("elastic").node(cores=8, domains=((0, 4, 1, 5), (2, 6, 3, 7)))
     for name in ("a", "b"):
         w.run(name, (2, 4), parallel=0.99, work_s=1000.0)

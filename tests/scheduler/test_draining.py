@@ -20,20 +20,16 @@ def drain(w: Any, node: str = "n0", draining: bool = True) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_what_only_draining_nodes_could_run_waits_and_begins_when_that_is_undone(world: Any, policy: str) -> None:
-    # Given the only node, which is drained
     w = world(policy, services=[RM], quotas=[QuotaSpec(name="search")]).node(cells=1)
     drain(w)
-    # When everything comes that needs it
     w.open("e", finish=False)
     w.run("build")
     w.submit("nothing", "build")
     w.call("call", "search")
     w.score("score", "rm")
     w.tick(1.0)
-    # Then it waits, and nothing is refused
     assert w.waiting == ["open-e", "build", "nothing", "call", "score"]
     assert not w.grants and not w.ends
-    # And begins at once when the drain is undone
     drain(w, draining=False)
     assert w.waiting == []
     assert set(w.grants) == {"open-e", "build", "nothing", "call", "score"}
@@ -45,7 +41,6 @@ def test_what_stands_and_runs_on_a_draining_node_comes_to_its_end(world: Any, po
     w = world(policy).node().open("e")
     w.run("runs")
     drain(w)
-    # When the trajectory goes on
     w.exec("first", "e", session="s")
     w.submit("read", "cpu.read_file", environment="e")
     w.exec("second", "e", session="s")
@@ -54,7 +49,6 @@ def test_what_stands_and_runs_on_a_draining_node_comes_to_its_end(world: Any, po
     w.finish("second")
     w.finish("read")
     w.close("e")
-    # Then it comes to its end there, and so does what ran
     assert w.grants["close-e"].node == "n0"
     w.finish("close-e")
     w.finish("runs")
@@ -64,7 +58,6 @@ def test_what_stands_and_runs_on_a_draining_node_comes_to_its_end(world: Any, po
 
 
 def test_a_draining_node_that_is_lost_comes_back_draining_and_its_actions_wait_for_others(world: Any) -> None:
-    # Given a draining node with an action that may be repeated, and an environment that is being opened
     w = world().node("n0")
     w.run("again", idempotent=True)
     w.open("e", finish=False)
@@ -73,7 +66,6 @@ def test_a_draining_node_that_is_lost_comes_back_draining_and_its_actions_wait_f
     w.lose()
     w.node("n0")
     w.node("n0")
-    # Then they wait, until there is another node
     assert w.waiting == ["again", "open-e"]
     assert w.core.state.nodes["n0"].draining
     w.node("n1")
@@ -139,7 +131,6 @@ def test_a_service_that_is_resident_on_a_draining_node_alone_is_brought_to_anoth
 
 
 def test_warm_services_are_brought_to_a_node_once_it_drains_no_more(world: Any) -> None:
-    # Given a node that joins while it is draining
     w = world(services=[ServiceSpec(name="warm", warm=True)])
     drain(w)
     w.node(cells=1)

@@ -64,7 +64,6 @@ def test_few_observations_are_pulled_towards_the_level_above_them(others: list[f
     of_kind = pulled(others, USUAL_S["cpu.exec"])
     assert durations.expect(action(job="mine")).work_s == pytest.approx(pulled(others, of_kind), rel=0.02)
     assert durations.expect(action("new")).work_s == pytest.approx(of_kind, rel=0.02)
-
     # When this job has run it once; then that counts for one
     observe(durations, action(job="mine"), 5.0)
     of_all = pulled([*others, 5.0], pulled([*others, 5.0], USUAL_S["cpu.exec"]))
@@ -152,13 +151,11 @@ def test_declarations_are_corrected_by_what_they_are_usually_wrong_by() -> None:
         declared_s = draw.lognormvariate(0.0, 2.0)
         observe(durations, action(work_s=declared_s), 3.0 * declared_s)
 
-    # Then a declaration is believed threefold
     for declared_s in (0.1, 1.0, 50.0):
         assert durations.expect(action(work_s=declared_s)).work_s == pytest.approx(3.0 * declared_s, rel=0.05)
 
 
 def test_declarations_that_say_nothing_are_dropped() -> None:
-    # Given a class that takes ten seconds, whatever is declared
     durations, draw = Durations(learning=True), random.Random(1)
     for _ in range(100):
         observe(durations, action(work_s=draw.choice([0.01, 1000.0])), 10.0)

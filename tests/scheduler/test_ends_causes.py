@@ -50,10 +50,8 @@ def test_a_lost_node_is_the_infrastructures_fault_for_all_that_it_ran_and_held(w
     w.exec("waits", "e", session="main")
     w.exec("queued", "e", cores=8, preemptible=False)
     w.run("build")
-    # When the node is lost
     w.lose()
     w.exec("later", "e")
-    # Then each says so
     found = ends(w)
     assert {id: found[id] for id in ("runs", "waits", "queued", "later")} == dict.fromkeys(
         ("runs", "waits", "queued", "later"), ("lost", "environment_lost")
@@ -78,7 +76,6 @@ def test_a_lost_node_is_the_infrastructures_fault_for_all_that_it_ran_and_held(w
     ids=["closed", "cancelled", "client gone"],
 )
 def test_who_ends_an_environment_is_the_cause_of_what_ran_and_waited_in_it(world: Any, happens: Callable[[Any], None], cause: str) -> None:
-    # Given a running command and one that waits
     w = world().node().open("e", client="c")
     w.exec("runs", "e", session="main", client="c")
     w.exec("waits", "e", session="main", client="c")

@@ -47,7 +47,6 @@ def test_actions_for_an_environment_that_is_no_longer_there_are_told_how_it_ende
     w.now += 5.0
     for environment in ("closed", "unused", "cancelled", "unheard-of"):
         w.exec(environment, environment)
-    # Then each fails, for the reason that there is
     assert w.ended("closed") == ("failed", "environment closed was closed 5 s ago: its trainer closed it")
     assert w.ended("unused") == ("failed", "environment unused was closed 5 s ago: unused for 60 s")
     assert w.ended("cancelled") == ("failed", "environment cancelled was closed 5 s ago: cancelled by the trainer")
@@ -57,10 +56,8 @@ def test_actions_for_an_environment_that_is_no_longer_there_are_told_how_it_ende
 
 
 def test_lost_environments_are_remembered_however_many_are_closed(world: Any) -> None:
-    # Given an environment that is lost, under an earlier scheduler
     w = world().node()
     w.handle(events.EnvironmentGone(id="lost", state="lost", node="n9", reason="node n9 was lost: it burned", at=0.0))
-    # When more are closed than can be remembered
     for number in range(REMEMBERED + 1):
         w.handle(events.EnvironmentGone(id=f"e{number}", state="closed", node="n0", reason="unused", at=0.0))
     # Then it is still known, and of the others the oldest is forgotten
@@ -116,11 +113,9 @@ def test_room_comes_back_only_when_the_last_process_is_gone(world: Any) -> None:
     w.close("e0")
     w.open("e1", finish=False)
 
-    # When the closing ends before the action does
     w.finish("close-e0")
     assert w.waiting == ["open-e1"]
     w.finish("runs", "cancelled")
-
     # Then its cores are free once, and once only
     assert w.grants["open-e1"].core_ids == (0, 1, 2, 3)
     assert w.core.pools.cpu.groups["n0"].free == 0
@@ -208,7 +203,6 @@ def test_an_environment_that_opens_in_spite_of_a_cancel_is_closed(world: Any) ->
     w = world().node().open("e0", finish=False)
     w.handle(events.Cancelled(ids=("open-e0",), reason="enough"))
     assert [(stop.id, stop.reason) for stop in w.of(commands.Stop)] == [("open-e0", "enough")]
-    # When it succeeds; then its environment is closed
     w.finish("open-e0")
     assert [(c.id, c.reason) for c in w.of(commands.CloseEnvironment)] == [("e0", "enough")]
 
@@ -253,8 +247,6 @@ def test_nobody_waits_for_a_quota_on_the_cores_of_an_environment_that_is_gone(wo
     w.finish("runs")
     assert (w.waiting, w.core.next_wake(w.now)) == (["waits"], 10.0)
 
-    # When the environment is closed
     w.close("e1", finish=True)
-
     # Then the core has no reason to be woken when the quota opens
     assert w.core.next_wake(w.now) is None

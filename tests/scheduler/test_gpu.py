@@ -55,12 +55,10 @@ def test_elastic_gives_the_cells_to_the_action_that_gains_most(world: Any) -> No
 
 
 def test_under_static_each_service_owns_its_share_for_good(world: Any) -> None:
-    # Given two services on four cells: two each
     w = world("static:1", services=[RM, JUDGE]).node(cells=4)
     for number in range(3):
         w.score(f"s{number}", "rm")
     assert w.waiting == ["s2"]
-
     # When one has nothing to do, the other still has only its own
     w.finish("s0")
     assert "s2" in w.grants

@@ -40,16 +40,11 @@ def test_what_no_node_that_is_up_declares_is_rejected_at_once(world: Any) -> Non
 
 
 def test_who_waits_for_a_service_that_is_declared_no_longer_is_told(world: Any) -> None:
-    # Given one action on the only cell and two that wait
     w = world(services=[RM, JUDGE]).node(cells=1, services=frozenset({"rm", "judge"}))
     w.score("r", "rm")
     w.score("r2", "rm", idempotent=True)
     w.score("j", "judge")
-
-    # When the judge is taken out of the file
     w.handle(events.ServicesDeclared(node="n0", services=frozenset({"rm"})))
-
-    # Then who waits for it ends, and others go on
     assert w.ended("j") == ("rejected", "no node declares service 'judge' any more")
     assert w.waiting == ["r2"]
     w.finish("r")
@@ -68,7 +63,6 @@ def test_a_worker_that_comes_back_without_a_service_ends_who_waited_for_it(world
         w.handle(events.NodeLost(name=node, reason="its worker was stopped", left=True))
     w.score("r", "rm")
     w.score("j", "judge")
-
     # When one comes back with another file, then what it declares no longer is not waited for, and the other one still is
     w.node("a", cells=1, services=frozenset())
 
@@ -92,7 +86,6 @@ def test_an_instance_is_as_its_service_is_declared_now(world: Any) -> None:
     w.score("a", "rm")
     w.score("b", "rm")
     assert w.waiting == ["b"]
-
     # When it is declared to run two, and to stay
     w.core.state.services["rm"] = ServiceSpec(name="rm", restore_s=0.5, max_concurrency=2, pinned=True)
     w.handle(events.ServicesDeclared(node="n0", services=frozenset({"rm"})))
@@ -157,7 +150,6 @@ def test_a_restore_of_which_beats_show_nothing_gives_its_cells_back() -> None:
     # Given a restore that was ordered, of which the node knows nothing
     gpu = Gpu()
     assert gpu.restoring() == [True]
-
     # When it is under way, it may take as long as it does; when nothing is seen of it for long, its cells are free
     gpu.now += RESTORE_UNSEEN_S
     gpu.beat(instances=[hot("starting")])

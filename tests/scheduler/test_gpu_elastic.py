@@ -18,11 +18,8 @@ def test_one_restore_serves_all_that_wait_for_a_service(world: Any) -> None:
     w.score("a", "rm")
     for number in range(4):
         w.score(f"m{number}", "many")
-
-    # When the cell falls idle, and they have waited long enough
     w.finish("a")
     w.tick(3.0)
-
     # Then one of them brings the instance, and as many others start on it as it takes
     assert [w.grants[f"m{number}"].restore for number in range(3)] == [True, False, False]
     assert (w.evicted("m0"), w.waiting) == (["rm"], ["m3"])
@@ -40,18 +37,14 @@ def test_the_instance_that_is_least_asked_for_goes(world: Any) -> None:
 
 
 def test_a_service_on_two_cells_has_its_turn_among_small_ones(world: Any) -> None:
-    # Given two cells that are both busy, with more to do
     w = world(services=[RM, JUDGE, PAIR]).node(cells=2)
     for name, service in (("a", "rm"), ("b", "judge"), ("p", "pair"), ("a1", "rm"), ("b1", "judge")):
         w.score(name, service)
-
     # When the large one is starving and both fall idle, one after the other
     w.tick(TUNING.aged_s)
     w.finish("a")
     assert w.waiting == ["p", "a1", "b1"]
     w.finish("b")
-
-    # Then it has both cells
     assert w.grants["p"].cell_ids == (0, 1)
     assert sorted(w.evicted("p")) == ["judge", "rm"]
 

@@ -49,16 +49,11 @@ def test_a_service_whose_equal_part_is_too_small_is_refused_at_once(world: Any) 
 
 @pytest.mark.parametrize("policy", ["paper", "fcfs", "fixed:2"])
 def test_what_pinned_services_leave_no_room_for_keeps_nobody_waiting(world: Any, policy: str) -> None:
-    # Given a pinned service on one of two cells
     w = world(policy, services=[PINNED, RM, WIDE]).node(cells=2)
     w.score("p0", "pinned", finish=True)
-
-    # When an action for both cells comes, and others after it
     w.score("w", "wide")
     w.score("p1", "pinned")
     w.score("a", "rm")
-
-    # Then only that one waits
     assert w.waiting == ["w"]
 
 
@@ -68,8 +63,6 @@ def test_an_overdue_action_that_pinned_services_leave_no_room_for_claims_no_node
     w.score("p", "pinned", finish=True)
     w.score("w", "wide")
     w.tick(TUNING.aged_s)
-
-    # When others come, then they are served one after the other
     for name, service in (("a", "rm"), ("b", "judge")):
         w.score(name, service)
         while name in w.waiting:
@@ -86,12 +79,10 @@ def test_an_instance_that_makes_way_for_a_larger_one_is_not_brought_back_meanwhi
     w.finish("a")
     w.score("large", "one", cells=[2])
     w.tick(TUNING.aged_s)
-
     # When another action comes that could run on the small one
     w.score("small", "one", cells=[1, 2])
     assert w.waiting == ["large", "small"]
     w.finish("b")
-
     # Then both run on the large one, one after the other
     assert w.evicted("large") == ["one", "rm"]
     w.finish("large")

@@ -25,10 +25,7 @@ def test_an_instance_that_falls_idle_goes_to_whom_cells_are_owed(world: Any) -> 
     flood(w, 10)
     w.score("r", "rare", job="modest")
 
-    # When the first instance falls idle
     w.finish("f0")
-
-    # Then it is brought there, and the flood goes on on the others
     assert w.evicted("r") == ["flooded"]
     w.finish("f1")
     assert "f4" in w.grants
@@ -44,9 +41,7 @@ def test_cells_that_are_kept_for_somebody_are_used_again_when_it_is_cancelled(wo
     w.finish("f0")
     assert ("f4" in w.grants) == bool(without)
 
-    # When that one is cancelled
     w.handle(events.Cancelled(ids=("w",), reason="not wanted"))
     w.tick(1.0)
 
-    # Then all cells are busy
     assert {"f1", "f2", "f3", "f4"} <= set(w.grants)

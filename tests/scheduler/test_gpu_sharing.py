@@ -29,7 +29,6 @@ def test_two_services_stay_on_one_cell_and_take_turns(world: Any) -> None:
         w.score(name, service, finish=True)
     w.score("c", "rm")
     assert w.grants["c"].restore is False
-
     # When the one computes, then the other waits for the cell, and needs no restore afterwards
     w.score("d", "judge")
     assert w.waiting == ["d"]
@@ -71,8 +70,6 @@ def test_an_instance_that_always_computes_lets_another_one_have_its_turn(world: 
         if "j1" in w.grants:
             break
         w.finish(f"m{number - 1}") if w.now > TUNING.aged_s else None
-
-    # Then that one comes in time, and nothing was evicted
     assert "j1" in w.grants
     assert (w.grants["j1"].restore, w.evicted("j1")) == (False, [])
     assert w.now <= TUNING.aged_s + TUNING.turn_s + 2.0
@@ -98,7 +95,6 @@ def test_cells_are_found_whenever_there_are_any_and_each_victim_is_needed(
         if group.has_room_on(spec, cell_ids) and not (busy and any(i.busy for cell in cell_ids for i in group.on(cell))):
             group.adopt(spec, cell_ids).active.update({service: None} if busy else {})
     idle = [instance for instance in group.instances if not instance.busy]
-
     # When cells are looked for, for one more
     plan = group.plan(ServiceSpec(name="new", memory_mb=need_mb), count, idle)
 

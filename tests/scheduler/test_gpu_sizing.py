@@ -36,12 +36,8 @@ def test_one_that_comes_after_a_crowd_has_the_largest_instance_that_is_idle(worl
     w.handle(events.Cancelled(ids=tuple(f"c{number}" for number in range(40)), reason="not wanted"))
     w.finish("a")
     w.finish("b")
-
-    # When one comes later on
     w.tick(600.0)
     w.score("d", "rm", cells=[1, 2, 4], parallel=0.9, work_s=1.0)
-
-    # Then it has the large one
     assert w.grants["d"].units == 4
 
 
@@ -54,8 +50,6 @@ def test_a_crowd_for_cells_of_other_services_leaves_instances_large(world: Any) 
     for number in range(40):
         w.score(f"j{number}", "judge", cells=[1, 2, 4], parallel=0.9, work_s=1.0)
 
-    # When one comes for the other
     w.score("r", "rm", cells=[1, 2, 4], parallel=0.9, work_s=1.0)
-
     # Then what is brought for it is as large as if it were alone
     assert w.grants["r"].units == 4

@@ -67,7 +67,6 @@ def test_instances_become_smaller_when_large_ones_cannot_keep_up() -> None:
 
     run = replayed([*calm, *busy], cells=8, restore_s=0.5, sizes=(1, 2, 4))
 
-    # Then the queue does not grow
     last = sorted(run.actions, key=lambda each: each.submitted_at)[-200:]
     assert sum(each.act_s for each in last) / 200 <= 2.5
     assert mean_act_s(run) <= 2.5

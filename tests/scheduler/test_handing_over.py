@@ -25,19 +25,16 @@ def test_it_is_let_go_behind_all_that_it_was_granted_and_its_successor_gets_the_
     cluster.open("e")
     cluster.open("f")
     cluster.submit("runs", "next", kind="cpu.exec", environment="e", session="s")
-    # When its worker hands over while more comes for it
     cluster.send("granted", kind="cpu.exec", environment="f")
     cluster.beat("runs", environments=["e", "f"], leaving=True)
     cluster.submit("late", kind="cpu.exec", environment="f")
     # Then it gets what was granted, and last that this is all
     assert cluster.states() == [UP, SILENT]
     assert sent(cluster)[-2:] == ["granted", "tangram.let_go"]
-    # And what ends there counts, and begins nothing
     cluster.finish("runs", "granted")
     cluster.beat(environments=["e", "f"], leaving=True)
     assert cluster.waiting == ["next", "late"] and not cluster.running
     assert cluster.ends()["runs"] == cluster.ends()["granted"] == ("succeeded", True)
-    # And the next worker goes on
     cluster.beat(environments=["e", "f"], incarnation="2", leaving=False)
     assert cluster.states() == [UP, SILENT, UP] and cluster.running == ["next", "late"]
 
@@ -65,7 +62,6 @@ def test_what_was_granted_runs_on_and_stops_and_closes_reach_the_worker() -> Non
     cluster.join("b")
     cluster.beat("x", "again", "open-late", environments=["e", "f"], leaving=True)
     cluster.broker.orders("n")
-    # When a command is cancelled, an environment closed, and the others end
     cluster.asked({"cancel": {"ids": ["x"]}})
     cluster.close("f", finish=True)
     cluster.finish("again", "open-late")
@@ -84,11 +80,9 @@ def test_an_open_that_the_next_worker_makes_once_more_is_not_closed_as_a_strange
     cluster.asked({"drain": {"node": "n", "draining": True}})
     cluster.beat(environments=["e", "half"], incarnation="2", leaving=False)
     cluster.broker.orders("n")
-    # When its open waits, then nobody has it closed
     for _ in range(4):
         cluster.beat(environments=["e", "half"])
     assert cluster.waiting == ["open-half"] and not cluster.broker.orders("n")
-    # And when its open is given up, it is closed
     cluster.asked({"cancel": {"ids": ["open-half"]}})
     for _ in range(2):
         cluster.beat(environments=["e", "half"])

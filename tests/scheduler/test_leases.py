@@ -64,7 +64,6 @@ def test_renewals_that_waited_for_a_scheduler_arrive_before_it_ends_a_lease(worl
     w.node()
     w.handle(events.EnvironmentOpened(id="e", node="n0", job="default", trajectory="", used_at=0.0, ends_at=400.0))
     w.handle(events.EnvironmentOpened(id="not renewed", node="n0", job="default", trajectory="", used_at=0.0, ends_at=400.0))
-    # When the scheduler looks round first
     w.tick()
     w.handle(events.LeaseRenewed(id="e", job="default", lease_s=300.0))
     w.tick(60.0)

@@ -89,7 +89,6 @@ def test_what_the_core_decides_against_the_tables_is_not_carried_out(commands: l
     executor = executor_of(Written())
     for command in commands[:-1]:
         executor.carry_out(command, 1.0)
-    # Then what may not be is refused
     with pytest.raises(InvalidTransition):
         executor.carry_out(commands[-1], 1.0)
 
@@ -97,13 +96,11 @@ def test_what_the_core_decides_against_the_tables_is_not_carried_out(commands: l
 def test_what_begins_anew_begins_from_the_beginning() -> None:
     journal = Written()
     executor = executor_of(journal)
-    # When an action is tried twice, an environment of one name lives twice, and a node comes back
     states: list[EnvironmentState] = ["waiting", "opening", "waiting", "opening", "open", "open", "closing", "closed", "waiting", "closed"]
     twice = [start("a"), commands.Requeue(id="a", reason=""), start("a"), finish("a", "lost")]
     for command in [*map(node, ("up", "lost", "up", "left", "up")), *map(environment, states), *twice]:
         executor.carry_out(command, 1.0)
     executor.write()
-    # Then all of it is written down
     assert [entry.state for entry in journal.entries if isinstance(entry, EnvironmentChanged)] == states
     assert [entry.state for entry in journal.entries if isinstance(entry, NodeChanged)] == ["up", "lost", "up", "left", "up"]
     assert sum(isinstance(entry, ActionRequeued) for entry in journal.entries) == 1

@@ -45,16 +45,13 @@ def test_silence_does_not_count_while_the_scheduler_stands_still() -> None:
 
 
 def test_a_node_that_beats_but_never_takes_up_its_action_is_lost() -> None:
-    # Given a node that runs one of two actions
     cluster = Cluster()
     cluster.submit("a", idempotent=True)
     cluster.submit("b")
     for _ in range(3):
         cluster.beat("b")
     assert cluster.states() == [UP]
-    # When it has beaten four times without the other one
     cluster.beat("b")
-    # Then it is lost, and what may run again waits
     assert cluster.states()[1] == IDLE
     assert cluster.waiting == ["a"]
 
@@ -69,11 +66,9 @@ def test_a_node_that_is_late_with_much_is_not_lost_while_it_takes_some_up() -> N
             cluster.told({"type": "started", "id": f"a{beat}", "attempt": 1, "at": cluster.now}, cluster.finished(f"a{beat}"))
         runs = [f"a{number}" for number in range(0, beat + 1, 2)]
         cluster.beat(*runs)
-    # Then it is not lost
     for _ in range(3):
         assert cluster.states() == [UP]
         cluster.beat(*runs)
-    # And when it takes nothing up any more, it is
     cluster.beat(*runs)
     assert cluster.states()[1] == IDLE
 
@@ -119,7 +114,6 @@ def test_an_environment_that_a_beat_says_has_ended_is_lost_for_the_cause_that_it
     cluster = Cluster()
     cluster.open("e")
     cluster.beat(lost=[["e", "its container ended: its memory was full", "out_of_memory"]])
-    # Then whoever names it later is told that
     cluster.exec("late", "e")
     assert cluster.broker.end("late") == ("lost", "out_of_memory")
 
@@ -134,7 +128,6 @@ def test_an_environment_that_was_opened_elsewhere_meanwhile_is_closed_where_it_s
     cluster.lose("a")
     cluster.beat(node="b")
     assert cluster.granted("open-e") == ("b", 2)
-    # When the first comes back with it
     cluster.beat(node="a", environments=["e"])
     cluster.finish("open-e")
     for name in "baab":
@@ -158,11 +151,9 @@ def test_an_action_that_was_moved_is_stopped_where_it_ran_and_not_where_it_runs(
     cluster.lose("a")
     cluster.beat(node="b")
     assert cluster.granted("x") == ("b", 2)
-    # When the first comes back, and runs it still
     for _ in range(3):
         cluster.beat("x", node="a")
         cluster.beat("x", node="b")
-    # Then it is stopped there alone
     assert cluster.ended("a", "b") == [("a", "tangram.stop", "x")]
 
 
@@ -174,7 +165,6 @@ def test_what_a_node_was_granted_anew_when_it_came_back_runs_on() -> None:
     cluster.lose("a")
     cluster.beat("x", node="a", environments=["e"])
     assert cluster.granted("x") == cluster.granted("open-e") == ("a", 2)
-    # When its beats show them
     for _ in range(3):
         cluster.beat("x", "open-e", node="a", environments=["e"])
     # Then nobody touches them, nor what it was granted a moment ago

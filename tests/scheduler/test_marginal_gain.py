@@ -116,9 +116,7 @@ def test_a_step_that_saves_little_does_not_keep_a_running_action_from_one_that_s
     Wish((1, 2, 8), Table(((2, 0.505), (8, 0.9)))).submit(w, "a0", work_s=4.0)
     assert w.units["a0"] == 1
 
-    # When the others are free
     w.finish("other")
-
     # Then it has them, although the first of them alone would not be worth a resize
     assert w.units == {"a0": 8}
 
@@ -145,11 +143,9 @@ def test_in_larger_steps_the_worth_is_short_of_the_largest_by_less_than_one_rung
 
 @given(st.lists(BY_ONE, min_size=2, max_size=5), st.integers(0, 12))
 def test_whoever_comes_later_takes_what_is_worth_clearly_more_to_it(world: Any, wishes: list[Wish], spare: int) -> None:
-    # Given actions that come one after the other, with room for all
     w = world().node(cores=least(wishes) + spare)
     for number, wish in enumerate(wishes):
         wish.submit(w, f"a{number}")
-
     # Then no core is idle that somebody could use, and none would be worth TUNING.gain_ratio times as much to another
     below, above = [], []
     for number, wish in enumerate(wishes):
@@ -162,14 +158,9 @@ def test_whoever_comes_later_takes_what_is_worth_clearly_more_to_it(world: Any, 
 
 @given(st.lists(ANY, min_size=1, max_size=6), st.integers(1, 12))
 def test_what_ends_gives_its_cores_to_those_that_run_on(world: Any, wishes: list[Wish], spare: int) -> None:
-    # Given actions on too few cores
     w = all_at_once(world, wishes, least(wishes) + spare)
-
-    # When all but one have ended
     for number in range(1, len(wishes)):
         w.finish(f"a{number}")
-
-    # Then that one has all that it can use
     assert w.units == {"a0": wishes[0].fastest(least(wishes) + spare)}
 
 
@@ -232,10 +223,7 @@ def test_an_action_that_is_being_stopped_is_not_resized(world: Any) -> None:
     w.run("x", [1, 4], parallel=0.95, work_s=LONG_S)
     w.handle(events.Cancelled(ids=("x",)))
 
-    # When another one comes
     w.run("s", 1)
-
-    # Then it waits for the cores to be given back
     assert w.waiting == ["s"]
     w.finish("x", "cancelled")
     assert "s" in w.grants

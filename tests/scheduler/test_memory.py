@@ -106,20 +106,16 @@ def test_what_an_earlier_scheduler_bounded_may_use_its_limit_where_limits_are_bo
 
 
 def test_limits_count_until_it_is_known_what_environments_of_a_job_hold(world: Any) -> None:
-    # Given room for the limits of three environments
     w = granting(world, 3 * LIMIT_MB)
     for number in range(12):
         w.open(f"e{number}", memory_mb=LIMIT_MB, finish=False)
     opened = [f"e{number}" for number in range(12) if f"open-e{number}" in w.grants]
     assert opened == ["e0", "e1", "e2"]
-
-    # When their first actions show how little they hold
     for environment in opened:
         w.finish(f"open-{environment}", memory_mb=0, resident_mb=0)
         w.exec(f"a-{environment}", environment)
         w.finish(f"a-{environment}", memory_mb=30, resident_mb=30)
 
-    # Then all others open
     assert all(f"open-e{number}" in w.grants for number in range(3, 12))
 
 
@@ -152,14 +148,10 @@ def test_an_environment_that_finds_no_memory_leaves_its_cores_and_goes_on_when_m
     w = crowded(world)
     w.exec("c", "f", session="other")
     assert w.background == ["b", "c"] and w.grants["a"].core_ids
-    # And nothing opens on the node
     w.open("g", memory_mb=LIMIT_MB, finish=False)
     assert "open-g" not in w.grants
 
-    # When the other gives its memory back
     w.finish("a", memory_mb=LIMIT_MB, resident_mb=20)
-
-    # Then it has memory and cores again
     assert isinstance(w.of(commands.Allow)[-1], commands.Allow) and w.of(commands.Allow)[-1].environment == "f"
     assert w.grants["b"].core_ids and w.grants["c"].core_ids
     # And environments open again when nobody waits for memory
@@ -205,9 +197,7 @@ def test_where_all_hold_their_memory_for_good_the_one_with_least_work_invested_e
     assert w.background == ["b"]
     w.exec("next", "f", session="main2")
 
-    # When nothing gives memory back for long
     w.tick(SHORT_S)
-
     # Then the one with least work is closed, and its actions end by a cause that is ours
     assert [command.id for command in w.of(commands.CloseEnvironment)] in (["e"], ["f"])
     (closed,) = [command.id for command in w.of(commands.CloseEnvironment)]
@@ -258,7 +248,6 @@ def taken_over(world: Any, memory_mb: int = 1000) -> Any:
 
 
 def test_a_scheduler_that_takes_over_books_what_beats_say_instead_of_limits(world: Any) -> None:
-    # Given an environment that the journal names
     w = taken_over(world)
     assert free_mb(w) == 1000 - LIMIT_MB
     # When a beat says what it may use; then an allowance that changes nothing shows that no other one is under way
@@ -276,10 +265,8 @@ def test_until_a_beat_has_said_what_an_environment_may_use_nobody_lets_it_use_mo
     # Given an environment whose allowance is known by one beat, which others may have overtaken
     w = taken_over(world)
     (sent,) = beat(w, "e", 60)
-    # When an action starts in it, and it wants more
     w.exec("a", "e")
     assert w.grants["a"].allowance_mb == 0 and want(w, "e", 60) == []
-    # Then it gets some once that is certain
     beat(w, "e", 60, sent.serial, "a")
     assert want(w, "e", 60) == [60 + STEP_MB]
 

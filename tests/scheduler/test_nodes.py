@@ -25,14 +25,12 @@ def test_a_queue_deadline_holds_again_when_an_action_waits_again(world: Any, wok
 
 
 def test_an_action_that_lost_two_nodes_is_not_tried_a_third_time(world: Any) -> None:
-    # Given an idempotent action, which waits again when its node is lost
     w = world().node("n0")
     w.run("a", 2, idempotent=True)
     w.lose("n0")
     assert [(r.id, r.reason) for r in w.of(commands.Requeue)] == [("a", "node n0 was lost: it burned")]
     w.node("n1")
     assert (w.grants["a"].node, w.grants["a"].attempt) == ("n1", 2)
-    # When the next node is lost, too
     w.lose("n1")
 
     status, reason = w.ended("a")

@@ -23,8 +23,6 @@ def test_actions_that_have_ended_are_not_kept(world: Any, cores: tuple[int, ...]
         w.tick(0.1 if number % 10 else 5.0)
         w.finish(f"a{number}")
         w.out.clear()
-    # When everything has ended but the long one
     gc.collect()
-    # Then not one in ten of them is still there
     kept = sum(type(one) is Running and one.waiting.id.startswith("a") for one in gc.get_objects())
     assert kept < 200

@@ -42,10 +42,8 @@ def test_a_thousand_opens_of_one_job_do_not_keep_that_of_another_waiting(world: 
         w.open(f"flood{number}", job="flood", finish=False, **declared)
     assert opened(w) == ["flood0", "flood1"]
 
-    # When another job wants one
     w.open("other", job="other", finish=False, **declared)
     w.open("another", job="other", finish=False, **declared)
-
     # Then that is the next to begin, and from then on they take turns
     w.finish("open-flood0")
     assert opened(w)[-1] == "other"
@@ -64,11 +62,9 @@ def test_memory_that_falls_free_goes_to_the_job_that_holds_least_of_its_entitlem
         w.open(f"light{number}", job="light", memory_mb=100)
         w.open(f"heavy{number}", job="heavy", memory_mb=100)
 
-    # When it falls free
     for number in range(8):
         w.close(f"first{number}", finish=True)
 
-    # Then it is shared out by weight
     assert Counter(name[:5] for name in opened(w)[8:]) == {"heavy": 6, "light": 2}
 
 
@@ -76,16 +72,13 @@ def test_memory_that_falls_free_goes_to_the_job_that_holds_least_of_its_entitlem
 
 
 def test_a_kept_node_is_open_to_all_again_when_the_open_is_given_up(world: Any) -> None:
-    # Given a node that is kept for a large open
     w = world().node(memory_mb=1000).open("there", memory_mb=500).open("large", memory_mb=900)
     w.tick(KEPT_AFTER_S)
     w.open("small", memory_mb=200)
     assert "small" not in opened(w)
 
-    # When its trainer gives it up
     w.handle(events.Cancelled(ids=("open-large",)))
 
-    # Then those that waited behind it are opened
     assert opened(w) == ["there", "small"]
 
 
@@ -93,14 +86,12 @@ def test_others_may_have_what_a_large_open_will_not_need(world: Any) -> None:
     # Given a node of which 500 MB are free, kept for an open of 600
     w = world().node(memory_mb=1000).open("there", memory_mb=500).open("large", memory_mb=600)
     w.tick(KEPT_AFTER_S)
-
     # When small ones come, they have the 400 that it leaves over, and what falls free of those again
     for number in range(5):
         w.open(f"small{number}", job="other", memory_mb=100)
     assert opened(w) == ["there", *(f"small{number}" for number in range(4))]
     w.close("small2", finish=True)
     assert opened(w)[-1] == "small4"
-
     # Then it has its own as soon as what was there before is gone
     w.close("there", finish=True)
     assert opened(w)[-1] == "large"
@@ -123,7 +114,6 @@ def test_a_pod_that_needs_more_cores_than_fall_free_at_once_is_waited_for_no_lon
     w.open("wide", cores=8)
     w.tick(KEPT_AFTER_S)
 
-    # When pods end and others come, those wait
     for number in range(4):
         w.open(f"next{number}", finish=False)
         w.close(f"e{number}", finish=True)
@@ -181,7 +171,6 @@ def test_every_open_begins_within_the_bound(world: Any, setting: Setting, policy
     run = OpensRun(world(policy, **fields), setting)
 
     run.run(3.0 * run.bound_s)
-
     # Then each has waited for no longer than the claim of the module says
     assert run.late() == []
 
@@ -222,5 +211,4 @@ def test_a_node_holds_no_more_environments_than_it_says(world: Any) -> None:
     assert w.started[2:] == ["open-c"]
     w.finish("open-a")
     w.close("a", finish=True)
-    # Then the next one opens
     assert w.started[-1] == "open-d" and w.grants["open-d"].node == "n0"

@@ -26,7 +26,6 @@ def test_an_open_that_failed_goes_to_another_node_and_its_node_rests(world: Any)
     w.open("e0", finish=False)
     sick = w.grants["open-e0"].node
     assert sick != first
-    # When it fails
     fails(w, "e0")
     # Then the other node opens it, and all that come while the first one rests
     assert w.grants["open-e0"].node == first
@@ -34,7 +33,6 @@ def test_an_open_that_failed_goes_to_another_node_and_its_node_rests(world: Any)
     for number in range(1, 5):
         w.open(f"e{number}")
     assert {w.core.state.environments[f"e{number}"].node for number in range(5)} == {first}
-    # And the first node is tried again after that
     w.tick(SHORTEST_REST_S)
     w.open("later")
     assert w.core.state.environments["later"].node == sick
@@ -61,7 +59,6 @@ def test_rests_grow_while_opens_fail_and_begin_anew_after_one_that_succeeded(wor
 
 
 def test_an_open_fails_after_three_nodes_and_where_there_is_no_other_node(world: Any) -> None:
-    # Given four nodes that cannot open anything
     w = world().node("n0").node("n1").node("n2").node("n3")
     w.open("e0", finish=False)
     tried = []
@@ -88,7 +85,6 @@ def test_opens_that_fail_on_all_nodes_keep_no_other_job_waiting(world: Any) -> N
         for _ in range(3):
             fails(w, f"bad{number}")
         assert w.ends[f"open-bad{number}"].status == "failed"
-    # When another job opens environments; then they begin at once, on all nodes
     for number in range(3):
         w.open(f"e{number}", job="good")
     assert {w.core.state.environments[f"e{number}"].node for number in range(3)} == {"n0", "n1", "n2"}
@@ -116,7 +112,6 @@ def test_an_open_that_nobody_wants_any_more_does_not_go_elsewhere(world: Any, un
     w.open("e0", finish=False, client="c")
     w.handle(unwanted)
     fails(w, "e0")
-
     # No result is stored, so the scheduler stores one
     assert (w.ends["open-e0"].status, w.ends["open-e0"].by_worker) == ("cancelled", False)
     assert w.core.state.environments == {}
@@ -191,7 +186,6 @@ def test_no_node_rests_for_a_job_whose_environments_die_everywhere_nor_for_what_
     dies(w, "e0")
     w.open("e1")
     assert w.core.state.environments["e1"].state == "open"
-    # And on one whose label no other has
     w = world().node("n0", labels=("gpu",)).node("n1")
     w.open("e0", requires=["gpu"])
     dies(w, "e0")
@@ -200,12 +194,10 @@ def test_no_node_rests_for_a_job_whose_environments_die_everywhere_nor_for_what_
 
 
 def test_environments_that_die_together_count_once(world: Any) -> None:
-    # Given two nodes with several environments each
     w = world().node("n0").node("n1")
     for number in range(8):
         w.open(f"e{number}")
     together = [name for name, environment in w.core.state.environments.items() if environment.node == "n0"]
     assert len(together) > 1
-    # When all of them die at once
     assert dies(w, *together) == "n0"
     assert w.core.state.nodes["n0"].rests_until - w.now == SHORTEST_REST_S

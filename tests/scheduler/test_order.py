@@ -11,17 +11,14 @@ from scheduler.model import QuotaSpec
 
 @pytest.mark.parametrize("policy", ["paper", "fcfs", "fixed:1"])
 def test_a_large_action_at_the_head_is_not_overtaken(world: Any, policy: str) -> None:
-    # Given one free core of two, and an action that needs both
     w = world(policy).node(cores=2)
     w.run("first")
     w.run("large", 2)
 
-    # When small ones come after it
     w.run("small")
     assert w.waiting == ["large", "small"]
     w.finish("first")
 
-    # Then it starts before them
     assert w.started == ["first", "large"]
 
 
@@ -38,7 +35,6 @@ def test_higher_priority_goes_first_under_elastic_and_not_under_fcfs(world: Any)
 
 
 def test_what_only_a_larger_node_can_run_does_not_block_a_smaller_one(world: Any) -> None:
-    # Given a small node and a busy large one
     w = world().node("large", cores=8)
     w.run("busy", 8)
     w.node("small", cores=2)

@@ -27,20 +27,14 @@ def queued(w: Any) -> list[str]:
 
 
 def test_a_newcomer_takes_the_core_of_what_has_run_for_long(world: Any) -> None:
-    # Given a core, on which a command has run for ten seconds
     w = node(world)
     w.exec("long", "e")
     w.tick(10.0)
 
-    # When another one comes
     w.exec("newcomer", "f")
-
-    # Then it has that core, and the long one goes on in the background
     assert w.grants["newcomer"].core_ids == (0,)
     assert (w.background, w.grants["long"].core_ids, w.grants["long"].attempt) == (["long"], (), 1)
     assert queued(w) == ["long"]
-
-    # And when the core falls free, that one returns
     w.tick(1.0)
     w.finish("newcomer")
     assert (w.background, w.grants["long"].core_ids) == ([], (0,))
@@ -67,17 +61,14 @@ def test_what_is_not_preemptible_keeps_its_core_and_the_newcomer_starts_in_the_b
 
 
 def test_priority_comes_before_expectation(world: Any) -> None:
-    # Given a command of high priority that has run for long
     w = node(world)
     w.exec("long", "e", priority=8)
     w.tick(100.0)
-
     # When one of usual priority comes, then it gets no core; one that is as high does
     w.exec("usual", "f")
     assert w.background == ["usual"]
     w.exec("high", "g", priority=8)
     assert w.background == ["long", "usual"]
-
     # And what is of higher priority takes the core at once, however much is expected of it
     w.finish("high")
     w.exec("highest", "e", priority=9)
@@ -93,7 +84,6 @@ def test_a_job_beyond_its_share_loses_its_cores_first(world: Any) -> None:
         w.finish("old")
         for number in range(4):
             w.exec(f"many{number}", "f", job="many")
-        # When it wants a core
         w.exec("more", "e", job="few")
         return w
 
@@ -116,7 +106,6 @@ def test_a_job_beyond_its_share_takes_no_core_of_one_within_its_own(world: Any) 
 
 
 def test_extra_units_go_before_cores(world: Any) -> None:
-    # Given a command that has grown over the whole node, and has run for long
     w = node(world, cores=4)
     w.exec("wide", "e", [1, 2, 4], parallel=0.99, work_s=1000.0)
     assert w.units["wide"] == 4
@@ -219,10 +208,7 @@ def test_who_may_not_take_from_another_job_takes_from_its_own(world: Any) -> Non
     w.exec("mine", "f", job="mine")
     w.tick(100.0)
 
-    # When a short one of this job comes
     w.exec("short", "g", job="mine")
-
-    # Then it takes the core of its own job
     assert w.grants["short"].core_ids
     assert w.background == ["mine"]
 
@@ -237,14 +223,11 @@ def test_cores_that_a_wide_action_waits_for_are_used_meanwhile_by_what_can_be_ta
     w.run("wide", cores=4, priority=0)
     w.tick(30.0)
 
-    # When others come
     w.exec("command", "f", priority=9)
     w.run("task", priority=9)
-
     # Then a command gets a core, which it would lose again, and what cannot be taken back does not
     assert w.grants["command"].core_ids
     assert "task" not in w.grants
-
     # And when the other one ends, it is the turn of the wide one
     w.finish("lasting")
     assert (len(w.grants["wide"].core_ids), w.background) == (4, ["command"])

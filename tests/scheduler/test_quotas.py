@@ -99,10 +99,8 @@ def test_what_has_less_lead_than_others_does_not_have_the_core_woken_for_ever(wo
     w.submit("build", "build", cost={"cores": 1, "quota:web": 1})
     w.submit("large", "api.call", cost={"quota:web": 5})
     assert w.waiting == ["build", "large"]
-
     # When the core is woken as it asks for
     w.wake()
-
     # Then that is when one of them can go
     assert (w.now, w.waiting) == (1.0, ["large"])
     w.wake()
@@ -112,14 +110,12 @@ def test_what_has_less_lead_than_others_does_not_have_the_core_woken_for_ever(wo
 
 @pytest.mark.parametrize("policy", ["elastic", "fcfs", "paper", "fixed:1"])
 def test_cores_are_not_kept_for_an_action_whose_quota_one_before_it_has_taken(world: Any, policy: str) -> None:
-    # Given two free cores
     w = world(policy, quotas=[QuotaSpec(name="web", concurrency=1)]).node(cores=2)
     w.run("whole", cores=2)
     for name in ("first", "second"):
         w.submit(name, "build", cost={"cores": 1, "quota:web": 1})
     w.run("plain")
     w.finish("whole")
-
     # Then the second is kept back by the quota, and who comes after it has the core
     assert w.waiting == ["second"]
     assert sorted(w.grants) == ["first", "plain"]

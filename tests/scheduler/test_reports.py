@@ -67,15 +67,12 @@ WRONG: dict[str, object] = {
 
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
 def test_a_report_that_makes_no_sense_takes_no_other_with_it(wrong: object, caplog: pytest.LogCaptureFixture) -> None:
-    # Given an action that runs, and one that waits for its core
     live = Live()
     live.submit("a", "b")
     assert live.running == ["a"]
-
     # When one message brings nonsense and its end, and the next one the same
     for _ in range(2):
         live.told(wrong, finished("a"))
-
     # Then it has ended, the other one has its core, the node is up, and one line says what was wrong
     assert live.running == ["b"]
     assert list(live.core.state.nodes) == ["n"]
@@ -185,7 +182,6 @@ def test_a_scheduler_that_leads_no_more_takes_nothing_in() -> None:
 
 
 def test_a_message_that_comes_again_starts_nothing() -> None:
-    # Given an action that runs
     live = Live()
     live.submit("a")
     # When its message comes again before and after its end; then it was granted once, and the second time its end is told once more
@@ -230,7 +226,6 @@ def test_a_cancel_finds_the_submission_that_it_came_with(named: dict[str, Any], 
     monkeypatch.setattr(live.transport, "receive", lambda timeout_s: receive(timeout_s)[::order])
     live.send("a", trajectory="t")
     live.asked({"cancel": named})
-    # Then the action is being stopped
     assert live.core.state.running["a"].stopping
 
 

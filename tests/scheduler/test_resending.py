@@ -53,16 +53,13 @@ class Forgetful(Deployment):
 
 
 def test_a_node_hears_who_loses_a_core_before_who_gets_it() -> None:
-    # Given a command on the only core of a node
     deployment = Deployment()
     deployment.start("elastic")
     deployment.join(cores=1)
     deployment.open("e")
     deployment.exec("usual", "e")
     deployment.broker.purge(node_queue("n"))
-    # When a more urgent one gets that core
     deployment.submit("urgent", kind="cpu.exec", environment="e", priority=9)
-    # Then the change of the first is sent before the second
     tasks = [message.decode() for message in deployment.broker.waiting(node_queue("n"))]
     assert ["tangram.regrant" in tasks[0], '"urgent"' in tasks[1], len(tasks)] == [True, True, 2]
 
@@ -75,7 +72,6 @@ def test_a_request_that_is_granted_ahead_says_when_it_is_to_go() -> None:
     deployment.submit("a", "b", **CALL)
     deployment.now += 0.05
     deployment.service.step()
-    # Then the grant of the second one names its time
     grants = [json.loads(message)["headers"][GRANT_HEADER] for message in deployment.broker.waiting(node_queue("n"))]
     assert [grant.get("not_before") for grant in grants] == [None, pytest.approx(1000.1)]
 
@@ -85,7 +81,6 @@ def test_requests_whose_grants_got_lost_are_spaced_as_the_quota_has_it() -> None
     scheduler = Forgetful(CALL, CALL, CALL, rate_per_s=10.0)
 
     scheduler.unknown(0, 1, 2)
-
     # Then the old tries are worth nothing, should they arrive after all, and new ones go out in turn
     assert scheduler.disowned == ["c0:1", "c1:1", "c2:1"]
     assert scheduler.sent_within(5.0) == [(0.0, "c0", 2), (0.1, "c1", 2), (0.2, "c2", 2)]
@@ -97,7 +92,6 @@ def test_nothing_of_them_is_held_while_they_wait_and_a_pause_is_waited_for() -> 
     scheduler.core.pools.quotas.accounts["web"].throttle.refused(scheduler.now - 0.5, scheduler.now, 10.0)
 
     scheduler.unknown(0, 1)
-
     # Then they hold no places meanwhile, go out after it at the lowered rate, and may be given up before
     assert (scheduler.core.pools.quotas.accounts["web"].running, scheduler.broker.grants()) == (0, [])
     scheduler.asked({"cancel": {"ids": ["c1"]}})
@@ -117,10 +111,8 @@ def test_tokens_that_were_never_spent_are_not_waited_for() -> None:
 def test_what_holds_cores_keeps_them_and_is_sent_again_once_as_it_is() -> None:
     # Given a build that also draws on a quota of one in five seconds
     scheduler = Forgetful(BUILD, rate_per_s=0.2)
-
     # When the node says five times at once that it does not know it, since the answers of the broker were lost
     scheduler.unknown(*[0] * 5)
-
     # Then it is sent once more and keeps its core, and its request counts each time: the next one comes ten seconds after its first grant
     assert scheduler.broker.grants() == [("c0", 1)]
     assert not scheduler.of(Requeue)
@@ -134,18 +126,14 @@ def test_what_has_begun_is_not_sent_again(result: object) -> None:
     scheduler = Forgetful(BUILD, BUILD, concurrency=2)
     scheduler.told(*({"type": "started", "id": name, "attempt": 1, "at": scheduler.now} for name in ("c0", "c1")))
     scheduler.stored(**({} if result is None else {"c1": result}))
-
     # When the node's word that it does not know them comes late, after a beat with both of them; then it is not believed
     node = scheduler.nodes["n"]
     scheduler.told({"type": "beat", "node": {**node, "running": ["c0", "c1"]}})
     scheduler.unknown(0, 1)
     assert scheduler.ends() == {}
-
-    # When it says so after a beat without them
     scheduler.wait(BEAT_S)
     scheduler.told({"type": "beat", "node": node})
     scheduler.unknown(0, 1)
-
     # Then neither runs once more; where there is no result it is lost, and the scheduler has to tell that
     assert scheduler.broker.grants() == []
     stored = ("failed" if isinstance(result, Exception) else "succeeded", True)
@@ -179,17 +167,13 @@ def test_a_request_that_was_given_up_is_not_sent_again() -> None:
 
 def test_what_cannot_be_delivered_is_given_up_at_last_and_old_tries_do_not_count() -> None:
     scheduler = Forgetful(CALL, rate_per_s=10.0)
-
-    # When an old try is not known, nothing happens
     scheduler.unknown(0, attempt=7)
     scheduler.unknown(1)
     assert (scheduler.broker.grants(), scheduler.disowned) == ([], [])
 
-    # When one try after the other never arrives
     for attempt in range(1, MOST_RESENT + 2):
         scheduler.now += BEAT_S + 1.0
         scheduler.unknown(0, attempt=attempt)
 
-    # Then that has an end
     assert scheduler.ends() == {"c0": ("lost", False)}
     assert len(scheduler.broker.grants()) == MOST_RESENT

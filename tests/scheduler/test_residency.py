@@ -16,15 +16,10 @@ RM = ServiceSpec(name="rm", restore_s=0.5)
 
 @pytest.mark.parametrize("state", ["absent", "host", "failed"])
 def test_what_is_gone_is_restored(world: Any, state: str) -> None:
-    # Given a service that was resident and idle
     w = world(services=[RM]).node(cells=1)
     w.score("a", "rm", finish=True)
-
-    # When its worker says that it is not there any more
     w.report("rm", (0,), state)
     w.score("b", "rm")
-
-    # Then it is brought again, and nothing is evicted for it
     assert (w.grants["b"].restore, w.evicted("b")) == (True, [])
 
 
@@ -44,7 +39,6 @@ def test_what_is_being_restored_takes_actions_once_it_is_there(world: Any) -> No
     w.report("rm", (0,), "restoring")
     w.score("a", "rm")
     assert w.waiting == ["a"]
-
     # When it was gone from there before, that is no news; when it is there, the action starts
     w.report("rm", (0,), "host")
     assert w.waiting == ["a"]
@@ -58,7 +52,6 @@ def test_a_warm_service_is_brought_before_it_is_asked_for(world: Any) -> None:
     w = world(services=[RM, ServiceSpec(name="hot", cells=(2, 4), restore_s=0.5, warm=True)]).node(cells=4)
     w.wake()
     assert w.of(Restore) == [Restore(node="n0", service="hot", cell_ids=(0, 1))]
-
     # When it is asked for while it is still on its way, then the action waits for it, and not for a restore of its own
     w.score("a", "hot")
     w.score("b", "rm")
@@ -88,13 +81,11 @@ def test_a_pinned_service_is_never_evicted(world: Any, policy: str) -> None:
     for at, service in enumerate(("stays", "rm")):
         w.now = float(at)
         w.score(service, service, finish=True)
-
     # When a third one needs a cell, then the other goes, though it was used later
     w.now = 20.0
     w.score("t", "third")
     w.tick(20.0)
     assert w.evicted("t") == ["rm"]
-
     # And where there is nobody else to go, it waits
     w.score("r", "rm")
     w.tick(60.0)

@@ -35,7 +35,6 @@ def test_cores_that_two_grants_name_belong_to_the_first_and_are_counted_once() -
     core.handle(resumed("first", action, Grant(node="n0", units=2, core_ids=(0, 1))), 0.0)
     core.handle(resumed("second", action, Grant(node="n0", units=2, core_ids=(1, 2))), 0.0)
     core.handle(resumed("third", action, Grant(node="n0", core_ids=(2,))), 0.0)
-
     # Then what a job holds is what it got
     group: CoreGroup = core.pools.cpu.groups["n0"]
     assert [one.grant.core_ids for one in group.running.values()] == [(0, 1), (2,), ()]
@@ -57,7 +56,6 @@ def test_what_ran_in_the_background_gets_a_core_from_the_next_scheduler(policy: 
     action = Action(kind="cpu.exec", environment="e", cost=Cost.of(cores=1), job="a")
     core.handle(resumed("holds", action, Grant(node="n0", core_ids=(0,))), 0.0)
     core.handle(resumed("behind", action, Grant(node="n0", background=True)), 0.0)
-
     # When the core falls free, then that one has it
     out = core.handle(events.Finished(id="holds", attempt=1, status="succeeded"), 1.0)
     assert [(command.id, command.core_ids) for command in out if isinstance(command, Resize)] == [("behind", (0,))]
@@ -68,10 +66,8 @@ def test_a_worker_hears_at_once_of_cores_that_the_next_scheduler_does_not_know_a
     core = make_core("fcfs", Limits())
     core.handle(events.NodeJoined(node=NODE), 0.0)
     action = Action(kind="build", cost=Cost.of(cores=1))
-
     # When a policy that has none takes it up
     out = core.handle(resumed("old", action, Grant(node="n0", background=True)), 0.0)
-
     # Then its worker is told before it can have ended
     assert out == [Resize(id="old", node="n0", attempt=1, core_ids=(), units=1, background=False)]
     ended = core.handle(events.Finished(id="old", attempt=1, status="succeeded"), 0.0)
@@ -95,9 +91,7 @@ def test_what_ran_on_a_node_that_is_gone_begins_elsewhere_with_the_next_event_or
         core.handle(events.EnvironmentOpened(id="e1", node="gone", job="default", trajectory="t"), 0.0)
     out = core.handle(resumed("a", action, Grant(node="gone")), 0.0)
 
-    # When anything at all happens
     out += core.handle(events.NodeBeat(name="n0"), 0.0)
-
     # Then it begins there, if it may be repeated and needs no environment that is gone
     assert [one.grant.node if isinstance(one, Start) else one.status for one in out if isinstance(one, Start | Finish)] == [becomes]
 
@@ -113,7 +107,6 @@ def test_a_lease_and_a_client_that_an_open_has_named_are_those_of_its_environmen
         w.handle(resumed(name, action, w.grants[name]))
         w.finish(name)
     assert [w.core.state.environments[name].ends_at for name in ("leased", "detached")] == [100.0, None]
-
     # When the client is gone, then only the first is closed
     w.handle(events.ClientGone(client="c", reason="its client is gone"))
     assert [w.core.state.environments[name].state for name in ("leased", "detached")] == ["closing", "open"]
@@ -125,7 +118,6 @@ def test_a_scheduler_that_takes_up_much_renews_its_lease_meanwhile(tmp_path: Pat
     deployment = Deployment(SqlJournal(engine))
     deployment.start()
     deployment.submit(*(f"a{number}" for number in range(100)))
-    # When a scheduler goes on with them
     deployment.looks = 0
     deployment.start()
     # Then it has looked at its lease again for each of them, so that no standby takes it for silent

@@ -56,15 +56,12 @@ def test_entitlements_go_by_weight_among_those_that_are_active() -> None:
 
 @pytest.mark.parametrize(("without", "first"), [([], "few"), (["shares"], "many4")], ids=["shares", "no shares"])
 def test_a_job_within_its_share_goes_before_one_beyond_it_that_came_first(world: Any, without: list[str], first: str) -> None:
-    # Given a job that holds all cores and has more waiting
     w = world(without=without).node(cores=4)
     for number in range(6):
         w.run(f"many{number}", job="many")
 
-    # When another one comes
     w.run("few", job="few")
     w.finish("many0")
-
     # Then that one goes first; without shares it waits its turn
     assert w.started[-1] == first
 
@@ -76,7 +73,6 @@ def test_a_job_beyond_its_share_takes_extra_units_of_its_own_and_of_nobody_withi
     w.run("own", [1, 2], parallel=0.99, work_s=100.0, job="heavy")
     w.run("fixed", 4, job="heavy")
     assert w.units == {"light": 2, "own": 2, "fixed": 4}
-
     # When it wants more, it gets its own back, although that is worth more; then it waits
     w.run("more", 1, job="heavy")
     assert w.units == {"light": 2, "own": 1, "fixed": 4, "more": 1}
@@ -90,12 +86,9 @@ def test_a_job_that_waits_for_a_whole_node_holds_up_nobody_else_at_first(world: 
     w.run("long", 1, job="wide")
     w.run("all", 8, job="wide")
 
-    # When another job comes with short actions
     w.run("short", 1, job="narrow")
 
-    # Then it does not wait for that
     assert "short" in w.grants
-
     # But after a window, those that come wait for the one that has waited for so long
     w.tick(31.0)
     w.run("later", 1, job="narrow")

@@ -41,16 +41,13 @@ class Waiting(Cluster):
 
 
 def test_a_node_is_silent_after_three_beats_and_lost_after_its_time() -> None:
-    # Given a node that holds an environment, in which a command runs
     cluster = Waiting()
     cluster.open("e")
     cluster.exec("x", "e")
-    # When it misses three beats, then it is silent, and nothing is lost
     cluster.wait(3.5)
     assert cluster.states() == [UP, SILENT]
     cluster.wait(LOST_S - 3.5)
     assert cluster.states() == [UP, SILENT] and cluster.running == ["x"]
-    # And when it has not beaten for its time, it is lost with all that
     cluster.wait(0.5)
     assert cluster.states() == [UP, SILENT, LOST]
     assert cluster.broker.end("x") == ("lost", "environment_lost")
@@ -70,7 +67,6 @@ def test_a_node_that_beats_and_takes_up_nothing_is_silent_until_it_does_or_its_t
     # When it has beaten three times and once more, then it is silent, and nothing is lost
     beat(for_s=4.0)
     assert cluster.states()[-1] == IDLE and cluster.running == ["x"]
-    # And it is up again once it takes something up
     beat("x", for_s=1.0)
     assert cluster.states()[-1] == UP
     # And it is lost when it has taken up nothing for its time
@@ -114,7 +110,6 @@ def test_a_result_that_a_silent_node_has_stored_counts() -> None:
     cluster.submit("done", "cut", idempotent=True)
     cluster.open("e", finish=False)
     cluster.stored(done=1, **{"open-e": None})
-    # When their node is silent
     cluster.join("b")
     cluster.silence(4.0, "b")
     # Then these have ended, the environment stands where it was opened, and the rest runs elsewhere
@@ -173,10 +168,8 @@ def test_commands_of_one_session_keep_their_order_while_their_node_is_silent() -
         cluster.submit(name, kind="cpu.exec", environment="e", session="s")
     cluster.silence()
     cluster.asked({"cancel": {"ids": ["two"]}})
-    # When the end of the one comes late, then the next waits for the node
     cluster.finish("one")
     assert cluster.waiting == ["three", "four"]
-    # And when that beats again, they run in order
     cluster.beat(environments=["e"])
     assert cluster.running == ["three"]
     cluster.finish("three")
@@ -191,7 +184,6 @@ def test_stops_and_closes_go_to_a_silent_node_and_again_when_it_beats() -> None:
     cluster.exec("x", "e")
     cluster.silence()
     cluster.broker.orders("n")
-    # When the command is cancelled, and the other environment closed
     cluster.asked({"cancel": {"ids": ["x"]}})
     cluster.close("f")
     assert cluster.broker.grants() == [("close-f", 1)]
@@ -255,7 +247,6 @@ def test_calls_of_a_silent_gpu_node_go_elsewhere_and_it_takes_some_again_once_it
     assert w.waiting == ["again", "new"] and w.grants["once"].node == "n0"
     w.node("n1", cells=1)
     assert w.grants["again"].node == w.grants["new"].node == "n1"
-    # And once it beats again, it takes what comes
     w.score("more", "rm")
     assert w.waiting == ["more"]
     w.handle(events.NodeBeat(name="n0", running=frozenset({"once"})))

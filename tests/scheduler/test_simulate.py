@@ -111,7 +111,6 @@ def test_a_resized_action_does_all_of_its_work() -> None:
     )
 
     run = simulate(trace)
-
     # Then it has done four core-seconds in the first second, four in the next two, and the rest on all cores again
     long, short = (next(r for r in run.actions if r.trajectory == name) for name in ("long", "short"))
     assert short.ended_at == pytest.approx(3.0)
@@ -130,7 +129,6 @@ def test_a_step_ends_with_the_last_of_its_actions_and_only_thinking_is_sped_up(s
 
 
 def test_restoring_counts_as_overhead() -> None:
-    # Given two services that take turns on one GPU
     trace = trace_of(rollout("t", gpu("rm", 1.0), gpu("judge", 1.0), gpu("rm", 1.0), gpu("rm", 1.0)))
 
     run = simulate(trace, cluster=Cluster(gpus=1))
@@ -234,7 +232,6 @@ def test_a_policy_knows_the_recorded_durations_or_learns_them(policy: str, known
     trace = coding_trace(20, 10, seed=5)
 
     run = simulate(trace, policy, Cluster(cores=16))
-
     # Every end is compared with what was expected of it, that of a command with work at least
     assert run.prediction is not None
     assert run.prediction.predictions >= len(run.actions)

@@ -64,7 +64,6 @@ def test_nothing_starts_before_retry_after_is_over_then_at_half_the_rate(world: 
     w.answer("a", 429, retry_after_s=3.0)
     for number in range(3):
         w.call(f"c{number}", "web")
-    # When time goes on
     times = []
     while w.waiting:
         w.wake()
@@ -111,17 +110,14 @@ def test_an_action_that_may_not_be_repeated_gets_the_refusal_as_its_answer(world
 
 
 def test_after_so_many_refusals_the_trainer_gets_the_answer(world: Any) -> None:
-    # Given an API that always refuses
     w = world(quotas=[QuotaSpec(name="web", rate_per_s=4.0)]).node()
     w.call("a", "web", idempotent=True)
-    # When the action is tried until it has an end
     tries = 0
     while "a" not in w.ends:
         if "a" not in w.grants:
             w.wake()
         w.answer("a", 429, retry_after_s=1.0)
         tries += 1
-    # Then it was so often, and the last refusal is its answer
     assert tries == MOST_REFUSALS + 1
     assert w.ends["a"].status == "succeeded" and w.ends["a"].by_worker
 
@@ -137,7 +133,6 @@ def test_refused_tries_do_not_count_as_lost_nodes(world: Any) -> None:
         assert "a" not in w.ends
         w.node(f"m{number}")
         w.lose(w.grants["a"].node)
-    # Then only those count
     assert w.ended("a")[0] == "lost"
 
 
@@ -221,6 +216,5 @@ def test_the_fleet_follows_a_server_that_lowers_its_limit_and_raises_it_again(wo
     assert rate(0, 5) > 0.95 * 50
     assert rate(10, 25) > 0.5 * 15
     assert rate(36, 40) > 0.95 * 50
-    # And no trainer saw any of it
     assert all(end.status == "succeeded" for end in w.ends.values())
     assert not any(w.core.state.running[name].waiting.refused > MOST_REFUSALS for name in w.core.state.running)

@@ -148,7 +148,6 @@ def test_who_wants_a_core_gets_one_when_those_ahead_have_had_their_turn(
     node = Node(world(without=without), cores)
 
     stream(node, widths=(1,), **fields)
-
     # Then nobody has waited longer than for those that were ahead, an eighth of the cores at a time
     assert all(waited_s <= bound_s(ahead, max(1, cores // TUNING.cores_per_turn)) for waited_s, ahead in node.all_waits())
 
@@ -162,7 +161,6 @@ def test_who_wants_many_cores_gets_them_when_those_ahead_have_had_their_turn_one
     node = Node(world(without=without), cores)
 
     stream(node, widths=(1, 1, 2, cores // 2, cores, [1, 2]), **fields)
-
     # Then nobody has waited longer than for those that were ahead; two that need the whole node cannot have it at once
     assert all(waited_s <= bound_s(ahead, 1) for waited_s, ahead in node.all_waits())
 
@@ -174,12 +172,8 @@ def test_a_turn_comes_on_time_and_lasts_two_seconds_and_then_the_better_claim_co
     node.world.now = came
     node.submit("high", 1000.0, priority=9)
     node.submit("low", 1000.0, priority=0)
-
-    # When it has contended for twenty seconds
     node.run_until(came + TUNING.turn_after_s)
     assert node.world.background == ["high"]
-
-    # Then it keeps the core for two, and no longer
     node.run_until(came + TUNING.turn_after_s + TUNING.turn_s - 0.001)
     assert node.world.background == ["high"]
     node.run_until(came + TUNING.turn_after_s + TUNING.turn_s)
@@ -200,9 +194,7 @@ def test_turns_take_no_more_memory_than_there_is(world: Any) -> None:
         node.takes_s[name] = 1000.0
         w.submit(name, "build", cost={"cores": 1, "memory_mb": 60})
 
-    # When both have waited for long
     node.run_until(w.now + TUNING.turn_after_s + 1.0)
 
-    # Then one of them has its turn
     assert ("b0" in w.grants, "b1" in w.grants) == (True, False)
     assert w.core.state.nodes["small"].memory_free == 40

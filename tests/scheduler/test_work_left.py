@@ -49,24 +49,19 @@ def test_one_that_still_runs_says_that_it_has_lasted_so_long() -> None:
     ended(work, "a", *[1.0] * 20)
     before_s = work.expected_s("a", Life(), None)
 
-    # When that one goes on and on
     for work_s in (2.0, 20.0, 200.0):
         work.note("a", long, work_s, None, 0.0)
-
     # Then more is expected of those that come, though it has not ended
     assert work.expected_s("a", Life(), None) > before_s
 
 
 def test_a_trajectory_goes_on_from_action_to_action() -> None:
-    # Given a trajectory of three actions of four seconds
     work, trajectory = WorkLeft(), Life()
     for number in range(3):
         action = Life()
         work.note("a", action, 4.0, trajectory, 4.0 * (number + 1))
         work.action_ended("a", action)
     work.trajectory_ended("a", trajectory)
-
-    # Then it is as old as all of them
     assert trajectory.work_s == 12.0
     for _ in range(200):
         alike = Life()
@@ -100,10 +95,8 @@ def test_trajectories_of_history_have_ended_but_for_those_that_are_taken_over() 
     history = [seen(environment=f"e{number}") for number in range(100) for _ in range(2)]
     work = WorkLeft(history)
     before_s = work.expected_s("a", Life(), at(15.0))
-
     # When half of them turn out to stand still
     lives = [work.resume("a", f"e{number}") for number in range(50)]
-
     # Then they are as old as they were, and more is expected of those of their age
     assert {life.work_s for life in lives} == {16.0}
     assert work.expected_s("a", Life(), at(15.0)) > before_s

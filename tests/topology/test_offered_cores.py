@@ -40,7 +40,6 @@ def test_more_cores_than_there_are_are_virtual_ones() -> None:
 
 @pytest.mark.parametrize("reserved", [2, 3])
 def test_nothing_left_is_refused_in_one_line(reserved: int) -> None:
-    # Given two cores; when both are reserved; then the worker says so and does not start
     with pytest.raises(ConfigError, match=f"^TANGRAM_RESERVED_CORES={reserved} leaves nothing of the 2 cores here$"):
         offered(Topology((Domain(((0, 1),)),)), reserved_cores=reserved)
 
@@ -69,7 +68,6 @@ def test_a_worker_whose_commands_see_the_host_warns_of_it_and_so_does_its_node(
 
 
 def test_the_scheduler_learns_the_domains() -> None:
-    # Given a worker's description with domains; when the scheduler takes it in; then it knows as many cores in them
     description = describe("cpu", Settings(node_name="n0"), cores=3, domains=[[4, 6], [5]])
     assert (node_spec(description).cores, node_spec(description).domains) == (3, ((4, 6), (5,)))
 
@@ -81,7 +79,6 @@ affinities = st.sets(st.integers(0, 40), min_size=1, max_size=12)
 
 @given(available=affinities, count=st.integers(1, 100))
 def test_numbered_cores_are_spread_evenly_over_the_machine(available: set[int], count: int) -> None:
-    # Given a node of cores 0 to n - 1 on any machine; when each is looked up
     core_map = CoreMap(tuple(sorted(available)))
     on = [next(iter(core_map.real((core,)))) for core in range(count)]
     # Then no core bears two more than another: none bears two where there are as many
@@ -92,7 +89,6 @@ def test_numbered_cores_are_spread_evenly_over_the_machine(available: set[int], 
 @settings(max_examples=10)
 @given(available=affinities)
 def test_offered_ids_of_real_cores_are_these_cores(available: set[int]) -> None:
-    # Given any machine; when all its cores are offered; then each id is its own core
     cores = [core for domain in offered(read_topology(available, Path("/nowhere"))) for core in domain]
     core_map = CoreMap(tuple(sorted(available)))
     assert all(core_map.real((core,)) == {core} for core in cores)

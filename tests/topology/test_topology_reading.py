@@ -22,15 +22,12 @@ def domains(topology: Topology) -> list[tuple[int, ...]]:
 
 
 def test_sockets_are_domains_and_siblings_are_neighbours(two_sockets: Path) -> None:
-    # Given two sockets with two threads a core; when they are read
     topology = read_topology(range(16), two_sockets)
-    # Then each socket is a domain, in which the threads of a core stand together
     assert domains(topology) == [(0, 8, 1, 9, 2, 10, 3, 11), (4, 12, 5, 13, 6, 14, 7, 15)]
     assert topology.domains[1].physical == ((4, 12), (5, 13), (6, 14), (7, 15))
 
 
 def test_only_the_cores_of_the_affinity_mask_count(two_sockets: Path) -> None:
-    # Given a process that may use some cores; when they are read; then there are no others
     assert read_topology({1, 5, 9, 13, 14}, two_sockets).domains == (Domain(((1, 9),)), Domain(((5, 13), (14,))))
     # And a socket without any is no domain
     assert domains(read_topology({12, 4}, two_sockets)) == [(4, 12)]
@@ -41,7 +38,6 @@ def test_cores_that_are_offline_are_left_out(system: System) -> None:
     files: Files = {"cpu/online": "0-1,3", "cpu/cpu2/online": "0", "node/node0/cpulist": "0-1,3"}
     for core in (0, 1, 3):
         files |= core_files(core)
-    # When it is read; then the core is not there
     assert domains(read_topology(range(4), system(files))) == [(0, 1, 3)]
 
 
@@ -50,7 +46,6 @@ def test_nodes_within_a_socket_are_domains_of_their_own(system: System) -> None:
     files: Files = {"node/node0/cpulist": "0-1", "node/node1/cpulist": "2-3", "node/node2/cpulist": ""}
     for core in range(4):
         files |= core_files(core)
-    # When it is read; then the two nodes with cores are the domains
     assert domains(read_topology(range(4), system(files))) == [(0, 1), (2, 3)]
 
 
@@ -60,12 +55,10 @@ def test_cores_of_a_cache_are_neighbours_within_their_node(system: System) -> No
     for core in range(8):
         odd = core % 2
         files |= core_files(core, siblings=f"{core % 4},{core % 4 + 4}", cache="1,3,5,7" if odd else "0,2,4,6")
-    # When it is read; then it is one domain, cache by cache
     assert read_topology(range(8), system(files)).domains == (Domain(((0, 4), (2, 6), (1, 5), (3, 7))),)
 
 
 def test_older_kernels_name_siblings_otherwise(system: System) -> None:
-    # Given a kernel without core_cpus_list; when it is read; then thread_siblings_list says it
     files = {f"cpu/cpu{core}/topology/thread_siblings_list": f"{core % 2},{core % 2 + 2}" for core in range(4)}
     assert read_topology(range(4), system(files)).domains == (Domain(((0, 2), (1, 3))),)
 
@@ -75,13 +68,11 @@ def test_a_machine_that_says_nothing_is_one_domain(system: System, text: str) ->
     # Given files that make no sense, or none at all
     names = ("cpu/online", "node/node0/cpulist", "cpu/cpu0/topology/core_cpus_list", "cpu/cpu0/cache/index3/shared_cpu_list")
     folder = system(dict.fromkeys(names, text))
-    # When they are read; then all cores are one domain, each by itself
     for place in (folder, folder / "nowhere"):
         assert read_topology((5, 0, 3), place).domains == (Domain(((0,), (3,), (5,))),)
 
 
 def test_this_machine_has_the_cores_of_this_process() -> None:
-    # Given this machine; when it is read; then it is the affinity mask, each core once
     assert sorted(Topology.of_this_process().cores) == sorted(os.sched_getaffinity(0))
 
 
@@ -105,10 +96,8 @@ physical_cores = st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=5), m
 
 @given(sizes=physical_cores, count=st.integers(0, 70))
 def test_exactly_as_many_as_asked_for_are_reserved_and_the_first_of_a_kind_at_most_parted(sizes: list[list[int]], count: int) -> None:
-    # Given any machine
     ids = iter(range(1000))
     machine = Topology(tuple(Domain(tuple(tuple(next(ids) for _ in range(size)) for size in domain)) for domain in sizes))
-    # When cores are reserved
     left = machine.without(count)
     # Then so many are, the domains before the last of them entirely, and at most one physical core is parted
     assert len(left.cores) == max(0, len(machine.cores) - count)
