@@ -58,6 +58,12 @@ class _Moody(Quiet):
 
 
 @pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a request repeated at once."""
+    monkeypatch.setattr("workers.api.requests._WAIT_S", (0.0, 0.01))
+
+
+@pytest.fixture
 def moody() -> Iterator[tuple[str, list[float]]]:
     """Run a server that fails as it is told to; give its address, and when it was asked."""
     seen, stop = list[float](), threading.Event()
@@ -74,9 +80,9 @@ def node() -> Node:
 
 
 @pytest.fixture
-def called(node: Node) -> Iterator[Calling]:
+def called(node: Node, requests: Requests) -> Calling:
     """Return what has the node carry out a call, with parts of its grant."""
-    worker, requests = Runtime(), Requests()
+    worker = Runtime()
 
     def carry_out(url: str, *, method: str = "GET", headers: Any = None, timeout_s: float = 60.0, **grant: Any) -> Any:
         header = {"timeout_s": timeout_s, "idempotent": method == "GET"}
@@ -94,12 +100,11 @@ def called(node: Node) -> Iterator[Calling]:
     worker.provide(NodeRuntime, node)  # type: ignore[type-abstract]
     provide(ApiContext(settings=Settings(), blobs=Blobs(MemoryStore(MemoryBroker())), requests=requests))  # type: ignore[arg-type]
     enter(PROCESS)
-    yield carry_out
-    requests.close()
+    return carry_out
 
 
 @pytest.mark.parametrize("kind", ["502", "503", "504", "broken"])
-def test_what_passes_is_repeated(called: Calling, moody: Any, kind: str) -> None:
+def test_what_passes_is_repeated(called: Calling, moody: Any, quick: None, kind: str) -> None:
     address, seen = moody
     claimed, answer = called(f"http://{address}/{kind}/2")
     assert (answer["status_code"], len(seen)) == (200, 3)
@@ -117,7 +122,7 @@ def test_a_request_that_is_not_idempotent_is_sent_once(called: Calling, moody: A
     assert len(seen) == 1
 
 
-def test_an_answer_that_never_passes_is_the_trainers(called: Calling, moody: Any) -> None:
+def test_an_answer_that_never_passes_is_the_trainers(called: Calling, moody: Any, quick: None) -> None:
     address, seen = moody
     assert called(f"http://{address}/502/99")[1]["status_code"] == 502
     assert len(seen) == MOST_SENT

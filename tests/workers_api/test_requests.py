@@ -16,8 +16,9 @@ import pytest
 
 from app.hosts import Hosts
 from app.scheduler_process import QUOTA_LEAD_S
-from bench.quotas import outside
 from workers.api.requests import LONGEST_LEAD_S, Outgoing, Requests
+
+from .conftest import Served
 
 PACKED = gzip.compress(b"text", mtime=0)
 
@@ -28,40 +29,29 @@ def outgoing(url: str, not_before: float = 0.0) -> Outgoing:
     return Outgoing(method="GET", url=url, headers={}, content=None, timeout_s=60.0, limit=100, not_before=not_before, hosts=hosts)
 
 
-def test_making_a_connection_is_no_part_of_sending(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given a server far away, to which a connection takes a quarter of a second
-    connect = anyio.connect_tcp
+def test_a_request_is_told_to_go_once_its_connection_is_made(requests: Requests, server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect, done = anyio.connect_tcp, list[str]()
 
-    async def connect_far(*where: Any, **how: Any) -> Any:
-        await anyio.sleep(0.25)
-        return await connect(*where, **how)
+    async def connect_and_tell(*where: Any, **how: Any) -> Any:
+        stream = await connect(*where, **how)
+        done.append("connected")
+        return stream
 
-    monkeypatch.setattr(anyio, "connect_tcp", connect_far)
+    monkeypatch.setattr(anyio, "connect_tcp", connect_and_tell)
+    requests.send(outgoing(f"http://127.0.0.1:{server[0]}/"), lambda: done.append("goes")).result(60)
+    assert done == ["connected", "goes"]
+
+
+def test_a_request_waits_for_its_time_and_tells_when_it_goes(requests: Requests, server: Served) -> None:
     sent: list[float] = []
-    with outside() as url:
-        requests = Requests()
-        # When the first request is sent
-        before = time.time()
-        requests.send(outgoing(f"{url}/limited?account=far"), lambda: sent.append(time.time())).result(60)
-        requests.close()
-    # Then it went out once that was over
-    assert sent[0] - before >= 0.25
-
-
-def test_a_request_waits_for_its_time_and_tells_when_it_goes() -> None:
-    sent: list[float] = []
-    with outside() as url:
-        requests = Requests()
-        # Given a request that may go in a fifth of a second, and one that may go at once
-        for name, not_before in (("later", time.time() + 0.2), ("now", 0.0)):
-            before, count = time.time(), len(sent)
-            # When it is sent
-            answer = requests.send(outgoing(f"{url}/limited?account={name}", not_before), lambda: sent.append(time.time())).result(60)
-            # Then it goes at its time, and that is what is reported, once
-            assert answer.status_code == 200
-            assert len(sent) == count + 1
-            assert max(before, not_before) - 0.002 <= sent[-1] <= time.time()
-        requests.close()
+    # Given a request that may go in a fifth of a second, and one that may go at once
+    for not_before in (time.time() + 0.2, 0.0):
+        before, count = time.time(), len(sent)
+        answer = requests.send(outgoing(f"http://127.0.0.1:{server[0]}/", not_before), lambda: sent.append(time.time())).result(60)
+        # Then it goes at its time, and that is what is reported, once
+        assert answer.status_code == 200
+        assert len(sent) == count + 1
+        assert max(before, not_before) - 0.002 <= sent[-1] <= time.time()
 
 
 @contextmanager
@@ -96,10 +86,9 @@ def answering(encoding: str, parts: list[bytes]) -> Iterator[str]:
     ids=["once", "much", "twice", "otherwise", "in crumbs", "not at all"],
 )
 def test_an_answer_is_unpacked_once_and_up_to_its_bounds(
-    monkeypatch: pytest.MonkeyPatch, encoding: str, parts: list[bytes], body: bytes | None, is_cut: bool
+    requests: Requests, monkeypatch: pytest.MonkeyPatch, encoding: str, parts: list[bytes], body: bytes | None, is_cut: bool
 ) -> None:
     monkeypatch.setattr("workers.api.requests.MOST_PARTS", 10)
-    requests = Requests()
     with answering(encoding, parts) as url:
         pending = requests.send(outgoing(url))
         if body is None:
@@ -108,37 +97,32 @@ def test_an_answer_is_unpacked_once_and_up_to_its_bounds(
         else:
             answer = pending.result(60)
             assert (answer.body, answer.truncated) == (body, is_cut)
-    requests.close()
 
 
-def test_a_request_without_a_connection_is_never_sent() -> None:
+def test_a_request_without_a_connection_is_never_sent(requests: Requests) -> None:
     sent: list[float] = []
-    requests = Requests()
     with pytest.raises(httpx.ConnectError):
         requests.send(outgoing("http://127.0.0.1:9/"), lambda: sent.append(time.time())).result(60)
-    requests.close()
     assert sent == []
 
 
-def test_a_server_that_only_announces_answers_is_left() -> None:
+def test_a_server_that_only_announces_answers_is_left(requests: Requests, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.api.requests._BESIDE_BODY_BYTES", 100_000)
+
     def announce() -> None:
         connection, _ = listening.accept()
         with connection, suppress(OSError):
             while True:
                 connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000)
 
-    requests = Requests()
     with socket.create_server(("127.0.0.1", 0)) as listening, pytest.raises(httpx.ReadError, match="more than"):
         Thread(target=announce, daemon=True).start()
         requests.send(outgoing(f"http://127.0.0.1:{listening.getsockname()[1]}/")).result(60)
-    requests.close()
 
 
-def test_no_secret_of_a_request_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    with outside() as url, caplog.at_level("DEBUG"):
-        requests = Requests()
-        assert requests.send(outgoing(f"{url}/limited?account=log&key=geheim")).result(60).status_code == 200
-        requests.close()
+def test_no_secret_of_a_request_is_logged(requests: Requests, server: Served, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("DEBUG"):
+        assert requests.send(outgoing(f"http://127.0.0.1:{server[0]}/?key=geheim")).result(60).status_code == 200
     assert "geheim" not in caplog.text
 
 
