@@ -41,7 +41,6 @@ def folder_of(tmp_path: Path) -> Path:
 
 
 def test_the_container_init_moves_to_a_leaf_before_controllers_are_handed_down(container: v2.ContainerGroupV2, tmp_path: Path) -> None:
-    # Given a container; when its group is taken over; then process 1 is in a leaf, and its children may have controllers
     assert (folder_of(tmp_path) / "init" / "cgroup.procs").read_text() == "7"
     assert (folder_of(tmp_path) / "cgroup.subtree_control").read_text() == "+cpu +cpuset"
 
@@ -79,13 +78,10 @@ def test_processes_of_a_session_are_told_and_stopped_as_a_whole(container: v2.Co
 
 
 def test_use_and_kills_for_want_of_memory_are_read(container: v2.ContainerGroupV2, tmp_path: Path) -> None:
-    # Given what the kernel has counted
     session = container.session("session-1")
     (folder_of(tmp_path) / "session-1" / "cpu.stat").write_text("usage_usec 1500000\nuser_usec 1000000\nsystem_usec 500000\n")
-    # When it is read; then it is in seconds, and in processes
     assert session.cpu_s() == 1.5
     assert container.oom_kills() == 2
-    # When the engine has removed the group; then there is no telling
     (folder_of(tmp_path) / "memory.events").unlink()
     with pytest.raises(OSError, match="memory.events"):
         container.oom_kills()

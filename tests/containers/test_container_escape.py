@@ -50,14 +50,12 @@ def env(box: ContainerSandbox) -> ContainerEnvironment:
 
 
 def test_a_command_is_nobody(shared: ContainerEnvironment) -> None:
-    # Given a container; when a command, and process 1, look at themselves; then they are of its user, without rights
     for process in ("self", "1"):
         status = [" ".join(each.split()) for each in printed(shared, f"cat /proc/{process}/status").splitlines()]
         assert {"Uid: 1000 1000 1000 1000", "Gid: 1000 1000 1000 1000", "Groups: 1000", "CapBnd: 0000000000000000"} <= set(status)
 
 
 def test_a_setuid_program_gains_nothing(box: ContainerSandbox) -> None:
-    # Given a program that belongs to root and is to run as root; when it runs; then it is not root
     program = busybox()
     assert program is not None
     make_busybox(ROOTED, setuid={"root/id": program, "root/cat": program})
@@ -85,8 +83,6 @@ def test_tracing_process_1_reaches_nothing_but_the_own_container(
 
 
 def test_control_groups_cannot_be_written(shared: ContainerEnvironment) -> None:
-    # Given the control files of all groups that a command can see
-    # When it tries to write each that could set it free, and to make a group; then none can be
     script = """
         for name in cgroup.procs tasks cpu.cfs_quota_us cpu.max cpuset.cpus memory.limit_in_bytes memory.max pids.max devices.allow \
             freezer.state release_agent notify_on_release cgroup.subtree_control; do
@@ -106,7 +102,6 @@ def test_no_control_folder_but_the_own_is_there_and_that_cannot_be_written(env: 
 
 
 def test_process_1_leads_to_the_own_files_alone(shared: ContainerEnvironment) -> None:
-    # Given the links that the kernel shows of process 1; when they are followed; then they lead inside
     assert printed(shared, "ls /proc/1/root/") == printed(shared, "ls /")
     assert printed(shared, "ls -di /proc/1/root/bin | awk '{print $1}'") == printed(shared, "ls -di /bin | awk '{print $1}'")
     assert "busybox" in printed(shared, "ls /proc/1/cwd/bin")

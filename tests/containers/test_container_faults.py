@@ -66,24 +66,20 @@ def test_what_a_command_did_stands_when_its_grant_cannot_be_taken_back(quotas: Q
 
 
 def test_files_that_are_only_mapped_are_counted(tmp_path: Path) -> None:
-    # Given a file that has no name and no descriptor any more, but is mapped
     path = tmp_path / "file"
     path.write_bytes(bytes(4 << 20))
     with path.open("r+b") as file:
         mapped = mmap.mmap(file.fileno(), 4096)
     path.unlink()
-    # When what this process holds is counted; then it is among it
     assert disk.nameless_bytes([str(tmp_path)], [os.getpid()]) >= 4 << 20
     mapped.close()
     assert disk.nameless_bytes([str(tmp_path)], [os.getpid()]) < 4 << 20
 
 
 def test_what_is_written_to_a_volume_of_the_image_counts(sandbox: ContainerSandbox) -> None:
-    # Given an image that asks for a volume; when a command writes more to it than an environment may
     env = sandbox.open(EnvironmentSpec(id="e1", image=make_with_volume()))
     writing = "i=0; while :; do dd if=/dev/zero of=/data/$i bs=1M count=1 2>/dev/null; i=$((i+1)); sleep 0.01; done"
     outcome = admit(env, writing, cores=(0,)).wait()
-    # Then it is ended for it
     assert outcome.status == "failed"
     assert "to disk" in outcome.reason
 
@@ -91,19 +87,15 @@ def test_what_is_written_to_a_volume_of_the_image_counts(sandbox: ContainerSandb
 def test_a_living_container_is_not_lost_by_an_event_of_another(sandbox: ContainerSandbox, env: ContainerEnvironment) -> None:
     # Given an event that bears the number of a descriptor which has become this container's since
     sandbox._monitor._note_end(env.container.ended)
-    # When it is dealt with; then nothing has happened
     assert printed(env, "echo here") == "here\n"
     assert sandbox.environments() == (env,)
 
 
 def test_closing_an_environment_that_is_being_opened_ends_the_open(sandbox: ContainerSandbox) -> None:
-    # Given an environment that is being opened
     with ThreadPoolExecutor() as threads:
         opened = threads.submit(sandbox.open, EnvironmentSpec(id="e2"))
         assert until(lambda: "e2" in sandbox._environments)
-        # When it is closed
         sandbox.close_environment("e2")
-        # Then its open has ended, and nothing is left
         assert isinstance(opened.exception(60), EnvironmentGone | None)
     with pytest.raises(EnvironmentGone):
         sandbox.get("e2")
@@ -111,8 +103,6 @@ def test_closing_an_environment_that_is_being_opened_ends_the_open(sandbox: Cont
 
 
 def test_a_fence_leaves_room_for_processes(env: ContainerEnvironment) -> None:
-    # Given a command that has left as many processes as the container may have
     admit(env, "n=0; while [ $n -lt 80 ]; do sleep 300 & n=$((n+1)); done; :", cores=(0,), timeout_s=5).wait()
-    # When a fenced command starts programs; then it can
     outcome = env.start(ExecRequest(action_id="a1", command="/bin/ls / | /bin/wc -l", fence=True, timeout_s=60)).wait()
     assert (outcome.status, outcome.exit_code, outcome.stderr) == ("succeeded", 0, b"")

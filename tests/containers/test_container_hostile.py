@@ -192,11 +192,9 @@ def test_a_hostile_command_hurts_itself_alone(
 def test_what_writes_on_in_the_background_is_ended_too(
     sandbox: ContainerSandbox, env: ContainerEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Given a sandbox that looks at idle environments often, and a command near to the bound that leaves a process which writes on
     monkeypatch.setattr("workers.cpu.docker.monitor.IDLE_CHECK_S", 0.1)
     run(env, f"{MOST}; (until test -e go; do sleep 0.05; done; head -c 30000000 /dev/zero >more) & true")
     env.write_file("go", b"")
-    # When the environment is left to itself; then it is ended once the bound is passed, and says why
     assert until(lambda: env not in sandbox.environments())
     with pytest.raises(EnvironmentGone, match="left running wrote more than the 32 MB"):
         run(env, ":")
@@ -248,9 +246,7 @@ def test_the_bound_on_disk_does_not_move_with_every_command(sandbox: ContainerSa
 
 
 def test_folders_without_end_are_ended_for_that(sandbox: ContainerSandbox, env: ContainerEnvironment) -> None:
-    # Given a command that makes folders in folders; when it has made very many
     outcome = admit(env, "while mkdir d && cd d; do :; done; sleep 20", cores=(0,)).wait()
-    # Then it is ended for that, and the sandbox goes on to watch
     assert outcome.status == "failed", outcome
     assert "deeper" in outcome.reason
     assert "tangram-monitor" in sandbox_threads()
@@ -259,11 +255,9 @@ def test_folders_without_end_are_ended_for_that(sandbox: ContainerSandbox, env: 
 
 
 def test_control_files_take_no_disk_beyond_the_bound(env: ContainerEnvironment) -> None:
-    # Given a few sessions; when a command fills the files that the host keeps for them
     for number in range(3):
         printed(env, ":", session=f"s{number}")
     outcome = admit(env, f"for f in {STATES_INSIDE}/*; do head -c 30000000 /dev/zero >$f; done; sleep 20", cores=(0,)).wait()
-    # Then it is ended for that
     assert outcome.status == "failed", outcome
     assert "to disk" in outcome.reason
 
@@ -285,7 +279,6 @@ def test_a_shell_killed_by_another_session_ends_its_command(env: ContainerEnviro
 
 
 def test_no_descriptor_is_lost_over_many_environments(sandbox: ContainerSandbox) -> None:
-    # Given a sandbox that has had an environment; its connections to the engine are kept and used again
     def one_round(number: int) -> None:
         environment = sandbox.open(EnvironmentSpec(id=f"e{number}"))
         run(environment, "sleep 20 & kill -9 $$")
@@ -293,7 +286,6 @@ def test_no_descriptor_is_lost_over_many_environments(sandbox: ContainerSandbox)
 
     one_round(0)
     before = descriptors()
-    # When more come and go; then no descriptor has been lost
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(one_round, range(4)))
     assert until(lambda: descriptors() <= before), (before, descriptors())

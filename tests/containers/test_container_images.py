@@ -120,12 +120,9 @@ def test_an_image_is_fetched_when_it_is_missing_and_then_no_more(fetching: Fetch
 
 
 def test_an_image_is_fetched_by_its_digest(fetching: Fetching, registry: Registry) -> None:
-    # Given a tag that has moved on
     wanted = registry.add("a/b", "1", mark="first")
     registry.add("a/b", "1", mark="second")
-    # When the first is asked for by its digest
     with fetching() as box:
-        # Then that one is had
         assert mark(box, f"{registry.address}/a/b:1@{wanted}") == "first"
 
 
@@ -177,14 +174,11 @@ def test_a_slow_fetch_tells_how_far_it_is(
 
 
 def test_a_registry_that_falls_silent_fails_the_environment_only(fetching: Fetching, registry: Registry) -> None:
-    # Given a registry that sends half of an image
     registry.add("a/b", ballast=MIB)
     registry.stalls = True
     reference = f"{registry.address}/a/b"
-    # When it is wanted; then the wait has an end
     with fetching(stall_s=2.0) as box, pytest.raises(ImageMissing, match="nothing more of it came for 2 s$"):
         mark(box, reference)
-    # And when the registry has recovered, it is had
     registry.stalls = False
     registry.stalled.set()
     with fetching() as box:

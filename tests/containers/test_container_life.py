@@ -42,37 +42,28 @@ def of(identity: str, memory_mb: int | None = None, image: str | None = None) ->
     ids=["holds alive", "would write alive"],
 )
 def test_the_containers_of_a_killed_worker_go_by_themselves(tmp_path: Path, image: str, hold: str) -> None:
-    # Given a worker with an environment that works and one that stands ready
     node = node_name("killed")
     with worker(tmp_path, node, image, f"sleep {NAP}", hold, ready=1) as (pid, container_id, _):
         assert until(lambda: len(containers(node)) == 2 and all(map(waits_for_its_worker, containers(node))))
-        # When it is killed
         os.kill(pid, signal.SIGKILL)
-        # Then both containers go, with all that ran in them
         assert until(lambda: containers(node) == [])
         assert until(lambda: not processes_of(container_id) and not groups_of(container_id))
         assert processes_with(f"sleep\x00{NAP}") == []
-    # And the folder can be had again
     with box_of(tmp_path / "box", ContainerOptions(image=image, pull="never"), node) as box:
         assert printed(box.open(of("e1")), "echo again") == "again\n"
 
 
 def test_a_container_that_starts_after_its_worker_was_killed_goes_by_itself(tmp_path: Path, image: str) -> None:
-    # Given a worker that is killed while it waits for the start of a container
     node = node_name("killed-early")
     with worker(tmp_path, node, image, starts=False) as (pid, container_id, _):
         os.kill(pid, signal.SIGKILL)
-        # When the engine starts it all the same
         docker("start", container_id)
-        # Then it goes
         assert until(lambda: containers(node) == [])
 
 
 def test_a_sandbox_leaves_the_containers_of_other_nodes(tmp_path: Path, options: ContainerOptions, env: ContainerEnvironment) -> None:
-    # Given an environment of one node; when another node's sandbox comes and goes
     with box_of(tmp_path / "other", options, node_name("other")):
         pass
-    # Then the environment works
     assert printed(env, "echo here") == "here\n"
 
 
@@ -99,11 +90,9 @@ def test_a_container_killed_from_outside_ends_its_command_and_its_environment(sa
 
 
 def test_a_container_that_does_not_come_up_in_time_is_given_up(tmp_path: Path, options: ContainerOptions, hangs: str) -> None:
-    # Given an image whose shell never comes to anything; when an environment of it is opened
     with box_of(tmp_path / "box", replace(options, start_timeout_s=2.0)) as box:
         with pytest.raises(StartTimeout):
             box.open(of("e1", image=hangs))
-        # Then nothing is left of it
         assert box.environments() == ()
         assert until(lambda: containers(node_name()) == [])
         assert list((tmp_path / "box" / "control").iterdir()) == []
@@ -116,7 +105,6 @@ def test_an_image_that_cannot_be_had_or_has_no_shell_is_refused_in_one_line(sand
         with pytest.raises((ImageMissing, ContainerFailed)) as caught:
             sandbox.open(of("e1", image=reference))
         assert "\n" not in str(caught.value) and word in str(caught.value), reference
-    # Then nothing is left
     assert sandbox.environments() == ()
     assert until(lambda: containers(node_name()) == [])
     assert list((tmp_path / "box" / "control").iterdir()) == []
@@ -148,13 +136,10 @@ class _Counted(ContainerMaker):
 
 
 def test_no_more_start_at_once_than_may(tmp_path: Path, options: ContainerOptions) -> None:
-    # Given a bound of 2, and a container that is to stand ready beside
     image = options.image or ""
     with box_of(tmp_path / "box", replace(options, starting_limit=2, warm={image: 1})) as box:
         counted = box._pool._maker = _Counted(box._pool._maker)
-        # When 5 are opened at once
         found = at_once(*[lambda number=number: box.open(of(f"e{number}")) for number in range(5)])  # type: ignore[misc]
-        # Then all stand, and at no time more than 2 were starting
         assert [each for each in found if isinstance(each, Exception)] == []
         assert len(box.environments()) == 5
         assert counted.most <= 2

@@ -51,11 +51,9 @@ def reaches(env: ContainerEnvironment, address: str, port: int) -> bool:
 def test_a_container_reaches_what_is_on_its_network_and_on_an_internal_one_the_outside_through_its_proxy_alone(
     tmp_path: Path, options: ContainerOptions, server: str
 ) -> None:
-    # Given an environment on the server's network, and one on an internal network with a proxy
     with box_of(tmp_path / "box", replace(options, network=OUTSIDE)) as box:
         assert until(lambda: reaches(box.open(EnvironmentSpec(id="e1")), server, 9000))
     with box_of(tmp_path / "box", replace(options, network=INSIDE)) as box:
         env = box.open(EnvironmentSpec(id="e1"))
-        # Then there the server is reached through the proxy, and not otherwise
         assert until(lambda: reaches(env, "egress", 3128))
         assert not reaches(env, server, 9000)

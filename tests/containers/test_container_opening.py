@@ -127,7 +127,6 @@ def test_a_cancel_ends_an_open(tmp_path: Path, stuck: tuple[str, ContainerOption
 
 
 def test_an_open_out_of_time_ends_and_says_in_what(tmp_path: Path, options: ContainerOptions, hangs: str) -> None:
-    # Given an open that comes to nothing, and may take 2 seconds; when they are over; then it has ended, and says what it was doing
     with box_of(tmp_path / "box", options) as box, opener_of(box) as opens:
         with pytest.raises(ActionTimedOut, match="^the environment was not open after 2 s: it was starting a container"):
             opens("e1", hangs, 2.0)[1].result(60)
@@ -182,7 +181,6 @@ def test_a_pull_has_one_deadline_in_all(tmp_path: Path, options: ContainerOption
         for opened in (first, second):
             with pytest.raises(ImageMissing, match="cannot be had: it was not here after 4 s$"):
                 opened.result(60)
-        # And the engine takes no more of it
         assert until(lambda: registry.broken_off == 1)
 
 

@@ -47,17 +47,13 @@ def test_from_outside_files_are_written_as_the_user_inside_would_and_devices_are
 
 
 def test_the_home_is_the_same_whatever_folders_an_image_has(sandbox: ContainerSandbox, env: ContainerEnvironment) -> None:
-    # Given an image with folders of the names of the home and of the former one, and an image without
     make_busybox(name := "tangram-test-homes:1", programs={"home/user/own": Path(__file__)}, volumes=["/work"])
     other = sandbox.open(EnvironmentSpec(id="other", image=name))
-    # When commands begin; then they are at home, where files of the image are, and nothing has taken the place of the image's folder
     assert printed(other, "pwd; ls; touch new; echo text >/work/file; ls") == "/home/user\nown\nnew\nown\n"
-    # And without one the former name leads to the home
     printed(env, "echo text >/work/there; rm ~/there; test -L /work")
 
 
 def test_a_worker_with_a_strict_umask_serves_all_the_same(tmp_path: Path, options: ContainerOptions) -> None:
-    # Given a worker whose files are for itself alone; when an environment works; then it works
     before = os.umask(0o077)
     try:
         with box_of(tmp_path / "box", replace(options, start_timeout_s=30.0), node_name("umask")) as box:

@@ -69,9 +69,7 @@ def test_a_worker_that_may_use_the_engine_and_write_control_groups_starts(says: 
 def test_a_worker_that_cannot_write_control_groups_does_not_start(tmp_path: Path, image: str, before: str, reason: str) -> None:
     needed("" if os.geteuid() == 0 else "changing mounts needs root")
     needed("" if Path("/sys/fs/cgroup/cpu").exists() or "mount --bind" not in before else "control groups are of version 2")
-    # Given a worker whose view of control groups is no good; when it starts
     refused = said(tmp_path, ["unshare", "--mount", "sh", "-c", f'{before}; exec "$@"', "sh"])
-    # Then one line says so, and what it needs
     assert refused.startswith("EngineUnavailable: ")
     assert reason in refused
     assert "must be root and have the host's control groups, writable, at /sys/fs/cgroup" in refused
@@ -80,7 +78,6 @@ def test_a_worker_that_cannot_write_control_groups_does_not_start(tmp_path: Path
 
 def test_a_worker_that_is_not_root_does_not_start(tmp_path: Path, image: str) -> None:
     needed("" if os.geteuid() == 0 else "becoming another user needs root")
-    # Given a worker that may use the engine but is not root; when it starts; then one line says so
     become = "import os, workers.cpu.docker.sandbox; os.setgid(os.stat('/var/run/docker.sock').st_gid); os.setuid(65534);"
     refused = said(tmp_path, become=become)
     assert refused.startswith("EngineUnavailable: control groups cannot be written by user 65534: a worker with containers must be root")
@@ -88,7 +85,6 @@ def test_a_worker_that_is_not_root_does_not_start(tmp_path: Path, image: str) ->
 
 
 def test_an_allow_list_is_refused_and_the_alternative_named(says: Callable[..., str]) -> None:
-    # Given the variable of an allow-list; when the worker starts; then it does not, and one line says what to do instead
     refused = says(TANGRAM_CONTAINER_ALLOW="10.0.0.5:443")
     assert refused == (
         "ConfigError: TANGRAM_CONTAINER_ALLOW is not supported: "

@@ -82,11 +82,9 @@ def test_anonymous_volumes_do_not_fill_the_disk(volume_image: str, options: Cont
 
 
 def test_volumes_of_a_killed_worker_go_with_its_containers(volume_image: str, options: ContainerOptions, tmp_path: Path) -> None:
-    # Given a container of a worker that is gone
     node = node_name("volume-left")
     docker("run", "-d", "--label", f"tangram.node={node}", volume_image, "sleep", "300")
     (volume,) = volumes_of(node)
-    # When a worker of the node starts, then the volume is gone, too
     with box_of(tmp_path / "box", options, node):
         assert containers(node) == [] and not os.path.exists(volume)
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
-from tests.workers_cpu.support import in_background, is_of_cpu, printed, until
+from tests.workers_cpu.support import cpu_groups, in_background, printed, until
 from workers.cpu.abstract import Environment, Sandbox
 
 from .conftest import Kind
@@ -55,9 +54,7 @@ class Clock:
 
 def quota_of(pid: int) -> int:
     """Return the core-microseconds of each period that a process may use, below 0 for all."""
-    lines = [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
-    folders = [f"/sys/fs/cgroup/{name}{path}" for _, name, path in lines if is_of_cpu(name)]
-    files = [Path(folder, name) for folder in folders for name in ("cpu.cfs_quota_us", "cpu.max")]
+    files = [group / name for group in cpu_groups(pid) for name in ("cpu.cfs_quota_us", "cpu.max")]
     (said,) = [file.read_text().split()[0] for file in files if file.exists()]
     return -1 if said == "max" else int(said)
 

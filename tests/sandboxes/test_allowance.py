@@ -15,13 +15,14 @@ import pytest
 
 from app.action_task import Call
 from tangram.wire import HEADROOM_MB
-from tests.workers_cpu.support import RUN, admit, printed, until
+from tests.workers_cpu.support import RUN, Followed, admit, followed, printed, until
 from workers.cpu.abstract import Environment, EnvironmentSpec, ExecOutcome, Sandbox
 from workers.cpu.memory.allowance import ActionMemory, Allowance
 from workers.cpu.tasks import measured
 
 from .conftest import Kind, params
 from .support import Clock
+from .test_output import exists
 
 LIMIT_MB, GRANT_MB = 300, 40
 TAKES_100_MB = "python3 -S -c 'print(len(bytearray(100 << 20)))'"
@@ -108,18 +109,12 @@ def granted(environment: Environment, command: str, **more: Any) -> tuple[ExecOu
 
 
 @contextmanager
-def paused(
-    environment: Environment, scheduler: Scheduler, command: str = TAKES_100_MB, **more: float
-) -> Iterator[queue.Queue[ExecOutcome]]:
-    """Have a command run until its environment is paused; give what gets its outcome."""
-    outcomes: queue.Queue[ExecOutcome] = queue.Queue()
-    thread = threading.Thread(target=lambda: outcomes.put(granted(environment, command, **more)[0]))
-    thread.start()
-    scheduler.await_pause()
-    assert allowance_of(environment).is_paused
-    yield outcomes
-    thread.join(60)
-    assert not thread.is_alive()
+def paused(environment: Environment, scheduler: Scheduler, command: str = TAKES_100_MB, **more: float) -> Iterator[Followed]:
+    """Have a command run under a grant of `GRANT_MB`, and give it once its environment is paused."""
+    with allowance_of(environment).action(GRANT_MB, (1, next(serials))), followed(environment, command, **more) as one:
+        scheduler.await_pause()
+        assert allowance_of(environment).is_paused
+        yield one
 
 
 GROWS = """
@@ -173,9 +168,9 @@ def test_what_a_command_leaves_running_is_held_and_is_paused_when_it_grows(env: 
     # When nothing else runs, and it grows; then it is paused until more is allowed
     printed(env, "echo > grow")
     scheduler.await_pause()
-    assert scheduler.asked == [(env.spec.id, min(GRANT_MB, memory.resident_mb + HEADROOM_MB))] and printed_file(env, "grown") is None
+    assert scheduler.asked == [(env.spec.id, min(GRANT_MB, memory.resident_mb + HEADROOM_MB))] and not exists(env, "grown")
     scheduler.allow(allowance_of(env), 200)
-    assert until(lambda: printed_file(env, "grown") is not None)
+    assert until(lambda: exists(env, "grown"))
     # And while two actions run, nothing is lowered
     with allowance_of(env).action(0, (1, 0)) as second:
         _, first = granted(env, "true", grant_mb=200)
@@ -183,24 +178,15 @@ def test_what_a_command_leaves_running_is_held_and_is_paused_when_it_grows(env: 
     assert second.resident_mb is not None and second.resident_mb >= 60
 
 
-def printed_file(environment: Environment, path: str) -> bytes | None:
-    try:
-        return environment.read_file(path)
-    except Exception:
-        return None
-
-
 def test_others_in_a_paused_environment_do_not_fail_meanwhile(env: Environment, scheduler: Scheduler) -> None:
-    # Given a command of which a part takes memory, and another starts programs all the time
     starts = "( while :; do /bin/true || echo failed >> failed; done ) >/dev/null 2>&1 & "
     grows = f"{starts} python3 -S grows.py go; kill $!; wait 2>/dev/null; cat failed 2>/dev/null; true"
     env.write_file("grows.py", GROWS.encode())
-    with paused(env, scheduler, grows) as outcomes:
-        # When it has been paused for a while, and goes on; then nothing has failed
+    with paused(env, scheduler, grows) as one:
         assert until(lambda: allowance_of(env).paused_s() > 0.3)
         env.write_file("go", b"")
         scheduler.allow(allowance_of(env), LIMIT_MB)
-        assert outcomes.get(timeout=60).stdout == f"{50 << 20}\n".encode()
+        assert one.outcome().stdout == f"{50 << 20}\n".encode()
 
 
 def test_a_command_that_reads_large_files_is_not_paused(env: Environment, scheduler: Scheduler) -> None:
@@ -215,7 +201,6 @@ def test_a_command_that_grows_to_the_limit_ends_by_its_own_fault(env: Environmen
     outcome, _ = granted(env, "python3 -S -c 'bytearray(400 << 20)'")
     assert (outcome.exit_code, outcome.cause) == (137, "out_of_memory"), outcome
     assert outcome.reason == f"the environment's {LIMIT_MB} MB of memory were full: the kernel has ended 1 of its processes"
-    # And the next one has its allowance again
     assert granted(env, TAKES_100_MB)[0].stdout == TOOK_100_MB
 
 
@@ -225,58 +210,46 @@ def test_the_time_for_which_a_command_is_paused_does_not_count(
     clock = Clock()
     for module in ("shell.run", "shell.backend", "memory.allowance"):
         monkeypatch.setattr(f"workers.cpu.{module}.time", clock)
-    with paused(env, scheduler, timeout_s=500.0, output_timeout_s=400.0) as outcomes:
+    with paused(env, scheduler, timeout_s=500.0, output_timeout_s=400.0) as one:
         clock.forward(3600)
         scheduler.allow(allowance_of(env), LIMIT_MB)
-        outcome = outcomes.get(timeout=60)
+        outcome = one.outcome()
     assert (outcome.stdout, outcome.status) == (TOOK_100_MB, "succeeded")
     assert outcome.background_s >= 3600 and outcome.execution_s < 500
 
 
 def test_a_paused_command_is_cancelled_at_once_and_the_environment_goes_on(env: Environment, scheduler: Scheduler) -> None:
-    outcomes: queue.Queue[ExecOutcome] = queue.Queue()
-    execution = admit(env, TAKES_100_MB)
-
-    def work() -> None:
-        with allowance_of(env).action(GRANT_MB, (1, next(serials))):
-            outcomes.put(execution.wait())
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    scheduler.await_pause()
-    execution.kill("not wanted any more")
-    assert outcomes.get(timeout=60).status == "cancelled"
-    thread.join()
+    with paused(env, scheduler) as one:
+        one.execution.kill("not wanted any more")
+        assert one.outcome().status == "cancelled"
     assert not allowance_of(env).is_paused and granted(env, "echo fine")[0].stdout == b"fine\n"
 
 
 @pytest.mark.parametrize("what", ["environment", "session"])
 def test_a_paused_environment_or_session_can_be_closed(what: str, env: Environment, scheduler: Scheduler) -> None:
-    with paused(env, scheduler) as outcomes:
+    with paused(env, scheduler) as one:
         env.close() if what == "environment" else env.close_session("main")
-        assert outcomes.get(timeout=60).status == "cancelled"
+        assert one.outcome().status == "cancelled"
 
 
 def test_a_command_in_a_fresh_session_waits_while_its_environment_is_paused(env: Environment, scheduler: Scheduler) -> None:
-    with paused(env, scheduler) as outcomes, ThreadPoolExecutor() as pool:
-        # When two are given, and one of them is cancelled; then that ends, and the other begins when the first one goes on
-        waiting, cancelled = (admit(env, "echo other", session=name) for name in ("other", "third"))
-        other, third = pool.submit(waiting.wait), pool.submit(cancelled.wait)
-        cancelled.kill("not wanted")
-        assert third.result(60).status == "cancelled" and not other.done()
+    with paused(env, scheduler) as one, followed(env, "echo other", session="other") as other:
+        with followed(env, "echo third", session="third") as third:
+            third.execution.kill("not wanted")
+            assert third.outcome().status == "cancelled" and not other.outcomes
         scheduler.allow(allowance_of(env), LIMIT_MB)
-        assert other.result(60).stdout == b"other\n" and outcomes.get(timeout=60).stdout == TOOK_100_MB
+        assert other.outcome().stdout == b"other\n" and one.outcome().stdout == TOOK_100_MB
 
 
 def test_what_is_out_of_date_is_dropped(env: Environment, scheduler: Scheduler) -> None:
     allowance = allowance_of(env)
-    with paused(env, scheduler) as outcomes:
+    with paused(env, scheduler) as one:
         # Given an allowance of a scheduler that has been replaced; when it comes; then nothing happens, and the wish is repeated
         allowance.allow(200, (0, 9))
         assert allowance.is_paused
         assert [report["environment"] for report in wanted(scheduler, env)] == [env.spec.id]
         allowance.allow(200, (2, 1))
-        assert outcomes.get(timeout=60).stdout == TOOK_100_MB
+        assert one.outcome().stdout == TOOK_100_MB
     # And one that comes when the command is over for which it was meant does not count
     allowance.allow(250, (2, 2))
     assert allowance.allowed_mb < 2 * HEADROOM_MB and not wanted(scheduler, env)

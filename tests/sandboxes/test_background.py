@@ -67,15 +67,12 @@ TREE = "setsid sleep {0} & (sh -c 'sleep {0}; :' &) ; sleep {0} & wait"
 
 
 def test_a_command_goes_to_the_background_and_comes_back_with_all_its_processes(sandbox: Sandbox, env: Environment) -> None:
-    # Given a command with a child out of its session and an orphan, on the first core
     with running(env, TREE.format(f"301.5{RUN}"), FIRST) as (execution, _):
         pids = sleepers(f"301.5{RUN}", 3)
         for _ in range(2):
-            # When it goes to the background; then all of it is there, on any core that the background may use
             execution.resize(BACK)
             assert all(in_background(pid, sandbox.background) for pid in pids)
             assert masks(pids) == [set(HERE[-1:] if sandbox.background == "affinity" else HERE)] * 3
-            # When it comes back; then none is, and all of it is on its core
             execution.resize(FIRST)
             assert sandbox.background == "affinity" or not any(in_background(pid, sandbox.background) for pid in pids)
             assert masks(pids) == [{HERE[0]}] * 3
@@ -113,12 +110,10 @@ def test_what_a_command_gets_in_the_background_is_counted_apart(env: Environment
 def test_what_a_command_leaves_behind_is_held_back_until_the_next_command(
     kind: Kind, sandbox: Sandbox, env: Environment, holding: Holding
 ) -> None:
-    # Given a command that leaves two processes, one of them nobody's child; when it is over; then both are held back
     command = f"sleep 301.75{RUN} >/dev/null 2>&1 & (sleep 301.75{RUN} >/dev/null 2>&1 &)"
     env.start(ExecRequest(action_id="a", command=command, holding=holding)).wait()
     pids = sleepers(f"301.75{RUN}", 2)
     assert all(is_held_back(kind, sandbox, pid) for pid in pids)
-    # When the next command runs; then they are ordinary like that, and held back again once it is over
     with running(env, f"sleep 302.75{RUN}", FIRST):
         every = [*pids, *sleepers(f"302.75{RUN}")]
         assert masks(every) == [{HERE[0]}] * 3
@@ -154,12 +149,10 @@ def test_what_a_command_left_goes_where_a_command_of_another_session_is(kind: Ki
 
 
 def test_what_a_command_starts_in_the_background_is_there_too(sandbox: Sandbox, env: Environment) -> None:
-    # Given a command in the background; when it starts a process in a session of its own, and one that is nobody's child
     nap = f"303.9375{RUN}"
     with running(env, f"until [ -e go ]; do sleep 0.01; done; setsid sleep {nap} & (setsid sleep {nap} &); wait", BACK):
         env.write_file("go", b"")
         assert until(lambda: len(processes_with(f"sleep\x00{nap}\x00")) == 2, 200.0)
-        # Then both are in the background as soon as they are looked for
         assert until(lambda: all(in_background(pid, sandbox.background) for pid in sleepers(nap, 2)))
 
 
@@ -167,13 +160,11 @@ def test_what_a_command_starts_in_the_background_is_there_too(sandbox: Sandbox, 
 def test_a_kill_is_carried_out_where_the_command_cannot_be_brought_to_the_foreground(
     env: Environment, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    # Given a command in the background, and a way back that fails, as a request to an engine may
     def fail(self: object, holding: Holding) -> None:
         raise error
 
     with running(env, f"sleep 301.9375{RUN}", BACK) as (execution, outcomes):
         sleepers(f"301.9375{RUN}")
-        # When it is killed; then it has ended all the same
         monkeypatch.setattr(type(execution._backend), "hold", fail)  # type: ignore[attr-defined]
         execution.kill("enough")
         assert until(lambda: bool(outcomes))
@@ -221,7 +212,6 @@ def test_time_in_which_a_command_cannot_go_on_in_the_kernel_does_not_count(env: 
 
 
 def test_what_a_command_sleeps_in_the_background_is_execution(env: Environment) -> None:
-    # Given a command in the background that waits for something, and is looked at
     with running(env, "echo $$ >pid; mkfifo go; read -r line <go", BACK) as (execution, outcomes):
         waits = "until [ -p go ] && grep -q '^State:.S' /proc/$(cat pid)/status; do sleep 0.05; done"
         assert printed(env, waits, session="other") == ""
@@ -231,7 +221,6 @@ def test_what_a_command_sleeps_in_the_background_is_execution(env: Environment) 
         # When it has got it, for which it wants a core, and may have to wait for one
         assert printed(env, "echo on >go", session="other") == ""
         assert until(lambda: bool(outcomes))
-    # Then what was seen was its own time
     (outcome,) = outcomes
     assert min(outcome.execution_s, outcome.slept_s) > 0.25, outcome
 

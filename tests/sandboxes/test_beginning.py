@@ -40,12 +40,10 @@ def with_files(shell_env: Environment) -> Environment:
 def test_what_cannot_begin_is_the_callers_error_and_leaves_no_trace(with_files: Environment) -> None:
     here = printed(with_files, "pwd").strip()
     for kind, message, how in REFUSED:
-        # When a command cannot begin; then that is said, whatever it would have done
         with pytest.raises(SandboxError) as refused:
             admit(with_files, "touch begun; exit 1", **how).wait()  # type: ignore[arg-type]
         said = str(refused.value).replace(here, "HERE")
         assert (type(refused.value), said, refused.value.fault) == (kind, message, "caller"), how
-        # And the session goes on where it was
         assert printed(with_files, "ls; set -e; set +e") == "empty\nfile\nrun\n", how
 
 
@@ -53,11 +51,9 @@ def test_a_program_that_earlier_commands_put_out_of_reach_is_their_failure(with_
     # Given a session whose PATH a command has damaged; and another shell of it, which starts with the saved state
     for damage in ("export PATH=/nowhere", "export PATH=/nowhere; kill -9 $$"):
         admit(with_files, damage).wait()
-        # When a program is to run that was there; then it fails as it does in any shell
         done = admit(with_files, "echo out", interpreter=SH).wait()
         # (Busybox has the program in itself, and needs no PATH.)
         assert (done.exit_code, b"not found" in done.stderr) == (127, True) or done.stdout == b"out\n", (damage, done)
-        # And one that never was there is the caller's error still
         with pytest.raises(NoSuchProgram):
             admit(with_files, "x", interpreter=["no-such-program"]).wait()
 
@@ -84,9 +80,7 @@ def test_merged_output_is_in_the_order_of_writing(shell_env: Environment) -> Non
 
 
 def test_a_text_of_any_length_runs(shell_env: Environment) -> None:
-    # Given a text that is longer than Linux lets an argument be
     text = f"cat >/dev/null <<'END'\n{'it is long ' * 30_000}\nEND\necho $# $0 \"$1\"; exit 4"
-    # When a shell of its own runs it; then it does as with a short one
     for interpreter in (SH, ["sh", "-ec"], ["env", "-i", "PATH=/bin:/usr/bin", *SH]):
         done = admit(shell_env, text, interpreter=interpreter).wait()
         assert (done.exit_code, done.stdout, done.stderr) == (4, b"0 sh \n", b""), interpreter

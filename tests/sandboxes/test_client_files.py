@@ -79,7 +79,6 @@ def test_several_files_are_written_and_read_in_one_action_each(env: Environment)
 
     assert found == {name: data.encode() if isinstance(data, str) else data for name, data in given.items()}
     assert sent.kinds == ["cpu.exec", "cpu.exec"]
-    # And relative paths, `~` and whole paths are the same to `read_file` and commands
     home = printed(env, 'cd; printf %s "$PWD"')
     assert sent.files.read("~/plain") == sent.files.read("plain") == sent.files.read(f"{home}/plain") == given["plain"]
 
@@ -112,11 +111,9 @@ def test_what_a_read_returns_is_bounded_and_a_download_is_not(env: Environment, 
 
 
 def test_a_download_that_has_no_local_room_leaves_nothing_behind(env: Environment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    # Given what is too long for the output of a command, and no folder for temporary files here
     sent = Sent(env, limit=2000)
     printed(env, "cd; mkdir d; head -c 5000 /dev/zero >d/f")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
-    # When it is downloaded; then the local error is told, and the environment has no copy of it
     with pytest.raises(FileNotFoundError):
         sent.files.download("d", tmp_path / "d")
     assert sent.through

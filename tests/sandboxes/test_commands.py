@@ -73,9 +73,7 @@ def test_a_session_goes_on_whatever_a_command_changes_in_it(shell_env: Environme
 
 
 def test_a_syntax_error_is_reported_and_leaves_the_state(shell_env: Environment) -> None:
-    # Given a variable of the session
     printed(shell_env, "kept=yes")
-    # When a command has a syntax error; then it fails with a message, and the variable is still there
     for command in WRONG:
         outcome = run(shell_env, command)
         assert outcome.status == "succeeded" and outcome.exit_code not in (0, None) and outcome.stderr, (command, outcome)
@@ -83,9 +81,7 @@ def test_a_syntax_error_is_reported_and_leaves_the_state(shell_env: Environment)
 
 
 def test_an_error_message_has_the_commands_own_line_number(env: Environment) -> None:
-    # Given a command of three lines, the second of which is wrong; when it runs
     outcome = run(env, "echo one\nno-such-program\necho three")
-    # Then the message speaks of line 2 and the others have run
     assert re.search(rb"2: .*no-such-program", outcome.stderr)
     assert outcome.stdout == b"one\nthree\n"
 
@@ -114,19 +110,14 @@ def test_output_arrives_byte_by_byte(shell_env: Environment) -> None:
 
 
 def test_a_large_command_arrives_whole(shell_env: Environment) -> None:
-    # Given a heredoc larger than every buffer on the way
     body = "".join(f"line {number} 'quoted'\n" for number in range(20_000))
-    # When it is written to a file
     printed(shell_env, f"cat > big <<'END'\n{body}END")
-    # Then the file is the same
     assert shell_env.read_file("big").decode() == body
 
 
 def test_a_function_named_like_a_builtin_of_the_driver_changes_nothing(bash_env: Environment) -> None:
-    # Given functions of the names that the driver uses
     for names in ("eval read printf test exit export", "builtin", "command", "builtin command read"):
         assert run(bash_env, "; ".join(f"{name}() {{ :; }}" for name in names.split())).exit_code == 0, names
-        # When a command runs; then it is the command that runs
         assert printed(bash_env, "echo real") == "real\n", names
 
 
@@ -148,12 +139,9 @@ def test_a_command_that_leaves_a_loop_in_which_it_is_not_has_failed_and_is_told(
 def test_a_command_whose_shell_ends_before_taking_it_runs_in_the_next(shell_env: Environment) -> None:
     # Given a command after whose report the shell can take no other: the driver's own variable is read-only
     run(shell_env, "readonly __tangram_run")
-    # When the next command runs; then it runs, once, in a fresh shell
     assert printed(shell_env, "echo alive | tee -a file; cat file") == "alive\nalive\n"
 
 
 def test_closing_stdout_lasts_for_one_command(shell_env: Environment) -> None:
-    # Given a command that points the shell's own output elsewhere
     printed(shell_env, "exec >elsewhere; echo hidden")
-    # When the next one prints; then it is captured again
     assert printed(shell_env, "echo shown; cat elsewhere") == "shown\nhidden\n"

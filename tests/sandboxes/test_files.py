@@ -6,22 +6,20 @@ import contextlib
 import os
 import secrets
 import tempfile
-import threading
 from pathlib import Path
 
 import pytest
 
 from tangram.errors import TangramError
-from tests.workers_cpu.support import admit, printed, run, until
+from tests.workers_cpu.support import followed, printed, run, until
 from workers.cpu.abstract import Environment
-from workers.cpu.errors import DiskSpent, EnvironmentGone, FileTooLarge, FileUnusable, NoSuchFile, PathIsDirectory, SandboxError
+from workers.cpu.errors import DiskSpent, FileTooLarge, FileUnusable, NoSuchFile, PathIsDirectory, SandboxError
 
 from .conftest import MAX_FILE_BYTES, Kind
 from .test_output import exists
 
 
 def test_what_is_written_is_read_by_commands_and_back(env: Environment) -> None:
-    # Given bytes written into a folder that does not exist; when a command copies and links them; then they come back the same
     env.write_file("a/b/c.bin", bytes(range(256)))
     copies = printed(env, "cp a/b/c.bin copy; f=$(mktemp); cp copy $f; ln -s a/b/c.bin f; ln -s $PWD/a d; echo $PWD/copy $f").split()
     paths = ("copy", *copies, "f", "d/b/c.bin", "a/../a/b/c.bin")
@@ -29,20 +27,16 @@ def test_what_is_written_is_read_by_commands_and_back(env: Environment) -> None:
 
 
 def test_writing_replaces_and_keeps_or_sets_the_mode(env: Environment) -> None:
-    # Given a program written with a mode; when it is replaced without one; then it is still a program, and the shorter one
     env.write_file("run.sh", b"#!/bin/sh\necho a long first version\n", mode=0o755)
     env.write_file("run.sh", b"#!/bin/sh\necho two\n")
     assert printed(env, "./run.sh") == "two\n"
 
 
 def test_files_pass_in_parts(env: Environment) -> None:
-    # Given a file that is written in parts, one of them twice
     for offset, part in ((0, b"first "), (6, b"SECOND, cut"), (6, b"second "), (13, b"third")):
         env.write_file("parts", part, offset=offset)
-    # Then it has each once, and can be read in parts
     assert env.read_file("parts") == b"first second third"
     assert [env.read_file("parts", at, 7) for at in (0, 7, 14, 21)] == [b"first s", b"econd t", b"hird", b""]
-    # When a part is missing, the next one is refused
     with pytest.raises(FileUnusable, match="has 18 bytes"):
         env.write_file("parts", b"x", offset=19)
 
@@ -97,7 +91,6 @@ def test_a_file_call_may_what_a_command_may(env: Environment) -> None:
     if run(env, "cat shut").exit_code == 0:
         assert env.read_file("shut") == b"text\n"
         return
-    # When it is used; then that is refused, whoever the worker is
     with pytest.raises(FileUnusable, match="Permission denied"):
         env.read_file("shut")
     with pytest.raises(FileUnusable, match="Permission denied"):
@@ -107,7 +100,6 @@ def test_a_file_call_may_what_a_command_may(env: Environment) -> None:
 def test_the_memory_of_processes_is_no_file(kind: Kind, env: Environment) -> None:
     if not kind.has_own_root:
         pytest.skip("the worker opens what its own user may open")
-    # Given a program inside; when what the kernel tells of it is asked for as a file; then that is refused, by whatever path
     pid = int(printed(env, "sleep 300 & echo $!; ln -sf /proc proc"))
     for path in (f"/proc/{pid}/mem", f"/proc/{pid}/environ", f"proc/{pid}/mem", "/proc/1/mem"):
         with pytest.raises(FileUnusable):
@@ -153,7 +145,6 @@ def test_other_things_than_files_are_refused_without_waiting(env: Environment) -
 
 
 def test_files_beyond_the_limit_are_refused(env: Environment) -> None:
-    # Given files of the most that passes, of one byte more, and a sparse one; when they are read or written; then only the first passes
     env.write_file("fits", bytes(MAX_FILE_BYTES))
     assert len(env.read_file("fits")) == MAX_FILE_BYTES
     printed(env, "cp fits larger; echo >>larger; dd if=/dev/zero of=sparse bs=1 count=1 seek=200000000 2>/dev/null")
@@ -165,7 +156,6 @@ def test_files_beyond_the_limit_are_refused(env: Environment) -> None:
 
 
 def test_a_strange_path_is_a_file_or_one_of_our_errors(env: Environment) -> None:
-    # Given paths that are very deep, long or odd; when a file is written there; then it is there, or was refused in our words
     for path in ("a/" * 2100 + "x", "a" * 300, "\udcff", "\ud800", "a\nb", "-rf"):
         with contextlib.suppress(SandboxError):
             env.write_file(path, b"x")
@@ -180,10 +170,6 @@ def test_a_folder_that_turns_into_a_link_meanwhile_leads_nowhere(kind: Kind, env
     outside.mkdir()
     os.chmod(outside, 0o777)
     flip = f"touch begun; while ! test -e stop; do for to in {outside} /etc; do rm -rf d; ln -s $to d; done; done 2>/dev/null; true"
-    thread = threading.Thread(target=admit(env, flip).wait)
-    thread.start()
-    assert until(lambda: exists(env, "begun"))
-    # When files are written and read below it all the time
     results: list[bool] = []
 
     def write_and_read() -> bool:
@@ -197,17 +183,11 @@ def test_a_folder_that_turns_into_a_link_meanwhile_leads_nowhere(kind: Kind, env
                 results.append(True)
         return len(results) > 300 and not all(results)
 
-    assert until(write_and_read)
-    env.write_file("stop", b"")
-    thread.join(60)
+    # When files are written and read below it all the time
+    with followed(env, flip) as one:
+        assert until(lambda: exists(env, "begun")) and until(write_and_read)
+        env.write_file("stop", b"")
+        one.outcome()
     # Then nothing has come to the host, or to what is root's inside
     assert list(outside.iterdir()) == []
     assert "x" not in [name[:1] for name in [*os.listdir("/etc"), *printed(env, "ls /etc").split()] if name[1:].isdigit()]
-
-
-def test_a_closed_environment_has_no_files(env: Environment) -> None:
-    env.close()
-    with pytest.raises(EnvironmentGone):
-        env.read_file("x")
-    with pytest.raises(EnvironmentGone):
-        env.write_file("x", b"")

@@ -43,11 +43,9 @@ def test_a_resize_moves_the_whole_tree_with_all_threads(env: Environment) -> Non
 
 @needs_two_cores
 def test_a_resize_catches_processes_that_are_being_started(env: Environment) -> None:
-    # Given a command that starts processes without end
     nap = f"1.28125{RUN}"
     with running(env, f"while :; do setsid sleep {nap} & sleep 0.002; done", Holding((HERE[0],))) as (execution, _):
         assert until(lambda: len(processes_with(nap)) > 5)
-        # When it is resized; then all come to the new core, also one whose start was under way
         execution.resize(Holding((HERE[1],)))
         assert until(lambda: all(is_on(HERE[1], pid) for pid in processes_with(nap)))
 
@@ -68,7 +66,6 @@ def test_usage_is_counted_over_the_tree(env: Environment) -> None:
         f"time.sleep({LONGEST_SAMPLE_S + 0.1})"
     )  # fmt: skip
     outcome = run(env, f"sh -c \"python3 -c '{program}'; :\"; true")
-    # Then both are counted, and a command that does nothing is not charged for it
     assert outcome.cpu_s >= 0.28
     assert outcome.max_rss_mb > 55
     assert run(env, "true").cpu_s < 0.28
@@ -104,7 +101,6 @@ def test_usage_of_earlier_commands_is_not_counted_when_they_end_meanwhile(env: E
     burn = f'python3 -S -c "{program}" >/dev/null 2>&1 & echo $!'
     own = printed(env, f"n=1; {burn}; while [ ! -e burnt-1 ]; do sleep 0.02; done").strip()
     orphan = printed(env, f"(n=2; {burn}); while [ ! -e burnt-2 ]; do sleep 0.02; done").strip()
-    # When a later one ends them; then it is not charged for that
     assert run(env, f"sleep 0.1; kill {own} {orphan}; wait {own}; sleep 0.1; :").cpu_s < 0.28
 
 

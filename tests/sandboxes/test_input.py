@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from tangram.errors import InvalidAction
-from tests.workers_cpu.support import admit, followed, printed, run
+from tests.workers_cpu.support import RUN, admit, followed, printed, processes_with, run, sleepers
 from workers.cpu.abstract import Data, EndOfInput, Environment, ExecRequest, Signal, WindowSize
 from workers.cpu.shell.streams import MOST_INPUT
 
@@ -23,14 +23,12 @@ def test_output_is_handed_on_as_it_comes_and_kept_too(shell_env: Environment) ->
 
 
 def test_input_is_read_in_order_and_its_end_ends_the_reader(shell_env: Environment) -> None:
-    # Given input that comes before the command runs, and input that comes while it does
     with followed(shell_env, "cat; echo over", stdin=True) as one:
         one.execution.give(Data(b"early\n"))
         assert one.prints("early\n")
         for number in range(100):
             one.execution.give(Data(b"%d\n" % number))
         one.execution.give(EndOfInput())
-        # Then the command gets all of it, and its end
         assert one.outcome().stdout == b"early\n" + b"".join(b"%d\n" % number for number in range(100)) + b"over\n"
 
 
@@ -42,11 +40,9 @@ def test_input_that_ended_before_the_command_began_is_whole(env: Environment) ->
 
 
 def test_input_goes_to_its_own_command_alone(env: Environment) -> None:
-    # Given a command that leaves input unread, and a process that has it open
     with followed(env, "sleep 300 & read line; echo $line", stdin=True) as one:
         one.execution.give(Data(b"mine\nleft\n"))
         assert one.outcome().stdout == b"mine\n"
-    # Then the next command finds nothing of it, with an input of its own or without
     with followed(env, "cat", stdin=True) as two:
         two.execution.give(EndOfInput())
         assert two.outcome().stdout == b""
@@ -61,7 +57,6 @@ def test_input_without_end_that_nobody_reads_ends_the_command(env: Environment) 
 
 
 def test_a_signal_reaches_the_program_and_not_the_shell_above_it(shell_env: Environment) -> None:
-    # Given a program that handles SIGTERM; when the command gets one; then the exit code is the program's, and the session goes on
     printed(shell_env, "export KEPT=kept")
     with followed(shell_env, "sh -c 'trap \"exit 7\" TERM; echo ready; while :; do sleep 0.01; done'") as one:
         assert one.prints("ready\n")
@@ -134,6 +129,28 @@ def test_a_terminal_ends_with_a_cancel(env: Environment) -> None:
         assert one.prints("ready\r\n")
         one.execution.kill("enough")
         assert (one.outcome().status, one.outcome().reason) == ("cancelled", "enough")
+
+
+@pytest.mark.parametrize("place", ["process"])
+def test_an_interactive_shell_has_job_control_and_ends_with_all_that_it_started(env: Environment) -> None:
+    job, waiting = f"312.828125{RUN}", f"312.84375{RUN}"
+    with followed(env, "bash --norc -i", terminal=TERMINAL) as one:
+        one.execution.give(Data(f"PS1=; sleep {job} & echo job $((40+2))\n".encode()))
+        assert one.prints("job 42") and sleepers(job)
+        # A control-C before the program is in the foreground is the shell's, at any terminal
+        one.execution.give(Data(f"sh -c 'echo waits $((40+3)); exec sleep {waiting}'\n".encode()))
+        assert one.prints("waits 43")
+        one.execution.give(Signal(signal.SIGINT))
+        one.execution.give(Data(b"jobs; exit 5\nexit 5\n"))
+        outcome = one.outcome()
+        assert outcome.exit_code == 5 and b"no job control" not in outcome.stdout and f"sleep {job} &".encode() in outcome.stdout
+    assert not processes_with(job) and not processes_with(waiting)
+
+
+@pytest.mark.parametrize("place", ["process"])
+def test_a_long_output_at_a_terminal_is_whole(env: Environment) -> None:
+    with followed(env, "head -c 300000 /dev/zero | tr '\\0' x; echo end", terminal=TERMINAL) as one:
+        assert one.outcome().stdout == one.seen["stdout"] == b"x" * 300_000 + b"end\r\n"
 
 
 def test_what_comes_after_the_end_is_dropped(env: Environment) -> None:

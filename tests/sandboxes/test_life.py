@@ -64,13 +64,11 @@ def test_environments_are_found_until_they_are_closed(alone: Sandbox) -> None:
 
 
 def test_an_id_whose_environment_is_being_closed_can_be_opened(alone: Sandbox) -> None:
-    # Given an environment that is being closed, or not gone yet
     closing = alone.open(of("e1"))
     printed(closing, "touch file")
     thread = threading.Thread(target=closing.close)
     thread.start()
     assert until(lambda: closing.is_closed)  # type: ignore[attr-defined]
-    # When its id is opened again; then that is another one, once its room is free
     assert printed(alone.open(of("e1")), "ls") == ""
     thread.join(60)
 
@@ -120,8 +118,9 @@ def test_closing_ends_every_process_and_command_and_removes_every_file(alone: Sa
     # And no process and no file of it is left, and it takes no command
     assert not processes_with(f"315.53125{RUN}")
     assert until(lambda: set((tmp_path / "box").rglob("*")) == before)
-    with pytest.raises(EnvironmentGone):
-        admit(env, "true")
+    for use in (lambda: admit(env, "true"), lambda: env.read_file("x"), lambda: env.write_file("x", b"")):
+        with pytest.raises(EnvironmentGone):
+            use()
 
 
 def test_a_folder_belongs_to_one_sandbox_and_a_closed_one_opens_nothing(kind: Kind, alone: Sandbox, tmp_path: Path) -> None:

@@ -36,20 +36,16 @@ def middling(sandbox: Sandbox) -> Iterator[Environment]:
 
 
 def test_a_command_of_too_much_memory_is_killed_and_says_so(small: Environment) -> None:
-    # Given an environment of 64 MB; when a command takes 100; then it is killed, and the result says why
     outcome = run(small, EATS_100_MB)
     assert (outcome.exit_code, outcome.cause) == (137, "out_of_memory"), outcome
     assert outcome.reason == "the environment's 64 MB of memory were full: the kernel has ended 1 of its processes"
-    # And the session goes on, without a word of that
     outcome = run(small, "echo alive")
     assert (outcome.stdout, outcome.reason, outcome.cause) == (b"alive\n", "", "")
     assert run(small, "false").cause == "exit"
 
 
 def test_the_sessions_of_an_environment_share_its_memory(middling: Environment) -> None:
-    # Given an environment of 75 MB, which is enough for a command of 50
     assert printed(middling, EATS_50_MB) == f"{50 << 20}\n"
-    # When one session holds 50 and another takes 50; then the kernel ends one of the two
     held = f'python3 -S -c \'import time; held = bytearray(50 << 20); open("held", "w"); time.sleep(311.25{RUN})\' >/dev/null 2>&1 &'
     printed(middling, f"{held} while [ ! -e held ]; do sleep 0.01; done", session="one")
     assert "75 MB of memory were full" in run(middling, EATS_50_MB, session="two").reason

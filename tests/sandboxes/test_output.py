@@ -49,7 +49,6 @@ def test_output_is_whole_up_to_the_limit(env: Environment, printed_bytes: int, t
 
 @pytest.mark.parametrize(("fraction", "head", "tail"), [(0.5, 500, 500), (0.25, 750, 250), (0.0, 1000, 0), (1.0, 0, 1000)])
 def test_of_a_flood_the_beginning_and_the_end_are_kept(env: Environment, fraction: float, head: int, tail: int) -> None:
-    # Given a command that prints far more than is kept; when it runs; then it comes to its end, and the middle of its output is left out
     flood = "head -c 10000 /dev/zero | tr '\\0' a; head -c 2000000 /dev/zero; head -c 10000 /dev/zero | tr '\\0' z; echo end >&2"
     outcome = admit(env, flood, output_limit_bytes=1000, output_tail_fraction=fraction).wait()
     left_out = b"\n[2019000 bytes are left out here: TANGRAM_OUTPUT_LIMIT_BYTES]\n"
@@ -58,20 +57,16 @@ def test_of_a_flood_the_beginning_and_the_end_are_kept(env: Environment, fractio
 
 
 def test_what_is_left_out_is_followed_all_the_same(env: Environment) -> None:
-    # Given a command that prints far more than is kept
     flood = "for each in a b c; do head -c 2000000 /dev/zero | tr '\\0' $each; done"
-    # When somebody follows it; then all of it is seen as it was printed
     with followed(env, flood, output_limit_bytes=1000) as command:
         assert command.outcome().exit_code == 0
     assert command.seen["stdout"] == b"a" * 2_000_000 + b"b" * 2_000_000 + b"c" * 2_000_000
 
 
 def test_memory_of_what_was_printed_is_given_back_once_the_end_is_told(env: Environment) -> None:
-    # Given a command that has printed much, which this process holds
     before = held_bytes()
     execution = admit(env, "head -c 900000 /dev/zero")
     assert execution.wait().exit_code == 0 and held_bytes() >= before + 900_000
-    # When its end has been told; then nothing of it is held, and the session goes on
     execution.note_told()
     assert held_bytes() < before + 100_000
     assert printed(env, "echo next") == "next\n"
@@ -79,16 +74,13 @@ def test_memory_of_what_was_printed_is_given_back_once_the_end_is_told(env: Envi
 
 @pytest.mark.parametrize("holder", ["sleep 300", "yes"])
 def test_a_background_process_that_holds_the_output_does_not_delay_the_result(shell_env: Environment, holder: str) -> None:
-    # Given a command that leaves a process with its output open, which may print without end
     outcome = admit(shell_env, f"{holder} & echo done >&2", output_limit_bytes=10_000_000).wait()
-    # Then it is over before that process, and the next is not mixed with it
     assert (outcome.status, outcome.stderr) == ("succeeded", b"done\n")
     assert printed(shell_env, "echo clean") == "clean\n"
 
 
 @pytest.mark.parametrize("ends", ["exit 3", "set -e; (exit 3); :", "kill $$; sleep 30", "exec 1>&2; exit 3"])
 def test_the_last_words_of_a_trap_are_the_commands(shell_env: Environment, ends: str) -> None:
-    # Given a command that ends its shell, in which it has set a trap; when it runs; then what the trap prints is there
     outcome = run(shell_env, f"trap 'exit 3' TERM; trap 'echo out; echo err >&2' EXIT; {ends}")
     streams = (b"", b"out\nerr\n") if "1>&2" in ends else (b"out\n", b"err\n")
     assert (outcome.exit_code, outcome.stdout, outcome.stderr) == (3, *streams)
@@ -96,16 +88,12 @@ def test_the_last_words_of_a_trap_are_the_commands(shell_env: Environment, ends:
 
 
 def test_late_output_is_not_the_next_commands(shell_env: Environment) -> None:
-    # Given a background process that prints during the next command, on both streams
     printed(shell_env, "(while test ! -e go; do sleep 0.01; done; echo late; echo late >&2; touch gone) & :")
     outcome = run(shell_env, "touch go; while test ! -e gone; do sleep 0.01; done; echo mine")
-    # Then that command's output is its own
     assert (outcome.stdout, outcome.stderr) == (b"mine\n", b"")
 
 
 def test_a_background_process_can_go_on_printing(env: Environment) -> None:
-    # Given a server that logs more than a pipe holds, after its command is over
     printed(env, "(while test ! -e go; do sleep 0.01; done; head -c 1000000 /dev/zero && touch survived) & :")
-    # When later commands run; then it neither blocks nor dies of SIGPIPE
     printed(env, "touch go")
     assert until(lambda: exists(env, "survived"))

@@ -107,6 +107,16 @@ def test_a_server_may_listen_on_all_addresses_or_on_either_loopback(env: Environ
     assert ask(env, serve(env, address=address)).body == b"here GET"
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+@pytest.mark.parametrize("place", ["process"])
+def test_a_service_of_the_host_that_is_nearer_than_the_servers_socket_is_not_reached(env: Environment) -> None:
+    # Given a service on the host's loopback, and a server of an environment on the same port of all addresses of IPv6
+    with host_service() as listening:
+        assert ask(env, serve(env, listening.getsockname()[1], address="::")).body == b"here GET"
+        with pytest.raises(BlockingIOError):
+            listening.accept()
+
+
 def test_a_port_on_which_nothing_listens_is_named(env: Environment) -> None:
     # Given an environment without a session, then one in which nothing runs, then one with another server
     with unused_port() as port:
@@ -123,7 +133,6 @@ def test_neither_the_host_nor_another_environment_is_reached(sandbox: Sandbox, e
         for port in (listening.getsockname()[1], serve(neighbour)):
             with pytest.raises(NothingListens):
                 ask(env, port)
-        # Then the host's service has not even been connected to
         with pytest.raises(BlockingIOError):
             listening.accept()
     neighbour.close()
@@ -151,7 +160,6 @@ def test_a_wrong_answer_is_the_programs_failure(served: Served, path: str, probl
     with pytest.raises(NoAnswer, match=problem) as caught:
         ask(env, port, path)
     assert (caught.value.cause, caught.value.fault) == ("no_answer", "program")
-    # Then the server is asked again as if nothing had been
     assert ask(env, port).status == 200
 
 
@@ -163,15 +171,15 @@ def test_an_answer_that_does_not_end_in_time_is_a_timeout(served: Served, path: 
     assert (caught.value.cause, caught.value.fault) == ("timeout", "program")
 
 
-def test_an_answer_that_comes_before_the_body_was_read_counts(served: Served) -> None:
+@pytest.mark.parametrize(
+    ("path", "method", "body", "answered"),
+    [("/early", "POST", bytes(8 << 20), (413, b"stop!")), ("/continue", "GET", b"", (200, b"ok"))],
+    ids=["before the body was read", "after fifty that announce it"],
+)
+def test_an_answer_counts_whenever_it_comes(served: Served, path: str, method: str, body: bytes, answered: tuple[int, bytes]) -> None:
     env, port = served
-    answer = ask(env, port, "/early", method="POST", body=bytes(8 << 20))
-    assert (answer.status, answer.body) == (413, b"stop!")
-
-
-def test_answers_that_only_announce_another_are_passed_over(served: Served) -> None:
-    env, port = served
-    assert ask(env, port, "/continue").body == b"ok"
+    answer = ask(env, port, path, method=method, body=body)
+    assert (answer.status, answer.body) == answered
 
 
 def test_a_request_that_cannot_be_written_is_the_callers_fault(served: Served) -> None:

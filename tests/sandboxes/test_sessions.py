@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.workers_cpu.support import RUN, admit, printed, processes_with, run, sleepers, until
+from tests.workers_cpu.support import RUN, admit, followed, printed, processes_with, run, sleepers, until
 from workers.cpu.abstract import Environment, ExecRequest
 from workers.cpu.errors import ProcessesLeft
 from workers.cpu.shell import session
@@ -16,11 +17,9 @@ from .test_output import exists
 
 
 def test_folder_variables_functions_and_processes_are_kept(shell_env: Environment) -> None:
-    # Given a command that changes the state of the session, and leaves a process
     pid = printed(
         shell_env, "mkdir -p sub; cd sub; x='a b'; export Y=2; f() { echo \"f $1\"; }; sleep 300 >/dev/null 2>&1 & echo $!"
     ).strip()
-    # When a later one looks; then all is there
     assert printed(shell_env, f"basename $PWD; echo $x; sh -c 'echo $Y'; f 3; kill -0 {pid} && echo lives") == "sub\na b\n2\nf 3\nlives\n"
 
 
@@ -31,12 +30,10 @@ def test_sessions_of_one_environment_share_files_but_no_state(env: Environment) 
 
 
 def test_a_session_that_is_closed_leaves_nothing_and_begins_afresh(env: Environment) -> None:
-    # Given two sessions, each with a program that runs on, and one of them with state
     for name in ("one", "two"):
         printed(env, f"sleep 312.6875{RUN} & true", session=name)
     printed(env, "export A=1; cd /tmp; echo text >$HOME/kept", session="one")
     assert len(sleepers(f"312.6875{RUN}", 2)) == 2
-    # When that one is closed; then the program of the other runs on, and the state is gone, but not the files
     env.close_session("one")
     assert len(processes_with(f"312.6875{RUN}")) == 1
     assert printed(env, "ls /run/tangram-states 2>/dev/null | wc -l", session="two").strip() in ("0", "1")
@@ -54,37 +51,31 @@ def test_a_session_that_is_to_be_idle_stays_while_a_program_runs_in_it(env: Envi
 
 
 def test_an_environment_that_closes_while_a_session_does_ends_that_session(env: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given a session with a program that runs on, whose end has begun
     printed(env, f"sleep 312.734375{RUN} & true", session="one")
     begun, ending = threading.Event(), Session.close
     monkeypatch.setattr(Session, "close", lambda one: (begun.set(), ending(one)))
     closing = threading.Thread(target=env.close_session, args=("one",))
     closing.start()
     assert begun.wait(60)
-    # When the environment closes; then nothing is left once that is done
     env.close()
     assert not processes_with(f"312.734375{RUN}")
     closing.join()
 
 
 def test_a_session_that_did_not_end_is_ended_with_its_environment(env: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given a session whose processes do not end in time
     printed(env, f"sleep 312.765625{RUN} & true", session="one")
     with monkeypatch.context() as patched:
         patched.setattr(session, "_has_ended", lambda backend: False)
         with pytest.raises(ProcessesLeft):
             env.close_session("one")
-    # When the environment closes; then it waits for them
     env.close()
     assert not processes_with(f"312.765625{RUN}")
 
 
 def test_a_shell_that_ended_is_followed_by_one_with_the_state_and_the_processes(bash_env: Environment) -> None:
-    # Given a session with a folder, an exported variable, a function and a background process, whose shell ends
     printed(bash_env, f"mkdir sub; cd sub; export Y='a  b'; f() {{ echo \"f $1\"; }}; sleep 312.8125{RUN} >/dev/null 2>&1 &")
     sleepers(f"312.8125{RUN}")
     assert run(bash_env, "exit 3").exit_code == 3
-    # When the next command runs; then all of it is there
     assert printed(bash_env, 'basename $PWD; echo "$Y"; f 3') == "sub\na  b\nf 3\n"
     assert len(processes_with(f"312.8125{RUN}")) == 1
 
@@ -96,28 +87,22 @@ def test_a_folder_that_was_removed_is_replaced_by_home(env: Environment) -> None
 
 
 def test_a_home_that_nobody_may_enter_keeps_no_shell_from_starting(env: Environment) -> None:
-    # Given a command that has closed the folder where sessions begin
     printed(env, "chmod 000 .")
-    # When another session begins, or this one afresh; then their commands run
     assert printed(env, "echo alive", session="other") == "alive\n"
     assert admit(env, "echo alive", fence=True).wait().stdout == b"alive\n"
     printed(env, "chmod 755 ~")
 
 
 def test_a_shell_killed_between_two_commands_is_replaced(env: Environment) -> None:
-    # Given a shell that a process which was left behind kills while it waits
     printed(env, "(until [ -e go ]; do sleep 0.01; done; kill -9 $$; touch gone) >/dev/null 2>&1 &")
     env.write_file("go", b"")
     assert until(lambda: exists(env, "gone"))
-    # When a command runs; then a fresh shell carries it out
     assert printed(env, "echo alive") == "alive\n"
 
 
 def test_functions_named_as_what_the_protocol_uses_neither_run_nor_lose_the_state(shell_env: Environment) -> None:
-    # Given a session with a function of a name that the shell's own loop could need
     printed(shell_env, "test() { echo called >>log; return 0; }; export A=1")
     printed(shell_env, "export B=2")
-    # When its shell ends; then the state is back, and nobody has called it
     assert run(shell_env, "exit 3").exit_code == 3
     assert printed(shell_env, "echo $A $B; cat log 2>&1 | grep called; :") == "1 2\n"
 
@@ -156,21 +141,14 @@ def test_variables_of_a_request_end_with_its_command(shell_env: Environment) -> 
 
 
 def test_the_program_gets_its_dop(shell_env: Environment) -> None:
-    # Given a grant of three cores and a variable that the caller set; when a program runs; then it gets 3, apart from the caller's value
     command = "sh -c 'echo $TANGRAM_DOP $OMP_NUM_THREADS $MAKEFLAGS'"
     assert admit(shell_env, command, cores=(0, 1, 2), variables={"OMP_NUM_THREADS": "7"}).wait().stdout == b"3 7 -j3\n"
 
 
 def test_commands_of_one_session_run_one_after_the_other(env: Environment) -> None:
-    # Given commands for one session that would disturb each other
     executions = [admit(env, "test ! -e busy && touch busy && sleep 0.05 && rm busy") for _ in range(4)]
-    # When they are carried out by threads at the same time; then none meets another
-    threads = [threading.Thread(target=execution.wait) for execution in executions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [execution.wait().exit_code for execution in executions] == [0, 0, 0, 0]
+    with ThreadPoolExecutor(4) as threads:
+        assert [outcome.exit_code for outcome in threads.map(lambda execution: execution.wait(), executions)] == [0, 0, 0, 0]
 
 
 def test_broken_pipes_end_programs_as_usual(bash_env: Environment) -> None:
@@ -193,7 +171,6 @@ def test_a_session_that_exports_all_it_sets_is_restored(shell_env: Environment) 
     # Given a session that exports what is set, the driver's own variable too
     printed(shell_env, "set -a")
     printed(shell_env, "Y=2")
-    # When its shell ends; then the next one comes up with what was set
     run(shell_env, "kill -9 $$")
     assert printed(shell_env, "sh -c 'echo $Y'") == "2\n"
 
@@ -213,32 +190,23 @@ def fenced(environment: Environment, command: str) -> bytes:
 
 
 def test_a_fenced_command_starts_from_a_clean_shell(shell_env: Environment) -> None:
-    # Given a session whose commands have left variables, functions and a path that change what others mean
     printed(shell_env, HOSTILE)
     assert printed(shell_env, "score") == "100\n"
-    # When a scoring command asks for a fence; then nothing of that is there but the folder, now and later
     assert fenced(shell_env, "echo ${WORD-none} ${BASH_ENV-none}; ls; command -v score || basename $PWD") == b"none none\ndeep\n"
     assert printed(shell_env, "echo ${WORD-none}; ls; sh -c 'echo ok'") == "none\nok\n"
 
 
 def test_a_fence_ends_what_commands_of_all_sessions_have_left(env: Environment) -> None:
-    # Given processes that earlier commands of two sessions have left
     sleeping = f"sleep 312.4375{RUN}"
     printed(env, f"{sleeping} & setsid {sleeping} & (setsid {sleeping} &) ; true")
     printed(env, f"setsid {sleeping} & true", session="other")
     sleepers(f"312.4375{RUN}", 4)
-    # When a command comes with a fence; then they are gone before it runs
     assert fenced(env, "echo clear") == b"clear\n"
     assert not processes_with(f"312.4375{RUN}")
 
 
 def test_a_fence_spares_what_another_session_is_running(env: Environment) -> None:
-    # Given a command that runs in one session
-    other = admit(env, "touch begun; until test -f go; do sleep 0.01; done; echo done", session="other")
-    thread = threading.Thread(target=other.wait)
-    thread.start()
-    assert until(lambda: exists(env, "begun"))
-    # When another one comes with a fence; then both come to their end
-    fenced(env, "touch go")
-    thread.join(60)
-    assert other.wait().stdout == b"done\n"
+    with followed(env, "touch begun; until test -f go; do sleep 0.01; done; echo done", session="other") as other:
+        assert until(lambda: exists(env, "begun"))
+        fenced(env, "touch go")
+        assert other.outcome().stdout == b"done\n"

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
 from tests.workers_cpu.support import RUN, admit, followed, printed, processes_with, sleepers, until
-from workers.cpu.abstract import Environment, Execution, Holding
+from workers.cpu.abstract import Environment, Holding
 
 from .conftest import params
 from .support import Clock
@@ -38,30 +36,18 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-@contextmanager
-def waited_for(*executions: Execution) -> Iterator[None]:
-    """Carry commands out in threads of their own; all are over when the block is."""
-    threads = [threading.Thread(target=execution.wait) for execution in executions]
-    for thread in threads:
-        thread.start()
-    yield
-    for thread in threads:
-        thread.join(60)
-
-
 @pytest.mark.parametrize("command", ESCAPES)
 @pytest.mark.parametrize("shell_env", params("process-bash", "process-sh", "bubblewrap-bash", "container-busybox"), indirect=True)
 def test_a_kill_ends_every_process_of_the_command(shell_env: Environment, command: str) -> None:
     # Given a running command whose processes try to get away
     marker = f"314.0625{RUN}"
-    execution = admit(shell_env, "echo before; " + command.format(marker=marker))
-    with waited_for(execution):
+    with followed(shell_env, "echo before; " + command.format(marker=marker)) as one:
         assert until(lambda: bool(processes_with(marker)))
         # When it is killed, twice
-        execution.kill("the trajectory was dropped")
-        execution.kill("another reason")
+        one.execution.kill("the trajectory was dropped")
+        one.execution.kill("another reason")
+        outcome = one.outcome()
     # Then none of its processes lives, the first reason and what was printed are there, and the session goes on
-    outcome = execution.wait()
     assert (outcome.status, outcome.reason, outcome.exit_code) == ("cancelled", "the trajectory was dropped", None)
     assert outcome.stdout == b"before\n"
     assert not processes_with(marker)
@@ -129,7 +115,6 @@ def test_a_program_has_a_moment_to_end_by_itself(env: Environment, monkeypatch: 
     monkeypatch.setattr("workers.cpu.shell.run.GRACE_S", 60.0)
     with followed(env, "sh -c 'trap \"echo goodbye; exit\" TERM; echo hello; while :; do sleep 0.01; done'") as one:
         assert one.prints("hello")
-        # When it is ended; then what it says is part of the output
         one.execution.kill("enough")
         assert one.outcome().stdout == b"hello\ngoodbye\n"
 
@@ -157,24 +142,16 @@ def test_a_kill_before_the_wait_means_that_nothing_runs(env: Environment) -> Non
 
 
 def test_a_kill_of_a_command_that_waits_for_its_session(env: Environment) -> None:
-    # Given a command that has the session, and one behind it
-    first, second = admit(env, f"sleep 314.375{RUN}"), admit(env, "touch wrong")
-    with waited_for(first):
+    with followed(env, f"sleep 314.375{RUN}"), followed(env, "touch wrong") as second:
         sleepers(f"314.375{RUN}")
-        # When the second is killed; then it is over while the first runs on
-        with waited_for(second):
-            second.kill("not needed")
-        assert second.wait().status == "cancelled"
+        second.execution.kill("not needed")
+        assert second.outcome().status == "cancelled"
         assert processes_with(f"314.375{RUN}")
-        first.kill("done")
-    assert first.wait().status == "cancelled"
 
 
 def test_a_kill_or_resize_after_the_end_changes_nothing(env: Environment) -> None:
-    # Given a command that is over, and a background process of it
     execution = admit(env, f"sleep 314.875{RUN} >/dev/null 2>&1 &")
     outcome = execution.wait()
-    # When it is killed and resized; then the outcome and the process stand
     execution.kill("late")
     execution.resize(Holding((0,)))
     assert execution.wait() is outcome
@@ -183,11 +160,9 @@ def test_a_kill_or_resize_after_the_end_changes_nothing(env: Environment) -> Non
 
 
 def test_waiting_for_the_session_does_not_eat_the_timeout(env: Environment, clock: Clock) -> None:
-    # Given a command behind one that takes longer than it may run; when both are over; then the second has run
-    first = admit(env, "touch begun; until [ -e go ]; do sleep 0.01; done", timeout_s=1000)
-    second = admit(env, "echo ran", timeout_s=100)
-    with waited_for(first, second):
+    takes_long = followed(env, "touch begun; until [ -e go ]; do sleep 0.01; done", timeout_s=1000)
+    with takes_long as first, followed(env, "echo ran", timeout_s=100) as second:
         assert until(lambda: exists(env, "begun"))
         clock.forward(500)
         env.write_file("go", b"")
-    assert (first.wait().status, second.wait().stdout) == ("succeeded", b"ran\n")
+        assert (first.outcome().status, second.outcome().stdout) == ("succeeded", b"ran\n")

@@ -7,7 +7,7 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -83,24 +83,6 @@ def open_one(sandbox: ProcessSandbox, name: str = "e1") -> ProcessEnvironment:
     return sandbox.open(EnvironmentSpec(id=name))
 
 
-@contextmanager
-def running(
-    env: Environment, command: str, holding: Holding, session: str = "main", **more: float
-) -> Iterator[tuple[Execution, list[ExecOutcome]]]:
-    """Have a command run as long as the block lasts; its outcome is there once it has ended."""
-    request = ExecRequest(action_id="a", command=command, holding=holding, session=session, **more)  # type: ignore[arg-type]
-    execution = env.start(request)
-    outcomes: list[ExecOutcome] = []
-    thread = threading.Thread(target=lambda: outcomes.append(execution.wait()))
-    thread.start()
-    try:
-        yield execution, outcomes
-    finally:
-        execution.kill("end of test")
-        thread.join(60)
-    assert outcomes
-
-
 @dataclass
 class Followed:
     """A command that runs, what it has printed so far, and its outcome once it has ended."""
@@ -126,7 +108,7 @@ class Followed:
 
 
 @contextmanager
-def followed(environment: Environment, command: str, *, timeout_s: float = 120.0, **more: Any) -> Iterator[Followed]:
+def followed(environment: Environment, command: str, *, timeout_s: float | None = 120.0, **more: Any) -> Iterator[Followed]:
     """Have a command run as long as the block lasts."""
     found: list[Followed] = []
     take: Callable[[str, bytes], None] = lambda name, data: found[0].take(name, data)  # noqa: E731
@@ -140,6 +122,16 @@ def followed(environment: Environment, command: str, *, timeout_s: float = 120.0
     finally:
         one.execution.kill("end of test")
         one.thread.join(60)
+
+
+@contextmanager
+def running(
+    env: Environment, command: str, holding: Holding, session: str = "main", **more: Any
+) -> Iterator[tuple[Execution, list[ExecOutcome]]]:
+    """Have a command run under a grant, by default without a timeout, as long as the block lasts."""
+    with followed(env, command, **{"holding": holding, "session": session, "timeout_s": None, **more}) as one:
+        yield one.execution, one.outcomes
+    assert one.outcomes
 
 
 def sleepers(number: str, count: int = 1) -> list[int]:
@@ -241,29 +233,32 @@ def in_background(pid: int, means: Means) -> bool:
     """Say whether every thread of a process is held in the background by these means."""
     match means:
         case "cgroup":
-            lines = [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
-            return any(is_low(f"/sys/fs/cgroup/{name}{path}") for _, name, path in lines if is_of_cpu(name))
+            return any(map(is_low, cpu_groups(pid)))
         case "affinity":
             return all(os.sched_getaffinity(thread) == {max(os.sched_getaffinity(0))} for thread in tree.threads(pid))
 
 
-def is_of_cpu(name: str) -> bool:
-    """Say whether a hierarchy of control groups, as /proc/<pid>/cgroup names it, divides cores; that of version 2 has no name."""
-    return name == "" or "cpu" in name.split(",")
+def cpu_groups(pid: int) -> list[Path]:
+    """Return the control groups of a process that divide cores. The hierarchy of version 2 has no name."""
+    lines = [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
+    return [Path(f"/sys/fs/cgroup/{name}{path}") for _, name, path in lines if name == "" or "cpu" in name.split(",")]
 
 
-def is_low(folder: str) -> bool:
+def is_low(group: Path) -> bool:
     """Say whether a control group has the weight of the background."""
     low = {weight.IDLE: 1} | {each.name: each.background for each in weight.WEIGHTS}
-    return any(file.exists() and int(file.read_text()) == value for name, value in low.items() if (file := Path(folder, name)))
+    return any(file.exists() and int(file.read_text()) == value for name, value in low.items() if (file := group / name))
+
+
+def counts_for(groups: Iterable[Path]) -> int:
+    """Return for how many cores the first of some control groups that has a weight counts."""
+    files = [(group / each.name, each) for group in groups for each in weight.WEIGHTS]
+    return next(int(file.read_text()) // each.core for file, each in files if file.exists())
 
 
 def weight_of(pid: int) -> int:
     """Return for how many cores the control group of a process counts."""
-    lines = [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
-    folders = [f"/sys/fs/cgroup/{name}{path}" for _, name, path in lines if is_of_cpu(name)]
-    files = [(Path(folder, each.name), each) for folder in folders for each in weight.WEIGHTS]
-    return next(int(file.read_text()) // each.core for file, each in files if file.exists())
+    return counts_for(cpu_groups(pid))
 
 
 def until(condition: Callable[[], bool], limit_s: float = 60.0) -> bool:

@@ -195,7 +195,6 @@ def test_a_command_that_cannot_go_on_ends_and_its_environment_stays(tmp_path: Pa
     with to_be_killed(tmp_path, left, ("busy", "other", f"setsid sleep 317.625{RUN} & sleep 317.625{RUN}")) as worker:
         assert sleepers(f"317.625{RUN}", 2)
         worker.kill()
-    # Then it is ended, and what was there before it is not
     with next_worker(tmp_path) as box:
         assert ids(box) == ["busy"] and not box.left_messages and not processes_with(f"317.625{RUN}")
         assert sleepers(f"317.5{RUN}") and printed(box.get("busy"), "pwd", session="other")
@@ -238,7 +237,6 @@ def test_a_program_of_an_environment_cannot_be_the_next_worker(tmp_path: Path) -
     waits = f"until [ -e {told}.asked ]; do sleep 0.01; done"  # what a command has left gets hardly any time of a busy machine
     with to_be_killed(base, ("e", "main", f"A=1; {intrudes} {waits}")) as worker:
         kill(worker)
-    # Then it is told nothing, and the next worker has the environment
     assert until(told.exists) and until(lambda: told.read_bytes() == b"told: ")
     with next_worker(base) as box:
         assert printed(box.get("e"), "echo $A") == "1\n"
@@ -249,7 +247,6 @@ def test_environments_whose_fork_server_was_killed_are_not_gone_on_with(tmp_path
     before = ("before", "main", f"sleep 317.9375{RUN} & kill -9 $(ps -o ppid= -p $PPID)")
     with to_be_killed(tmp_path, before, ("before", "more", "true"), ("after", "main", "B=2")) as worker:
         kill(worker)
-    # When that worker is killed; then the next one goes on with what was opened since, and nothing of the other is left
     with next_worker(tmp_path) as box:
         assert ids(box) == ["after"] and printed(box.get("after"), "echo $B") == "2\n"
         assert until(lambda: not processes_with(f"317.9375{RUN}"))

@@ -52,14 +52,12 @@ def test_a_command_in_the_foreground_counts_for_its_cores(box: ProcessSandbox, e
 
 
 def test_a_change_that_fails_can_be_tried_again(box: ProcessSandbox, env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given a command on a core that cannot be sent to the background
     with running(env, f"sleep 301.0625{RUN}", Holding((HERE[0],))) as (execution, _):
         (pid,) = sleepers(f"301.0625{RUN}")
         with monkeypatch.context() as patch:
             patch.setattr(ProcessBackend, "hold", lambda self, holding: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 execution.resize(BACK)
-        # When it is sent again; then it goes, since it is not taken to be there
         execution.resize(BACK)
         assert in_background(pid, box.background)
 
@@ -99,7 +97,6 @@ def test_a_process_that_has_left_its_control_group_is_held_to_the_grant(box: Pro
 
 @pytest.mark.parametrize("is_busy", [True, False])
 def test_a_process_wants_a_core_if_any_thread_does(is_busy: bool) -> None:
-    # Given a program whose first thread sleeps; when its other thread is busy, or sleeps, too
     other = "iter(int, 1)" if is_busy else "[time.sleep(300)]"
     program = f"import threading, time; threading.Thread(target=lambda: [None for _ in {other}], daemon=True).start(); time.sleep(300)"
     with subprocess.Popen([sys.executable, "-c", program]) as child:
@@ -108,7 +105,6 @@ def test_a_process_wants_a_core_if_any_thread_does(is_busy: bool) -> None:
             found = tree.read_process(child.pid)
             return found is not None and (found.state, found.thread_count) == ("S", 2) and tree.wants_core(found) == is_busy
 
-        # Then the program wants a core if the other thread does
         found = until(has_slept)
         child.kill()
     assert found

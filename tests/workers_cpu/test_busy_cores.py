@@ -15,7 +15,6 @@ from workers.cpu.busy import BusyCores
 def test_a_core_that_computes_is_busy() -> None:
     cores = sorted(os.sched_getaffinity(0))
     found = BusyCores(cores)
-    # When this process computes for a tenth of a second of its own
     until = time.process_time() + 0.1
     while time.process_time() < until:
         pass
@@ -35,19 +34,15 @@ def test_cores_that_the_kernel_does_not_tell_of_are_not_measured(
     if numbers:
         stat.write_text("".join(f"cpu{number} 1 2 3 4 5 6 7 8 9 10\n" for number in numbers) + "intr 5\n", encoding="ascii")
     monkeypatch.setattr(busy, "STAT", stat)
-    # Then the worker starts and beats, and says nothing of them
     assert BusyCores((1, 3)).since_last() == {}
 
 
 def test_each_core_is_found_by_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given cores 0, 2 and 3, as core 1 is offline
     stat = tmp_path / "stat"
     monkeypatch.setattr(busy, "STAT", stat)
     stat.write_text(
         "cpu 0 0 0 0 0 0 0 0 0 0\ncpu0 0 0 0 0 0 0 0 0 0 0\ncpu2 0 0 0 0 0 0 0 0 0 0\ncpu3 0 0 0 0 0 0 0 0 0 0\n", encoding="ascii"
     )
     found = BusyCores((2, 3))
-    # When core 2 was busy for half of the time, and core 3 waited for a disk
     stat.write_text("cpu0 100 0 0 0 0 0 0 0 0 0\ncpu2 50 0 0 50 0 0 0 0 50 0\ncpu3 0 0 0 0 100 0 0 0 0 0\n", encoding="ascii")
-    # Then
     assert found.since_last() == {"busy_cores": 0.5}

@@ -35,7 +35,6 @@ def test_a_file_that_the_node_cannot_serve_is_not_the_callers_fault(
 
 
 def test_a_terminal_that_is_taken_for_a_file_cannot_signal_the_worker() -> None:
-    # Given a worker that leads its session, and has no terminal; when it is asked for a file that is the terminal of a program
     script = (
         "import os\nfrom workers.cpu.errors import FileUnusable\nfrom workers.cpu.files import HostFiles\n"
         "terminal = os.ttyname(os.openpty()[1])\n"
@@ -44,5 +43,4 @@ def test_a_terminal_that_is_taken_for_a_file_cannot_signal_the_worker() -> None:
         "print(open('/proc/self/stat').read().split()[6])\n"
     )
     done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True, timeout=60, check=True)
-    # Then that is refused, and the worker still has no terminal
     assert done.stdout == "refused\nrefused\n0\n"

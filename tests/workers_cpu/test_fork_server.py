@@ -54,29 +54,23 @@ def test_the_connection_to_a_killed_supervisor_ends_once_nothing_is_left(sandbox
 
 
 def test_a_session_that_cannot_be_had_ends_no_other(sandbox_alone: ProcessSandbox) -> None:
-    # Given a session with a variable, and a fork server that can have no more descriptors
     env, other = open_one(sandbox_alone), open_one(sandbox_alone, "e2")
     printed(env, "X=kept")
     limits = resource.prlimit(fork_server_of(sandbox_alone), resource.RLIMIT_NOFILE)
     resource.prlimit(fork_server_of(sandbox_alone), resource.RLIMIT_NOFILE, (3, limits[1]))
-    # When another is asked for; then that fails alone
     outcome = run(other, "echo fresh")
     assert (outcome.status, outcome.cause) == ("failed", "sandbox_failed"), outcome
     assert printed(env, "echo $X") == "kept\n"
-    # And there are more as soon as there can be
     resource.prlimit(fork_server_of(sandbox_alone), resource.RLIMIT_NOFILE, limits)
     assert printed(other, "echo fresh") == "fresh\n"
 
 
 def test_sessions_outlive_the_fork_server_and_others_start(sandbox_alone: ProcessSandbox) -> None:
-    # Given a session with a variable
     env = open_one(sandbox_alone)
     printed(env, "X=kept")
-    # When the fork server is killed; then the session goes on, and another starts
     os.kill(fork_server_of(sandbox_alone), signal.SIGKILL)
     assert printed(env, "echo $X") == "kept\n"
     assert printed(env, "echo fresh", session="other") == "fresh\n"
-    # And both end with the environment
     assert run(env, f"setsid sleep 313.5{RUN} >/dev/null 2>&1 &").exit_code == 0
     env.close()
     assert not processes_with(f"sleep\x00313.5{RUN}\x00")

@@ -39,7 +39,6 @@ from .support import RUN, admit, groups_like, open_one, printed, processes_with,
 
 
 def test_auto_is_bubblewrap_where_that_works(tmp_path: Path, shared: Shared) -> None:
-    # Given a machine where bubblewrap works; when a sandbox may choose; then it is that
     shared("bubblewrap")
     chosen = ProcessSandbox(tmp_path / "box")
     assert chosen.isolation == "bubblewrap"
@@ -108,7 +107,6 @@ def test_the_folders_of_programs_are_found_through_links_and_show_nothing_privat
 
 
 def test_no_program_is_shown_below_a_folder_of_the_environments_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given programs of the host in a folder that is an environment's own; when its view is made; then they are not shown
     (tmp_path / "own" / "bin").mkdir(parents=True)
     (tmp_path / "box").mkdir()
     monkeypatch.setattr("workers.cpu.process.isolation.OWN", (str(tmp_path / "own"),))
@@ -121,7 +119,6 @@ def test_no_program_is_shown_below_a_folder_of_the_environments_own(tmp_path: Pa
 
 
 def test_of_homes_at_most_folders_of_programs_are_there(inside: ProcessEnvironment) -> None:
-    # Given the worker's home; when a command lists it; then there is nothing else
     here = Path.home()
     listed = set(run(inside, f"ls -A {here}").stdout.decode().split())
     shown = {entry for entry in os.environ["PATH"].split(":") if entry.startswith(f"{here}/")}
@@ -162,11 +159,9 @@ def test_control_files_and_the_systems_own_are_out_of_reach(inside: ProcessEnvir
 
 
 def test_setuid_programs_gain_nothing(inside: ProcessEnvironment) -> None:
-    # Given a setuid program in the work folder, put there from outside
     tool = inside.work_folder / "tool"
     shutil.copy("/bin/cat", tool)
     tool.chmod(0o4755)
-    # When it looks at itself; then it has gained nothing
     assert "CapEff:\t0000000000000000\n" in printed(inside, "./tool /proc/self/status")
     assert printed(inside, "grep ' / ' /proc/self/mounts; grep -E ' /(home/user|tmp|run/tangram) ' /proc/self/mounts").count("nosuid") >= 4
 
@@ -212,11 +207,9 @@ def test_what_the_kernel_counts_by_user_is_not_taken_from_other_environments(sha
         pytest.skip("a worker that may not choose users has one for all environments")
     for hostile in environment_in(shared(isolation)):
         for other in environment_in(shared(isolation)):
-            # Given a program that takes all the terminals and watches that it is given, and holds them
             hostile.write_file("hoards.py", HOARDS.encode())
             printed(hostile, hoarding(most=1000))
             assert hostile.read_file("taken") == b"64\n"
-            # When a program of another environment wants some; then it gets them
             assert run(other, f"python3 -c '{WATCHES}'").exit_code == 0
             assert admit(other, "tty", cores=(0,), terminal=WindowSize(rows=24, columns=80)).wait().stdout == b"/dev/pts/0\r\n"
 
@@ -227,7 +220,6 @@ def test_a_root_that_may_not_choose_users_has_one_for_all(tmp_path: Path, monkey
     if find_users() is None:
         pytest.skip("a worker that may not choose users has one for all environments")
     with closing(make(tmp_path / "box", "bubblewrap")) as box:
-        # Then environments are set apart all the same, and the worker says how
         assert (box.isolation, box._users) == ("bubblewrap", None)
         assert re.match("environments are of one user, since .*; a trial of it worked", box.isolation_reason)
         assert printed(open_one(box), "id -u; echo text >file; cat file") == "1000\ntext\n"
@@ -239,7 +231,6 @@ def test_a_worker_whose_files_may_not_change_their_user_has_one_for_all(tmp_path
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
 
     monkeypatch.setattr(os, "chown", refused)
-    # Then environments are set apart all the same
     with closing(make(tmp_path / "box", "bubblewrap")) as box:
         assert (box.isolation, box._users) == ("bubblewrap", None)
         assert printed(open_one(box), "echo runs") == "runs\n"
@@ -305,10 +296,8 @@ def test_files_are_opened_without_the_groups_of_the_worker(tmp_path: Path) -> No
 @pytest.mark.parametrize("isolation", ["bubblewrap", "view"])
 def test_files_of_commands_and_of_file_calls_are_of_one_user(shared: Shared, isolation: IsolationChoice) -> None:
     for env in environment_in(shared(isolation)):
-        # Given files written by calls, in folders that these made
         env.write_file("a/b", b"old")
         env.write_file("/tmp/a/b", b"old")
-        # Then they are the commands' own, which change them, and read what these write
         owned = printed(env, "id -u; id -g; stat -c '%u %g' . a a/b /tmp/a /tmp/a/b; umask 077; echo new >a/b; rm -r /tmp/a; echo c >c")
         assert owned.split("\n") == ["1000", "1000", *["1000 1000"] * 5, ""]
         assert (env.read_file("a/b"), env.read_file("c")) == (b"new\n", b"c\n")
@@ -355,8 +344,6 @@ def test_the_worker_removes_the_groups_that_it_made(tmp_path: Path, isolation: I
 
 @pytest.mark.skipif(sys.prefix.startswith(OWN), reason="this interpreter is below a folder of the environment's own")
 def test_a_virtual_environment_on_the_path_runs(tmp_path: Path) -> None:
-    # Given a PATH with the folder of this interpreter
     box = make(tmp_path / "box", "bubblewrap", search_path=f"{Path(sys.executable).parent}:/usr/bin:/bin")
-    # When that is asked for its packages; then they are there
     assert printed(open_one(box), "python -c 'import pytest, sys; print(sys.prefix)'") == f"{sys.prefix}\n"
     box.close()

@@ -50,13 +50,10 @@ def test_what_runs_and_waits_in_an_environment_that_ends_by_itself_is_lost(
 
 
 def test_files_of_an_environment_that_has_ended_by_itself_are_gone(env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given an environment that has ended by itself, of which its sandbox has not heard yet
     monkeypatch.setattr(ProcessBackends, "loss", lambda _: "its host has gone")
-    # When a file cannot be had; then that says so
     for use in (lambda: env.read_file("missing"), lambda: env.write_file(".", b"")):
         with pytest.raises(EnvironmentGone, match=r"environment \w+ is lost: its host has gone"):
             use()
-    # And so it is once it is closed
     env.hang_up()
     with pytest.raises(EnvironmentGone, match=r"environment \w+ is lost: its host has gone"):
         admit(env, "true")

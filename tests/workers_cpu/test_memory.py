@@ -41,7 +41,6 @@ def bounded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ProcessS
 
 
 def test_a_command_whose_shell_cannot_start_in_its_memory_ends_as_one_that_the_kernel_has_killed(bounded: ProcessSandbox) -> None:
-    # Given an environment of less memory than any shell needs; when a command is to run there, again and again; then each is killed
     env = bounded.open(EnvironmentSpec(id=f"tiny-{RUN}", memory_mb=1))
     (folder,) = groups_like(f"tiny-{RUN}")
     bound = next(folder / name for name in ("memory.max", "memory.limit_in_bytes") if (folder / name).exists())
@@ -53,7 +52,6 @@ def test_a_command_whose_shell_cannot_start_in_its_memory_ends_as_one_that_the_k
 
 
 def test_a_worker_that_cannot_bound_memory_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given a machine without control groups that can be written; when environments have a bound; then they open, and the sandbox says no
     monkeypatch.setattr(groups, "ROOT", "/proc/none")
     box = ProcessSandbox(tmp_path / "box", isolation="none")
     assert not box.enforces_memory
@@ -62,7 +60,6 @@ def test_a_worker_that_cannot_bound_memory_says_so(tmp_path: Path, monkeypatch: 
 
 
 def test_an_environment_whose_memory_cannot_be_bounded_leaves_nothing(bounded: ProcessSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given an open that fails, since the kernel does not take its bound
     def refuse(path: str, text: str) -> None:
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
 
@@ -71,24 +68,20 @@ def test_an_environment_whose_memory_cannot_be_bounded_leaves_nothing(bounded: P
         with pytest.raises(SandboxError, match="the memory of environment odd-.* cannot be bounded"):
             bounded.open(EnvironmentSpec(id=f"odd-{RUN}"))
     assert not groups_like(f"odd-{RUN}")
-    # When its id is opened again; then that works
     assert printed(bounded.open(EnvironmentSpec(id=f"odd-{RUN}")), "ls -A") == ""
 
 
 def test_an_environment_whose_memory_is_fixed_has_nothing_to_pause_it(bounded: ProcessSandbox) -> None:
-    # Given a worker that was not told to pause environments; when one is open; then nothing looks at its memory while actions run
     env = bounded.open(EnvironmentSpec(id=f"fixed-{RUN}", memory_mb=64))
     assert env.allowance is None and not list(Path(groups.ROOT).glob(f"freezer/**/*-fixed-{RUN}"))
 
 
 def test_an_environment_that_names_no_memory_has_a_part_of_that_of_all(bounded: ProcessSandbox) -> None:
-    # Given environments that name no memory
     env = bounded.open(EnvironmentSpec(id=f"plain-{RUN}"))
     (folder,) = groups_like(f"plain-{RUN}")
     limit = next(name for name in ("memory.max", "memory.limit_in_bytes") if (folder / name).exists())
     own, of_all = (int((group / limit).read_text()) >> 20 for group in (folder, folder.parent))
     assert 2 * own <= of_all <= bounded.memory_mb < usable_mb()
-    # When one fills that; then it has ended by its own fault, and the kernel would end it before the worker
     (folder / limit).write_text(str(64 << 20))
     assert run(env, EATS_100_MB).cause == "out_of_memory"
     assert printed(env, "cat /proc/self/oom_score_adj") == "1000\n"
@@ -191,7 +184,6 @@ def test_in_version_2_an_environment_weighs_as_much_as_its_sessions(unified: Pat
 
 
 def test_a_sandbox_of_memory_in_version_1_is_beside_the_worker(tmp_path: Path) -> None:
-    # Given this machine; when the groups are looked for; then that for memory is within the worker's own, so that its bound holds too
     found: Groups = find_groups(tmp_path)
     if found.memory is None or found.is_v2:
         pytest.skip("needs control groups of version 1")
@@ -241,7 +233,6 @@ def test_in_version_2_a_worker_that_is_alone_in_its_group_makes_room_for_others_
     with trees(own, 1) as processes:
         with pytest.raises(OSError, match="busy"):
             (own / "cgroup.subtree_control").write_text("+hugetlb")
-        # When room is made; then they are within it, and it hands them down
         assert make_room(str(own), ("hugetlb", "absent")) == str(own)
         assert sorted(control_files.pids(str(own / LEAF))) == sorted(processes)
         assert (own / "cgroup.subtree_control").read_text().split() == ["hugetlb"]

@@ -70,7 +70,6 @@ def test_a_command_lacks_a_core_where_it_wants_one_and_gets_none(
     monkeypatch.setattr(backend, "time", SimpleNamespace(monotonic=lambda: now[0]))
     meter = Scripted()
     meter.set_background(True)
-    # When it is sampled
     for meter.found_s, meter.busy in zip(totals, busy, strict=True):
         now[0] += 0.5
         meter.sample()
@@ -79,7 +78,6 @@ def test_a_command_lacks_a_core_where_it_wants_one_and_gets_none(
 
 
 def test_a_sample_that_finds_nothing_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given samples with a total, and one in between without; then what was used is counted once
     meter = played(monkeypatch, [0.5, None, 1.5])
     assert meter.usage is not None
     assert meter.usage.cpu_s == pytest.approx(1.5)
@@ -87,7 +85,6 @@ def test_a_sample_that_finds_nothing_changes_nothing(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(("others", "interval_s"), [(0, 0.5), (90, 0.5), (1000, 5.0)])
 def test_samples_of_many_commands_take_a_part_of_a_core(monkeypatch: pytest.MonkeyPatch, others: int, interval_s: float) -> None:
-    # Given other commands that run; when one is sampled for a while; then the interval is one at which all take that part at most
     running: set[Meter] = {Scripted() for _ in range(others)}
     monkeypatch.setattr(Meter, "running", running)
     meter = Scripted()

@@ -51,26 +51,21 @@ def run(node: Node, action_id: str = "a", **other: object) -> list[Holding]:
 
 
 def test_a_running_call_has_the_cores_of_its_last_change(node: Node) -> None:
-    # Given a call on a core
     seen = run(node)
-    # When it gets two cores, then another; and one of another try would get some
     node.regrant(1, 1, [["a", 1, [2, 3], False]])
     assert held(node.call("a").grant) == ([2, 3], 2, False)
     node.regrant(1, 2, [["a", 1, [3], False]])
     node.regrant(1, 3, [["a", 2, [0, 1], False], ["a", 0, [0, 1], False]])
-    # Then it has that, and its process tree got each
     assert held(node.call("a").grant) == ([3], 1, False)
     assert seen == [Holding((2,)), Holding((2, 3)), Holding((3,))]
 
 
 def test_a_task_of_a_user_reads_what_it_holds_now(node: Node) -> None:
-    # Given a task that runs under a grant
     def build() -> None: ...
 
     task = Celery(set_as_current=False).task(base=ActionTask, name="build")(build)
     task.push_request(**{GRANT_HEADER: GRANT}, tangram_call=claim(node))
     assert task.grant["core_ids"] == [2]
-    # When it is resized, then it reads the new cores
     node.regrant(1, 1, [["a", 1, [2, 3], False]])
     assert (task.grant["core_ids"], task.grant["units"]) == ([2, 3], 2)
 
@@ -92,14 +87,12 @@ def test_a_message_changes_calls_in_its_order(node: Node) -> None:
 
 
 def test_an_order_that_fails_does_not_keep_the_next_from_being_carried_out(node: Node) -> None:
-    # Given two calls, the first of which cannot be changed
     def fail(holding: Holding) -> None:
         if holding.background:
             raise OSError("no such group")
 
     node.attach(claim(node), lambda reason: None, fail)
     seen = run(node, "b")
-    # When both are changed; then the second is
     node.regrant(1, 1, [["a", 1, [], True], ["b", 1, [], True]])
     assert seen == [Holding((2,)), BACK]
 
@@ -184,7 +177,6 @@ def test_messages_that_pass_each_other_end_in_the_newest_change(node: Node, orde
 
 
 def test_a_change_of_the_next_try_is_kept_for_it_while_the_last_one_runs(node: Node) -> None:
-    # Given a running try; when a change of the next one comes; then that one has it
     seen = run(node)
     node.regrant(1, 1, [["a", 2, [0, 1], False]])
     assert seen == [Holding((2,))]
@@ -192,7 +184,6 @@ def test_a_change_of_the_next_try_is_kept_for_it_while_the_last_one_runs(node: N
 
 
 def test_what_a_command_gets_in_the_background_is_reported_as_it_gets_on(node: Node) -> None:
-    # Given a command that has a core of its own, and what it has got in the background
     got: list[float] = []
     node.attach(claim(node), lambda reason: None, None, lambda: Usage(cpu_s=100.0 + got[-1], background_cpu_s=got[-1]))
 
@@ -206,10 +197,8 @@ def test_what_a_command_gets_in_the_background_is_reported_as_it_gets_on(node: N
 
 
 def test_what_a_report_of_use_says(node: Node) -> None:
-    # Given three commands: one that got something in the background, one on whole cores, one that was not sampled yet
     for action_id, usage in (("a", Usage(cpu_s=2.0, background_cpu_s=1.5)), ("b", Usage(cpu_s=9.0)), ("c", None)):
         node.attach(claim(node, action_id), lambda reason: None, None, lambda usage=usage: usage)  # type: ignore[misc]
-    # When the node says what they use; then it says so of the first alone, and not of one that is over
     report = {"type": "used", "id": "a", "attempt": 1, "background_cpu_s": 1.5}
     assert node.used() == [report]
     node.finish(claim(node, "d"))
@@ -218,7 +207,6 @@ def test_what_a_report_of_use_says(node: Node) -> None:
 
 
 def test_the_end_says_what_was_waited(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given a call that has waited for a core for 1.5 s and slept for another; when it is over; then its report says so
     said: list[dict[str, Any]] = []
     call = claim(node, core_ids=[], background=True)
     call.background_s, call.slept_s, call.execution_s = 1.5, 1.0, 1.5
@@ -234,7 +222,6 @@ def test_a_try_that_waits_for_a_thread_is_at_hand(node: Node, monkeypatch: pytes
     node.note_arrival("a")
     node.tell("a", 1)
     assert (node._describe()["running"], said) == (["a"], [])
-    # And what never came is unknown
     node.tell("b", 1)
     assert said == [{"type": "unknown", "id": "b", "attempt": 1}]
 
@@ -249,6 +236,5 @@ def test_the_end_of_an_old_try_ends_no_newer_one(node: Node, monkeypatch: pytest
     monkeypatch.setattr(node._reporter, "put", said.append)
     node.tell("a", 2)
     assert (said, node.call("a"), [each["attempt"] for each in node.used()]) == ([], newer, [2])
-    # And it has an end of its own
     node.finish(newer)
     assert [(report["type"], report["attempt"]) for report in said] == [("finished", 2)]

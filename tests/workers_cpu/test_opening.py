@@ -11,27 +11,23 @@ from workers.cpu.opening import Opening
 
 
 def test_work_that_is_done_just_when_the_open_ends_is_taken_back() -> None:
-    # Given work that does not notice that its open has ended
     opening, undone = Opening(), list[str]()
 
     def work() -> str:
         opening.cancel("enough")
         return "environment"
 
-    # When it is done; then its result is taken back before the caller hears of it
     with pytest.raises(ActionCancelled, match="^enough$"):
         opening.run(work, undone.append)
     assert undone == ["environment"]
 
 
 def test_the_first_end_counts_and_none_after_completion() -> None:
-    # Given an open that is cancelled twice; then the first reason counts
     opening = Opening()
     opening.cancel("first")
     opening.cancel("second")
     with pytest.raises(ActionCancelled, match="^first$"):
         opening.check()
-    # Given one that is complete; when it is cancelled; then nothing happens
     complete = Opening()
     assert complete.run(lambda: 1, lambda value: None) == 1
     complete.cancel("late")
@@ -39,7 +35,6 @@ def test_the_first_end_counts_and_none_after_completion() -> None:
 
 
 def test_an_open_without_a_phase_says_only_that_it_is_out_of_time() -> None:
-    # Given work that waits until its open ends; when the time is over; then it has ended
     opening, never = Opening(0.05), threading.Event()
     with pytest.raises(ActionTimedOut, match=r"^the environment was not open after 0\.05 s$"):
         opening.run(lambda: until_ended(opening, never), lambda value: None)

@@ -29,7 +29,6 @@ class Producer:
 
 
 def test_figures_of_usage_are_sent_late_and_beats_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given a broker that is away at first; when reports are sent
     producer = Producer(2)
     reporter = Reporter(Celery(set_as_current=False), dict, 1.0, list, 1.0)  # type: ignore[arg-type]
     monkeypatch.setattr(reporter, "_connect", lambda: producer)
@@ -39,7 +38,6 @@ def test_figures_of_usage_are_sent_late_and_beats_are_not(monkeypatch: pytest.Mo
 
 
 def test_beats_and_figures_of_usage_go_out_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given a reporter that is told nothing; when it has begun; then it beats, and asks what commands have used and what has begun
     producer, beat = Producer(0), {"type": "beat", "node": {}}
     reporter = Reporter(Celery(set_as_current=False), dict, 0.01, lambda: [USED], 0.01, lambda: [STARTED])  # type: ignore[arg-type]
     monkeypatch.setattr(reporter, "_connect", lambda: producer)

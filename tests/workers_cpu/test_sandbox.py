@@ -31,13 +31,11 @@ def descriptors() -> int:
 
 
 def test_images_are_refused(shared: Shared) -> None:
-    # Given a specification with an image; when it is opened; then the error says why not
     with pytest.raises(ImageUnsupported, match="python:3"):
         shared("none").open(EnvironmentSpec(id="e1", image="python:3"))
 
 
 def test_an_unknown_shell_is_refused_at_once(tmp_path: Path) -> None:
-    # Given no such program; when it is to be the shell; then the error says so
     with pytest.raises(SessionUnavailable, match="no-such-shell"):
         ProcessSandbox(tmp_path / "box", shell="no-such-shell")
 
@@ -112,20 +110,16 @@ def test_nothing_leaks(tmp_path: Path) -> None:
 
 
 def test_an_idle_environment_leaves_no_zombies_behind_its_commands(host_env: ProcessEnvironment) -> None:
-    # Given commands whose processes are orphaned and end; when all have ended
     shell = int(printed(host_env, "(setsid true &) ; (true &) ; sh -c 'true & true &' ; echo $$"))
     supervisor = psutil.Process(shell).parent()
     assert supervisor is not None
-    # Then supervisor and shell have reaped them
     assert until(lambda: [child.pid for child in supervisor.children(recursive=True)] == [shell])
 
 
 def test_open_environments_hold_nothing_before_their_first_command(sandbox: ProcessSandbox) -> None:
-    # Given many environments that have run nothing; when they are opened
     children = set(psutil.Process().children())
     before, environments = descriptors(), list[ProcessEnvironment]()
     environments.extend(open_one(sandbox, f"e{number}") for number in range(10))
-    # Then no process and no descriptor was spent on them
     assert descriptors() <= before
     assert set(psutil.Process().children()) <= children
     # And one in which a command has run costs a descriptor for its session, two for the memory of that, and one for its namespaces

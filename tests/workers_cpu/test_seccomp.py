@@ -65,13 +65,11 @@ def inside_or_signal(env: ProcessEnvironment) -> str:
 
 
 def test_programs_run_as_ever(inside: ProcessEnvironment) -> None:
-    # Given a program with threads, children and a pool of processes; when it runs; then it succeeds
     inside.write_file("program.py", THREADS_AND_CHILDREN.encode())
     assert printed(inside, "python3 program.py") == "[0, 1, 2, 3] child [1, 2]\n"
 
 
 def test_no_process_of_the_session_is_without_the_filter(inside: ProcessEnvironment) -> None:
-    # Given a session; when a command looks at all processes that it could trace; then each has a filter
     modes = printed(inside, "grep -h ^Seccomp: /proc/[0-9]*/status | sort | uniq -c").split()
     assert modes[1:] == ["Seccomp:", "2"]
     assert int(modes[0]) >= 4

@@ -41,16 +41,12 @@ def test_the_late_news_of_a_shells_end_is_not_taken_for_that_of_the_next(env: Pr
     assert admit(env, "sleep 20", timeout_s=0.1).wait().status == "timed_out"
     events = ProcessBackend.events
     monkeypatch.setattr(ProcessBackend, "events", lambda backend: itertools.chain([ended], events(backend)))
-    # When a command comes; then it runs, and the state is there
     assert printed(env, "echo $KEPT") == "1\n"
 
 
 def test_a_killed_supervisor_leaves_nothing_and_is_replaced(host_env: ProcessEnvironment) -> None:
-    # Given a background process outside every process group of the session
     printed(host_env, f"setsid sleep 312.125{RUN} >/dev/null 2>&1 &")
-    # When a command kills the supervisor
     outcome = run(host_env, "kill -9 $PPID; sleep 5")
-    # Then the command has failed, nothing is left, and the next one runs
     assert outcome.status == "failed"
     assert "supervisor" in outcome.reason
     assert not processes_with(f"312.125{RUN}")
@@ -66,12 +62,10 @@ def test_a_killed_supervisor_leaves_nothing_and_is_replaced(host_env: ProcessEnv
     ids=["hangs", "has no interpreter"],
 )
 def test_a_shell_that_does_not_come_up_fails_the_command_with_the_reason(tmp_path: Path, script: str, reason: str) -> None:
-    # Given a shell that hangs as it starts, or cannot be run; when a command is carried out
     (tmp_path / "a-shell").write_text(script)
     (tmp_path / "a-shell").chmod(0o755)
     with closing(ProcessSandbox(tmp_path / "box", isolation="none", shell=str(tmp_path / "a-shell"), start_timeout_s=0.2)) as box:
         outcome = run(open_one(box), "true")
-        # Then it has failed for that reason, and nothing that hangs is left
         assert outcome.status == "failed" and re.search(reason, outcome.reason), outcome
         assert not processes_with(f"312.25{RUN}")
 
@@ -101,10 +95,8 @@ def test_a_kill_while_a_successor_starts_leaves_the_state(tmp_path: Path, monkey
 
 
 def test_removing_the_control_folder_costs_one_command_at_most(env: ProcessEnvironment) -> None:
-    # Given a command that removes everything above its home, the protocol's files too
     printed(env, ":")
     run(env, "rm -rf ../control/*")
-    # When further commands run; then at the latest the second finds a session again
     run(env, ":")
     assert printed(env, "echo alive") == "alive\n"
 
@@ -156,7 +148,6 @@ def test_a_program_that_writes_where_ends_are_reported_hides_no_end(either: Proc
 
 
 def test_what_a_program_writes_without_end_gets_a_part_of_the_workers_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given a clock on which nothing takes time but waiting
     clock = SimpleNamespace(now=0.0)
     clock.monotonic, clock.sleep = lambda: clock.now, lambda wait_s: setattr(clock, "now", clock.now + wait_s)
     monkeypatch.setattr(pace, "time", clock)
@@ -193,7 +184,6 @@ def test_a_session_that_ends_its_own_init_starts_again(tmp_path: Path, monkeypat
         inside = open_one(box)
         printed(inside, "export X=1")
         assert run(inside, "kill -9 -1; sleep 5").exit_code == 137
-        # Then the next one runs
         assert printed(inside, "echo $X") == "1\n"
         assert run(inside, "kill -9 2; sleep 5").exit_code == 137
         assert printed(inside, "echo $X") == "1\n"

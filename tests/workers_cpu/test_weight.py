@@ -34,7 +34,6 @@ def test_the_background_is_a_flag_where_there_is_one_else_the_least_weight(tmp_p
 
 
 def test_a_group_without_control_files_is_refused(tmp_path: Path) -> None:
-    # Given a folder that is no group of `cpu`; then a weight cannot be set
     for set_weight in (weight.set_background, weight.set_foreground):
         with pytest.raises(FileNotFoundError):
             set_weight(str(tmp_path))
