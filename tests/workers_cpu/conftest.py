@@ -24,6 +24,9 @@ from workers.cpu.process.sandbox import ProcessSandbox
 Shared = Callable[[IsolationChoice], ProcessSandbox]
 numbers = count()
 
+EITHER = ["none", pytest.param("bubblewrap", marks=pytest.mark.real)]
+"""Each isolation by a program of its own. What is the same for both is shown again with bubblewrap by `make test-real`."""
+
 
 @pytest.fixture(scope="package")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
@@ -79,7 +82,7 @@ def inside(shared: Shared) -> Iterator[ProcessEnvironment]:
     yield from environment_in(shared("bubblewrap"))
 
 
-@pytest.fixture(params=["none", "bubblewrap"])
+@pytest.fixture(params=EITHER)
 def either(request: pytest.FixtureRequest, shared: Shared) -> Iterator[ProcessEnvironment]:
     """Give an environment of each kind."""
     yield from environment_in(shared(request.param))

@@ -25,7 +25,7 @@ from workers.cpu.process.isolation import IsolationChoice
 from workers.cpu.process.limits import ProcessLimits
 from workers.cpu.process.sandbox import ProcessSandbox
 
-from .conftest import make
+from .conftest import EITHER, make
 from .support import RUN, Worker, open_one, printed, processes_with, sleepers, until, worker_to_be_killed
 
 KEEP_S = 120.0
@@ -114,7 +114,7 @@ RUNNING = (
 )
 
 
-@pytest.mark.parametrize("isolation", ["none", "bubblewrap"])
+@pytest.mark.parametrize("isolation", EITHER)
 def test_commands_go_on_with_their_output_limits_and_processes_and_each_ends_once(tmp_path: Path, isolation: IsolationChoice) -> None:
     # Given a worker with a server that a command has left, and commands that run; when it is killed, and so are the next two, of which the
     # first one goes on with nothing yet
@@ -208,7 +208,7 @@ def test_a_worker_that_sets_environments_up_in_another_way_ends_them(tmp_path: P
         assert printed(open_one(box, "e"), "ls; ulimit -n") == "100\n"
 
 
-@pytest.mark.parametrize("isolation", ["none", "bubblewrap"])
+@pytest.mark.parametrize("isolation", EITHER)
 def test_environments_end_when_no_worker_comes_in_time_or_the_stack_ends(tmp_path: Path, isolation: IsolationChoice) -> None:
     # Given environments whose worker was killed, which wait for another one for long
     make(tmp_path / "trial", isolation).close()
@@ -262,7 +262,7 @@ def let_go(base: Path) -> None:
     waits.rename(waits.with_name("go"))
 
 
-@pytest.mark.parametrize("isolation", ["none", "bubblewrap"])
+@pytest.mark.parametrize("isolation", EITHER)
 def test_what_is_paused_for_memory_goes_on_in_the_next_worker_or_ends(tmp_path: Path, isolation: IsolationChoice) -> None:
     # Given a worker that may pause environments: in one a server takes too much, in one a command does
     with closing(make(tmp_path / "trial", isolation, memory="elastic")) as trial:

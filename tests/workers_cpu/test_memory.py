@@ -23,13 +23,13 @@ from workers.cpu.process.members import Members
 from workers.cpu.process.sandbox import ProcessSandbox
 from workers.memory import MIB, usable_mb
 
-from .conftest import make
+from .conftest import EITHER, make
 from .support import RUN, groups_like, printed, run, until
 
 EATS_100_MB = "python3 -S -c 'print(len(bytearray(100 << 20)))'"
 
 
-@pytest.fixture(params=["none", "bubblewrap"])
+@pytest.fixture(params=EITHER)
 def bounded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ProcessSandbox]:
     """Give a sandbox of each kind, where it can hold environments to their memory."""
     box = make(tmp_path / "box", request.param)
