@@ -90,15 +90,3 @@ def either(request: pytest.FixtureRequest, shared: Shared) -> Iterator[ProcessEn
 
 def below_this() -> list[tree.Process]:
     return tree.descendants(os.getpid())
-
-
-@pytest.fixture(scope="module", params=[f"{isolation}-{means}" for isolation in ("none", "bubblewrap") for means in ("cgroup", "affinity")])
-def box(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessSandbox]:
-    """Give a sandbox of each isolation that holds the background by each means that work here."""
-    isolation, _, means = request.param.partition("-")
-    try:
-        made = ProcessSandbox(tmp_path_factory.mktemp("b") / "box", isolation=isolation, background=means)
-    except SessionUnavailable as error:
-        pytest.skip(str(error))
-    yield made
-    made.close()

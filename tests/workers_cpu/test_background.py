@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.sandboxes.conftest import params
 from workers.cpu.abstract import Holding
+from workers.cpu.errors import SessionUnavailable
 from workers.cpu.process import tree
 from workers.cpu.process.backend import ProcessBackend
 from workers.cpu.process.environment import ProcessEnvironment
@@ -20,6 +22,18 @@ from .conftest import environment_in
 from .support import HERE, RUN, in_background, running, sleepers, until, weight_of
 
 BACK = Holding(background=True)
+
+
+@pytest.fixture(scope="module", params=params("process-cgroup", "process-affinity", "bubblewrap-cgroup", "bubblewrap-affinity"))
+def box(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessSandbox]:
+    """Give a sandbox of each isolation that holds the background by each means that work here."""
+    isolation, _, means = request.param.replace("process", "none").partition("-")
+    try:
+        made = ProcessSandbox(tmp_path_factory.mktemp("b") / "box", isolation=isolation, background=means)
+    except SessionUnavailable as error:
+        pytest.skip(str(error))
+    yield made
+    made.close()
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import os
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -29,22 +29,24 @@ from .support import RUN, groups_like, printed, run, until
 EATS_100_MB = "python3 -S -c 'print(len(bytearray(100 << 20)))'"
 
 
+def bound_of(group: Path) -> Path:
+    """Return the file with the most memory of a group."""
+    return next(file for name in ("memory.max", "memory.limit_in_bytes") if (file := group / name).exists())
+
+
 @pytest.fixture(params=EITHER)
 def bounded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ProcessSandbox]:
     """Give a sandbox of each kind, where it can hold environments to their memory."""
-    box = make(tmp_path / "box", request.param)
-    if not box.enforces_memory:
-        box.close()
-        pytest.skip("needs a control group for memory that the worker may write")
-    yield box
-    box.close()
+    with closing(make(tmp_path / "box", request.param)) as box:
+        if not box.enforces_memory:
+            pytest.skip("needs a control group for memory that the worker may write")
+        yield box
 
 
 def test_a_command_whose_shell_cannot_start_in_its_memory_ends_as_one_that_the_kernel_has_killed(bounded: ProcessSandbox) -> None:
     env = bounded.open(EnvironmentSpec(id=f"tiny-{RUN}", memory_mb=1))
     (folder,) = groups_like(f"tiny-{RUN}")
-    bound = next(folder / name for name in ("memory.max", "memory.limit_in_bytes") if (folder / name).exists())
-    bound.write_text("8192")
+    bound_of(folder).write_text("8192")
     for session in ("one", "one", "two"):
         outcome = run(env, "echo here", session=session)
         assert (outcome.status, outcome.exit_code, outcome.cause, outcome.stdout) == ("succeeded", 137, "out_of_memory", b""), outcome
@@ -53,10 +55,9 @@ def test_a_command_whose_shell_cannot_start_in_its_memory_ends_as_one_that_the_k
 
 def test_a_worker_that_cannot_bound_memory_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups, "ROOT", "/proc/none")
-    box = ProcessSandbox(tmp_path / "box", isolation="none")
-    assert not box.enforces_memory
-    assert printed(box.open(EnvironmentSpec(id="e", memory_mb=64)), EATS_100_MB) == f"{100 << 20}\n"
-    box.close()
+    with closing(ProcessSandbox(tmp_path / "box", isolation="none")) as box:
+        assert not box.enforces_memory
+        assert printed(box.open(EnvironmentSpec(id="e", memory_mb=64)), EATS_100_MB) == f"{100 << 20}\n"
 
 
 def test_an_environment_whose_memory_cannot_be_bounded_leaves_nothing(bounded: ProcessSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,10 +80,9 @@ def test_an_environment_whose_memory_is_fixed_has_nothing_to_pause_it(bounded: P
 def test_an_environment_that_names_no_memory_has_a_part_of_that_of_all(bounded: ProcessSandbox) -> None:
     env = bounded.open(EnvironmentSpec(id=f"plain-{RUN}"))
     (folder,) = groups_like(f"plain-{RUN}")
-    limit = next(name for name in ("memory.max", "memory.limit_in_bytes") if (folder / name).exists())
-    own, of_all = (int((group / limit).read_text()) >> 20 for group in (folder, folder.parent))
+    own, of_all = (int(bound_of(group).read_text()) >> 20 for group in (folder, folder.parent))
     assert 2 * own <= of_all <= bounded.memory_mb < usable_mb()
-    (folder / limit).write_text(str(64 << 20))
+    bound_of(folder).write_text(str(64 << 20))
     assert run(env, EATS_100_MB).cause == "out_of_memory"
     assert printed(env, "cat /proc/self/oom_score_adj") == "1000\n"
 
@@ -91,8 +91,7 @@ def test_a_program_that_ends_as_the_memory_of_all_environments_is_full_has_not_f
     # Given environments that have less memory together than one of them may have
     env = bounded.open(EnvironmentSpec(id=f"innocent-{RUN}"))
     (folder,) = groups_like(f"innocent-{RUN}")
-    limit = next(name for name in ("memory.max", "memory.limit_in_bytes") if (folder.parent / name).exists())
-    (folder.parent / limit).write_text(str(64 << 20))
+    bound_of(folder.parent).write_text(str(64 << 20))
     # When the kernel ends its program for that; then the infrastructure has failed
     outcome = run(env, EATS_100_MB)
     assert (outcome.status, outcome.exit_code, outcome.cause) == ("failed", None, "sandbox_failed"), outcome

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing
 from glob import glob
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from workers.cpu.errors import ImageUnsupported, SessionUnavailable
 from workers.cpu.process import tree
 from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.groups import find_groups
+from workers.cpu.process.limits import ProcessLimits
 from workers.cpu.process.sandbox import ProcessSandbox
 
 from .conftest import Shared
@@ -40,6 +42,14 @@ def test_an_unknown_shell_is_refused_at_once(tmp_path: Path) -> None:
         ProcessSandbox(tmp_path / "box", shell="no-such-shell")
 
 
+def test_limits_reach_the_command(tmp_path: Path) -> None:
+    with closing(ProcessSandbox(tmp_path / "box", limits=ProcessLimits(open_files=64, file_size_mb=1))) as box:
+        limited = open_one(box)
+        assert printed(limited, "ulimit -n") == "64\n"
+        assert run(limited, "head -c 2000000 /dev/zero > big").exit_code != 0
+        assert len(limited.read_file("big")) == 1 << 20
+
+
 def test_a_sandbox_waits_for_what_ends_the_commands_of_a_killed_worker(tmp_path: Path) -> None:
     # Given a killed worker, and processes that would end its commands but do not get to it
     nap = f"315.59375{RUN}"
@@ -50,7 +60,7 @@ def test_a_sandbox_waits_for_what_ends_the_commands_of_a_killed_worker(tmp_path:
         for pid in cleanup:
             freeze(pid)
         worker.kill()
-    # When a sandbox takes over the folder
+    # When a sandbox takes over the folder; then it does so only once they are done
     with ThreadPoolExecutor() as threads:
         taking = threads.submit(ProcessSandbox, tmp_path / "box")
         try:
@@ -58,11 +68,8 @@ def test_a_sandbox_waits_for_what_ends_the_commands_of_a_killed_worker(tmp_path:
         finally:
             for pid in cleanup:
                 os.kill(pid, signal.SIGCONT)
-        box = taking.result()
-    # Then it does so only once they are done
-    assert not early
-    assert not processes_with(f"315.59375{RUN}")
-    box.close()
+        with closing(taking.result()):
+            assert not early and not processes_with(nap)
 
 
 def test_a_killed_worker_leaves_no_process_and_no_group_and_the_next_starts_empty(tmp_path: Path) -> None:
@@ -77,26 +84,21 @@ def test_a_killed_worker_leaves_no_process_and_no_group_and_the_next_starts_empt
     assert until(lambda: not processes_with(f"315.671875{RUN}") and not processes_with(str(tmp_path)))
     assert until(lambda: not any(glob(f"{prefix}-*") for prefix in (groups.cpu, groups.memory) if prefix))
     # And the next sandbox of that folder starts empty
-    box = ProcessSandbox(tmp_path / "box")
-    assert printed(open_one(box), "ls") == ""
-    box.close()
+    with closing(ProcessSandbox(tmp_path / "box")) as box:
+        assert printed(open_one(box), "ls") == ""
 
 
 def test_nothing_leaks(tmp_path: Path) -> None:
     # Given a worker that has used a sandbox once, so that all is imported
     def use() -> None:
-        box = ProcessSandbox(tmp_path / "box")
-        env = open_one(box)
-        run(env, f"sleep 315.65625{RUN} & echo hi")
-        run(env, "yes & :")
-        run(env, "exit 3")
-        admit(env, f"sleep 315.65625{RUN}", timeout_s=0.05).wait()
-        run(env, "kill -9 $PPID; sleep 1")
-        printed(env, "echo on")
-        killed = admit(env, "true")
-        killed.kill("never")
-        killed.wait()
-        box.close()
+        with closing(ProcessSandbox(tmp_path / "box")) as box:
+            env = open_one(box)
+            for command in (f"sleep 315.65625{RUN} & echo hi", "yes & :", "exit 3", "kill -9 $PPID; sleep 1"):
+                run(env, command)
+            admit(env, f"sleep 315.65625{RUN}", timeout_s=0.05).wait()
+            killed = admit(env, "true")
+            killed.kill("never")
+            killed.wait()
 
     use()
     before, threads, children = descriptors(), threading.active_count(), set(psutil.Process().children())

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import re
+import select
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +19,10 @@ from workers.cpu.process import sandbox as sandbox_module
 from workers.cpu.process.backend import ProcessBackend
 from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.sandbox import ProcessSandbox
+from workers.cpu.shell import output
 from workers.cpu.shell.backend import Exited
+from workers.cpu.shell.output import Capture, StreamFifo
+from workers.cpu.shell.run_memory import RunMemory
 
 from .conftest import make
 from .support import RUN, admit, followed, open_one, printed, processes_with, run, until
@@ -72,26 +77,40 @@ def test_a_shell_that_does_not_come_up_fails_the_command_with_the_reason(tmp_pat
 
 def test_a_kill_while_a_successor_starts_leaves_the_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a session with an export whose shell has ended, and a supervisor that is slow to start another
-    box = ProcessSandbox(tmp_path / "box", isolation="none")
-    try:
+    with closing(ProcessSandbox(tmp_path / "box", isolation="none")) as box:
         env = open_one(box)
         supervisor = int(printed(env, "export Y=2; echo $PPID"))
         run(env, "kill -9 $$")
         asked, spawn = threading.Event(), ProcessBackend.spawn
         monkeypatch.setattr(ProcessBackend, "spawn", lambda *asking: (spawn(*asking), asked.set()))
-        # When the next command is killed meanwhile
+        # When the next command is killed meanwhile; then it is cancelled, and the one after it finds the export
         execution = admit(env, "true")
-        thread = threading.Thread(target=execution.wait)
-        with held(supervisor):  # also against the SIGCONT that comes before each request to it
-            thread.start()
-            assert asked.wait(30)
-            execution.kill("enough")
-        thread.join()
-        # Then it is cancelled, and the one after it finds the export
-        assert execution.wait().status == "cancelled"
+        with ThreadPoolExecutor() as threads:
+            with held(supervisor):  # also against the SIGCONT that comes before each request to it
+                ended = threads.submit(execution.wait)
+                assert asked.wait(30)
+                execution.kill("enough")
+            assert ended.result(60).status == "cancelled"
         assert printed(env, "echo $Y") == "2\n"
-    finally:
-        box.close()
+
+
+def test_what_is_printed_while_the_stream_is_looked_at_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a stream on which something is printed just after a poll has found nothing
+    fifo = StreamFifo(str(tmp_path), "out")
+    with closing(Capture(fifo.path, RunMemory().printed[0], 100)) as capture, open(fifo.path, "wb", buffering=0) as writer:
+
+        class Poll:
+            def register(self, *_: int) -> None: ...
+
+            def poll(self, _: int) -> list[tuple[int, int]]:
+                writer.write(b"printed")
+                return []
+
+        monkeypatch.setattr(output, "select", SimpleNamespace(poll=Poll, POLLIN=select.POLLIN))
+        # When it is asked whether the stream was opened; then it was, and nothing is lost
+        assert capture.was_opened()
+        assert capture.finish()
+        assert capture.data == b"printed"
 
 
 def test_removing_the_control_folder_costs_one_command_at_most(env: ProcessEnvironment) -> None:
