@@ -67,7 +67,6 @@ def hangs(image: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def bounds(image: str) -> ContainerOptions:
-    """Give options with bounds that tests can run into."""
     limits = ContainerLimits(memory_mb=64, processes=64, disk_mb=32, disk_check_s=0.1)
     return ContainerOptions(image=image, pull="never", limits=limits)
 
@@ -80,7 +79,6 @@ def options(bounds: ContainerOptions) -> ContainerOptions:
 
 @pytest.fixture
 def sandbox(options: ContainerOptions, tmp_path: Path) -> Iterator[ContainerSandbox]:
-    """Give a sandbox."""
     box = ContainerSandbox(tmp_path / "box", node=node_name(), options=options)
     yield box
     box.close()
@@ -88,5 +86,4 @@ def sandbox(options: ContainerOptions, tmp_path: Path) -> Iterator[ContainerSand
 
 @pytest.fixture
 def env(sandbox: ContainerSandbox) -> ContainerEnvironment:
-    """Give an environment."""
     return sandbox.open(EnvironmentSpec(id="e1"))

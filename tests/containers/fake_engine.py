@@ -12,7 +12,6 @@ from tests.serving import Quiet, serving
 
 
 def event(action: object, at_s: float, code: object = "137") -> str:
-    """Return an event as the engine writes it."""
     return json.dumps({"Action": action, "timeNano": int(at_s * 1e9), "Actor": {"Attributes": {"exitCode": code}}})
 
 
@@ -29,7 +28,6 @@ class FakeEngine:
 
 @contextmanager
 def fake_engine() -> Iterator[FakeEngine]:
-    """Run one until the block ends."""
     known = FakeEngine()
 
     class Handler(Quiet):

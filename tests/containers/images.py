@@ -145,7 +145,6 @@ def make_with_shell(shell: str, name: str, programs: Mapping[str, Path] | None =
 
 
 def add_file(archive: tarfile.TarFile, path: str, data: bytes, mode: int = 0o644) -> None:
-    """Add a file of root."""
     entry = tarfile.TarInfo(path)
     entry.size, entry.mode = len(data), mode
     archive.addfile(entry, io.BytesIO(data))

@@ -32,7 +32,6 @@ PIECES = 40
 
 
 def digest(data: bytes) -> str:
-    """Return the name of a piece of content."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 

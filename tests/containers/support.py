@@ -29,8 +29,6 @@ from .conftest import node_name
 
 
 class _Connection(HTTPConnection):
-    """A connection to the engine's socket."""
-
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.connect("/var/run/docker.sock")
@@ -52,7 +50,6 @@ def engine_says(path: str) -> Any:
 
 
 def docker(*argv: str) -> str:
-    """Run a command of docker and return what it prints."""
     return subprocess.run(["docker", *argv], check=True, capture_output=True, text=True).stdout.strip()
 
 
@@ -86,7 +83,6 @@ def waits_for_its_worker(container_id: str) -> bool:
 
 
 def groups_of(container_id: str) -> list[str]:
-    """Return the control group folders of a container."""
     top = Path("/sys/fs/cgroup")
     return [str(path) for pattern in ("docker", "*/docker", "system.slice") for path in top.glob(f"{pattern}/*{container_id}*")]
 
@@ -105,7 +101,6 @@ def processes_of(container_id: str) -> list[int]:
 
 
 def sandbox_threads() -> list[str]:
-    """Return the names of living threads of sandboxes."""
     return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("tangram-"))
 
 
@@ -153,7 +148,6 @@ def neighbour_at_work(neighbour: Environment, core: int) -> Iterator[Meanwhile]:
 
 @contextmanager
 def box_of(base: Path, options: ContainerOptions, node: str = "", engine: DockerEngine | None = None) -> Iterator[ContainerSandbox]:
-    """Give a sandbox with options of its own."""
     box = ContainerSandbox(base, node=node or node_name(), options=options, engine=engine)
     try:
         yield box

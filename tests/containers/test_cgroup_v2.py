@@ -46,11 +46,9 @@ def test_the_container_init_moves_to_a_leaf_before_controllers_are_handed_down(c
 
 
 def test_a_session_begins_parked_and_is_parked_again_after_a_grant(container: v2.ContainerGroupV2, tmp_path: Path) -> None:
-    # Given a session
     session = container.session("session-1")
     quota, cores = (folder_of(tmp_path) / "session-1" / name for name in ("cpu.max", "cpuset.cpus"))
     assert quota.read_text() == "5000 1000000"
-    # When it is granted three cores, then one, then parked
     said = []
     for grant in (lambda: session.grant((1, 2, 3)), lambda: session.grant((2,)), session.park):
         quota.write_text("")
@@ -62,18 +60,15 @@ def test_a_session_begins_parked_and_is_parked_again_after_a_grant(container: v2
 
 
 def test_processes_of_a_session_are_told_and_stopped_as_a_whole(container: v2.ContainerGroupV2, tmp_path: Path) -> None:
-    # Given a session with a process
     session = container.session("session-1")
     session.add(41)
     folder = folder_of(tmp_path) / "session-1"
     assert (folder / "cgroup.procs").read_text() == "41"
     assert session.processes() == [41]
     assert container.processes().count(41) == 1
-    # When it is stopped and goes on
     session.freeze()
     stopped = (folder / "cgroup.freeze").read_text()
     session.thaw()
-    # Then the group was frozen, and is not
     assert (stopped, (folder / "cgroup.freeze").read_text()) == ("1", "0")
 
 
@@ -88,7 +83,6 @@ def test_use_and_kills_for_want_of_memory_are_read(container: v2.ContainerGroupV
 
 
 def test_a_container_is_in_the_background_while_no_session_is_granted_cores(container: v2.ContainerGroupV2, tmp_path: Path) -> None:
-    # Given two sessions
     names = ("session-1", "session-2")
     first, second = map(container.session, names)
 
@@ -115,11 +109,9 @@ def test_a_container_is_in_the_background_while_no_session_is_granted_cores(cont
 
 
 def test_a_container_counts_for_the_cores_of_all_its_sessions(container: v2.ContainerGroupV2, tmp_path: Path) -> None:
-    # Given two sessions
     names = ("session-1", "session-2")
     first, second = map(container.session, names)
     said = []
-    # When both are granted cores, one gets fewer, one goes to the background, and the other is parked
     steps = (
         lambda: first.grant((0, 1, 2)),
         lambda: second.grant((3,)),

@@ -24,12 +24,9 @@ def test_a_container_counts_for_the_cores_of_its_commands(env: ContainerEnvironm
     with running(env, f"sleep 305.0625{RUN}", both) as (execution, _), running(env, f"sleep 305.1875{RUN}", FIRST, "other"):
         (wide,), (narrow,) = sleepers(f"305.0625{RUN}"), sleepers(f"305.1875{RUN}")
         assert (weight_of(wide), weight_of(narrow), weight_of_container(env)) == (2, 1, 3)
-        # When the first gets fewer cores; then it counts for fewer
         execution.resize(FIRST)
         assert (weight_of(wide), weight_of_container(env)) == (1, 2)
-        # When it goes to the background; then only the other counts
         execution.resize(BACK)
         assert (in_background(wide, "cgroup"), weight_of_container(env)) == (True, 1)
-        # When it comes back; then both do as before
         execution.resize(both)
         assert (weight_of(wide), weight_of_container(env)) == (2, 3)

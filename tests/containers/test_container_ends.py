@@ -37,7 +37,6 @@ class FakeGroup:
 
 @pytest.fixture
 def told() -> Iterator[FakeEngine]:
-    """Give an engine that knows nothing yet."""
     with fake_engine() as engine:
         yield engine
 
@@ -129,12 +128,10 @@ def test_an_engine_that_does_not_tell_its_events_holds_up_no_other_end(told: Fak
     told.events = None
     engine, monitor, noted = DockerEngine(told.address, timeout_s=1.0), ContainerMonitor(60.0), list[str]()
     try:
-        # When they are watched
         for _ in range(3):
             container = ended(None)
             container.engine = engine
             monitor.add(container, lambda: False, lambda container=container: noted.append(container.loss()))  # type: ignore[misc]
-        # Then each end is noted
         assert until(lambda: len(noted) == 3)
         assert noted == ["its container ended"] * 3
     finally:

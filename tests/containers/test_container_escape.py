@@ -31,7 +31,6 @@ if libc.ptrace(16, 1, None, None) == 0:  # PTRACE_ATTACH
 
 @pytest.fixture(scope="module")
 def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ContainerSandbox]:
-    """Give a sandbox that all tests share."""
     base = tmp_path_factory.mktemp("escape") / "box"
     with closing(ContainerSandbox(base, node=node_name("escape"), options=container_options())) as sandbox:
         yield sandbox
@@ -39,7 +38,6 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ContainerSandbox]:
 
 @pytest.fixture(scope="module")
 def shared(box: ContainerSandbox) -> ContainerEnvironment:
-    """Give an environment for tests that change nothing."""
     return box.open(EnvironmentSpec(id="shared"))
 
 
@@ -67,7 +65,6 @@ def test_a_setuid_program_gains_nothing(box: ContainerSandbox) -> None:
 def test_tracing_process_1_reaches_nothing_but_the_own_container(
     box: ContainerSandbox, env: ContainerEnvironment, shared: ContainerEnvironment
 ) -> None:
-    # Given a command that traces process 1, which is of the same user, to end it
     env.write_file("traces.py", TRACES.encode())
     admit(env, "python3 -S traces.py", timeout_s=2).wait()
     # When that has been tried; then its environment works, or is off the books, and the neighbour works

@@ -35,7 +35,6 @@ class Quotas:
 
 @pytest.fixture
 def quotas(monkeypatch: pytest.MonkeyPatch) -> Iterator[Quotas]:
-    """Give quotas that can get stuck."""
     given = Quotas()
 
     def failing(path: str, value: str) -> None:
@@ -57,10 +56,8 @@ def test_what_a_command_did_stands_when_its_grant_cannot_be_taken_back(quotas: Q
     thread.start()
     assert until(lambda: exists(env, "mark"))
     quotas.stuck = True
-    # When it ends by itself
     env.write_file("go", b"")
     thread.join(60)
-    # Then it has succeeded, with what it printed
     (outcome,) = outcomes
     assert (outcome.status, outcome.stdout) == ("succeeded", b"done\n")  # type: ignore[attr-defined]
 

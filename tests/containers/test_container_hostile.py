@@ -133,7 +133,6 @@ def neighbour(sandbox: ContainerSandbox) -> ContainerEnvironment:
 
 
 def attack(environment: ContainerEnvironment, hostile: Hostile) -> ExecOutcome:
-    """Carry a hostile command out."""
     timeout_s = hostile.timeout_s if hostile.status == "timed_out" else 60.0
     return admit(environment, hostile.command, cores=(0,), timeout_s=timeout_s).wait()
 
@@ -159,9 +158,7 @@ def test_a_hostile_command_hurts_itself_alone(
     # Given a session in which a command has run, and a neighbour at work
     printed(env, ":")
     with neighbour_at_work(neighbour, 1) as meanwhile:
-        # When a hostile command runs
         outcome = attack(env, hostile)
-        # Then it ends as it must, for a reason that it reports
         assert hostile.reason in outcome.reason, outcome
         assert outcome.status != "timed_out" or processes_with(NAP) == []
         if hostile.may_fail_for and outcome.cause == hostile.may_fail_for:
@@ -185,7 +182,6 @@ def test_a_hostile_command_hurts_itself_alone(
     assert meanwhile.is_untouched(), meanwhile.outcomes
     env.close()
     assert printed(sandbox.open(EnvironmentSpec(id="own")), "echo fresh") == "fresh\n"  # the next test goes on with it
-    # And nothing is left after the end
     assert until(lambda: processes_with(NAP) == [])
 
 
@@ -238,7 +234,6 @@ def test_the_bound_on_disk_does_not_move_with_every_command(sandbox: ContainerSa
     for name in "ab":
         outcome = fill(name)
         assert (outcome.status, outcome.cause) == ("failed", "disk_limit")
-    # Then the environment is ended, and says why
     assert until(lambda: env not in sandbox.environments())
     with pytest.raises(EnvironmentGone, match="on disk") as gone:
         fill("c")
@@ -263,16 +258,13 @@ def test_control_files_take_no_disk_beyond_the_bound(env: ContainerEnvironment) 
 
 
 def test_a_shell_killed_by_another_session_ends_its_command(env: ContainerEnvironment) -> None:
-    # Given a command that runs in one session
     box: list[ExecOutcome] = []
     other = admit(env, "touch begun; sleep 20", session="other")
     thread = threading.Thread(target=lambda: box.append(other.wait()))
     thread.start()
     printed(env, "until test -f begun; do :; done")
-    # When another session kills all it can
     run(env, "kill -9 -1")
     thread.join(60)
-    # Then the command has ended with the code of its shell, and both sessions take more
     assert (box[0].status, box[0].exit_code) == ("succeeded", 137), box
     assert printed(env, "echo one", session="other") == "one\n"
     assert printed(env, "echo two") == "two\n"

@@ -39,7 +39,6 @@ def registry(image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 def has(reference: str) -> bool:
-    """Say whether the engine has an image under a name."""
     return engine_says(f"/images/{reference}/json") is not None
 
 
@@ -48,7 +47,6 @@ Fetching = Callable[..., AbstractContextManager[ContainerSandbox]]
 
 @pytest.fixture
 def fetching(tmp_path: Path, options: ContainerOptions) -> Fetching:
-    """Give what makes a sandbox that may fetch images."""
 
     def make(
         pull: PullPolicy = "missing", cache_mb: int | None = None, stall_s: float = 60.0, pull_s: float = 60.0
@@ -73,12 +71,10 @@ def mark(box: ContainerSandbox, reference: str, name: str = "e1") -> str:
 
 
 def visit(box: ContainerSandbox, reference: str) -> None:
-    """Open an environment of an image, and close it."""
     box.open(EnvironmentSpec(id="visit", image=reference)).close()
 
 
 def log_in(folder: Path, address: str, user: str, password: str) -> None:
-    """Write credentials as `docker login` does."""
     known = {address: {"auth": base64.b64encode(f"{user}:{password}".encode()).decode()}}
     (folder / "config.json").write_text(json.dumps({"auths": known}))
 
@@ -101,15 +97,12 @@ def test_a_reference_is_a_name_and_a_tag_or_digest(reference: str, parts: tuple[
 
 
 def test_an_image_is_fetched_when_it_is_missing_and_then_no_more(fetching: Fetching, registry: Registry) -> None:
-    # Given an image that is only in the registry
     registry.add("a/b", "1", mark="from afar")
     reference = f"{registry.address}/a/b:1"
     with fetching() as box:
-        # When environments of it are opened; then it is fetched once
         assert mark(box, reference) == "from afar"
         assert mark(box, reference, "e2") == "from afar"
     assert registry.asked["a/b"] == 1
-    # And the next worker finds it
     with fetching() as box:
         visit(box, reference)
         assert registry.asked["a/b"] == 1
@@ -144,7 +137,6 @@ def test_an_image_is_asked_for_again_by_each_worker_where_that_is_wanted(fetchin
         assert mark(box, reference) == "first"
         registry.add("a/b", mark="second")
         assert mark(box, reference, "e2") == "first"
-    # When the next one starts; then it has the new one
     with fetching("always") as box:
         assert mark(box, reference) == "second"
     with fetching("missing") as box:
@@ -155,12 +147,10 @@ def test_an_image_is_asked_for_again_by_each_worker_where_that_is_wanted(fetchin
 def test_a_slow_fetch_tells_how_far_it_is(
     fetching: Fetching, registry: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # Given a registry that takes two seconds
     registry.add("a/b")
     registry.pause_s = 0.05
     reference = f"{registry.address}/a/b"
     monkeypatch.setattr(images, "REPORT_S", 0.3)
-    # When an image is fetched from there
     with caplog.at_level(logging.INFO, logger=images.__name__), fetching() as box:
         mark(box, reference)
     # Then the log tells of its beginning, of what is done meanwhile, and of its end
@@ -186,7 +176,6 @@ def test_a_registry_that_falls_silent_fails_the_environment_only(fetching: Fetch
 
 
 def test_what_cannot_be_had_is_refused_in_one_line(fetching: Fetching, registry: Registry) -> None:
-    # Given a registry with one image, and an address at which nobody listens
     registry.add("a/b", "1")
     with socket.socket() as bound, fetching() as box:
         bound.bind(("127.0.0.1", 0))
@@ -226,11 +215,8 @@ def test_fetched_images_are_dropped_for_room_the_longest_unused_first(fetching: 
             visit(box, reference)
         assert has(one)
         assert has(two)
-        # When a third is used
         visit(box, three)
-        # Then the one that was unused for the longest is gone
         assert until(lambda: [has(reference) for reference in references] == [True, False, True])
-        # And it can be had again
         assert mark(box, two) == "two"
 
 

@@ -32,7 +32,6 @@ NO_SHELL = "tangram-test-no-shell:1"
 
 
 def of(identity: str, memory_mb: int | None = None, image: str | None = None) -> EnvironmentSpec:
-    """Return the specification of an environment."""
     return EnvironmentSpec(id=identity, memory_mb=memory_mb, image=image)
 
 
@@ -68,14 +67,11 @@ def test_a_sandbox_leaves_the_containers_of_other_nodes(tmp_path: Path, options:
 
 
 def test_a_container_killed_from_outside_ends_its_command_and_its_environment(sandbox: ContainerSandbox, env: ContainerEnvironment) -> None:
-    # Given a command that runs, and others that wait for their turn
     executions = [admit(env, "touch begun; sleep 300"), *(admit(env, ":") for _ in range(3))]
     with ThreadPoolExecutor(len(executions)) as threads:
         outcomes = [threads.submit(execution.wait) for execution in executions]
         assert until(lambda: "begun" in printed(env, "ls", session="look"))
-        # When somebody kills the container
         docker("kill", env.container.id)
-        # Then all are lost for that reason, and the environment is gone
         for outcome in outcomes:
             assert outcome.result(60).status == "lost", outcome
             assert "container ended" in outcome.result().reason
@@ -85,7 +81,6 @@ def test_a_container_killed_from_outside_ends_its_command_and_its_environment(sa
             use()
     with pytest.raises(EnvironmentGone):
         sandbox.get("e1")
-    # And one of the same id can be opened afresh
     assert printed(sandbox.open(of("e1")), "ls") == ""
 
 
@@ -146,11 +141,9 @@ def test_no_more_start_at_once_than_may(tmp_path: Path, options: ContainerOption
 
 
 def test_what_stands_ready_is_filled_up_and_not_beyond(tmp_path: Path, options: ContainerOptions) -> None:
-    # Given two that are to stand ready
     image = options.image or ""
     with box_of(tmp_path / "box", replace(options, warm={image: 2})) as box:
         assert until(lambda: box._pool.standing(image) == 2)
-        # When three are opened
         for number in range(3):
             box.open(of(f"e{number}"))
         # Then two stand ready again, and never more
@@ -169,13 +162,11 @@ def test_what_stands_ready_is_filled_up_and_not_beyond(tmp_path: Path, options: 
 def test_one_that_stood_ready_and_was_killed_or_is_to_have_what_no_container_can_is_not_given(
     tmp_path: Path, options: ContainerOptions
 ) -> None:
-    # Given one that stands ready, and is killed there
     image = options.image or ""
     with box_of(tmp_path / "box", replace(options, warm={image: 1})) as box:
         assert until(lambda: box._pool.standing(image) == 1)
         (killed,) = containers(node_name())
         docker("kill", killed)
-        # When an environment is opened; then it works, with another container
         environment = box.open(of("e1"))
         assert environment.container.id != killed
         assert printed(environment, "echo well") == "well\n"
@@ -188,12 +179,10 @@ def test_one_that_stood_ready_and_was_killed_or_is_to_have_what_no_container_can
 
 @pytest.mark.parametrize("memory_mb", [24, 256])
 def test_one_that_stood_ready_has_the_memory_of_who_takes_it(tmp_path: Path, options: ContainerOptions, memory_mb: int) -> None:
-    # Given a container that stands ready with 64 MB
     image = options.image or ""
     with box_of(tmp_path / "box", replace(options, warm={image: 1})) as box:
         assert until(lambda: box._pool.standing(image) == 1)
         (ready,) = containers(node_name())
-        # When an environment with other memory takes it
         environment = box.open(of("e1", memory_mb))
         assert environment.container.id == ready
         # Then 48 MB are too much for the smaller, and not for the larger

@@ -55,7 +55,6 @@ def test_a_shell_and_then_its_container_that_the_kernel_ends_for_memory_are_a_lo
         # Given a command whose shell the kernel ends, as that itself fills the memory
         # When it ends process 1, too, and the engine removes the container, before the worker knows how the shell has ended
         outcome = admit(env, "text=$(head -c 90000000 /dev/zero | tr '\\0' a)", cores=(0,)).wait()
-        # Then the command is lost for that
         assert (outcome.status, outcome.cause, outcome.exit_code) == ("lost", "out_of_memory", None), outcome
         assert outcome.reason == LOSS
     finally:

@@ -44,7 +44,6 @@ def server(image: str) -> Iterator[str]:
 
 
 def reaches(env: ContainerEnvironment, address: str, port: int) -> bool:
-    """Say whether the greeting of a server comes through."""
     return run(env, f"nc -w 1 {address} {port} </dev/null").stdout.decode().strip() == GREETING
 
 

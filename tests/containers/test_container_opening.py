@@ -57,7 +57,6 @@ def registry(image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 @contextmanager
 def box_of(base: Path, options: ContainerOptions, engine: DockerEngine | None = None) -> Iterator[ContainerSandbox]:
-    """Give a sandbox that fetches images."""
     with support.box_of(base, replace(options, pull="missing"), node_name(), engine) as box:
         yield box
     assert until(lambda: sandbox_threads() == []), sandbox_threads()
@@ -78,7 +77,6 @@ class Opener:
 
 @contextmanager
 def opener_of(box: ContainerSandbox) -> Iterator[Opener]:
-    """Give what opens environments of a sandbox."""
     with ThreadPoolExecutor() as threads:
         yield Opener(box, threads)
 
@@ -114,7 +112,6 @@ def test_a_cancel_ends_an_open(tmp_path: Path, stuck: tuple[str, ContainerOption
         assert other is None or until(lambda: other.phase.startswith("starting"))
         opening, opened = opens("e1", image)
         assert until(lambda: opening.phase.startswith(words))
-        # When it is cancelled; then it ends for that reason, well before it would by itself
         opening.cancel("enough")
         with pytest.raises(ActionCancelled, match="^enough$"):
             opened.result(60)
@@ -142,11 +139,9 @@ def test_what_a_slow_engine_makes_after_the_end_of_an_open_is_removed(
     with box_of(tmp_path / "box", options, engine) as box, opener_of(box) as opens:
         opening, opened = opens("e1")
         assert engine.asked.wait(60)
-        # When the open is cancelled; then it ends all the same
         opening.cancel("enough")
         with pytest.raises(ActionCancelled):
             opened.result(60)
-        # And when the engine answers, its container goes
         engine.answers.set()
         assert until(lambda: is_clear(tmp_path / "box"))
         with pytest.raises(EnvironmentGone):
@@ -160,7 +155,6 @@ def test_a_cancel_leaves_the_pull_to_others_that_wait_for_it(tmp_path: Path, opt
     with box_of(tmp_path / "box", options) as box, opener_of(box) as opens:
         (first, one), (second, two) = opens("e1", image), opens("e2", image)
         assert until(lambda: registry.asked["a/b"] == 1 and all(each.phase.startswith("fetching") for each in (first, second)))
-        # When one is cancelled
         first.cancel("enough")
         with pytest.raises(ActionCancelled):
             one.result(60)
@@ -185,7 +179,6 @@ def test_a_pull_has_one_deadline_in_all(tmp_path: Path, options: ContainerOption
 
 
 def test_closing_the_sandbox_ends_every_open(tmp_path: Path, options: ContainerOptions, hangs: str) -> None:
-    # Given an open that comes to nothing, and another one that waits for its turn
     with box_of(tmp_path / "box", replace(options, starting_limit=1)) as box, opener_of(box) as opens:
         both = [opens("e1", hangs)]
         assert until(lambda: both[0][0].phase.startswith("starting"))

@@ -33,7 +33,6 @@ def test_from_outside_files_are_written_as_the_user_inside_would_and_devices_are
     for path in ("/dev/zero", "/dev/null", "/dev/tty", "/dev/ptmx", "/dev/stdin", "/proc/1/pagemap"):
         with pytest.raises((FileUnusable, FileTooLarge, NoSuchFile)):
             env.read_file(path)
-    # When files are written elsewhere, with folders above them
     env.write_file("a/b/plain", b"1")
     env.write_file("a/b/program", b"2", 0o755)
     # Then they and the folders are the user's, who can change them

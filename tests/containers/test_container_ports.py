@@ -39,7 +39,6 @@ def test_a_container_on_a_named_network_is_reached_by_its_loopback_as_long_as_it
             assert ask(env, port).body == b"here GET"
             # No thread of the worker stays in the container. The kernel may have one for a moment after it was joined.
             assert until(lambda: networks() == {own})
-            # When the container ends; then a request says that it is lost
             docker("kill", env.container.id)
             assert until(lambda: env.container.has_ended())
             with pytest.raises(EnvironmentGone, match="lost"):

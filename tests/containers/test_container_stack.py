@@ -68,7 +68,6 @@ def test_every_action_of_a_container_that_dies_says_that_the_environment_is_lost
         # Given a command that runs, one that waits for it, and one that the scheduler has not handed out
         handles = [env.submit("touch begun; sleep 300"), env.submit("true"), env.submit("sleep 300", session="beside")]
         assert until(lambda: "begun" in env.exec("ls", session="look").stdout)
-        # When somebody kills the container
         docker("kill", *set(containers(NODE)) - before)
         # Then each says so, names the node, and says whose fault that was
         later = (lambda: env.exec("true"), lambda: env.read_file("here"), lambda: env.write_file("here", b""))

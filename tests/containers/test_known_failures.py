@@ -50,7 +50,6 @@ def volumes_of(node: str) -> set[str]:
 
 
 def networks_of(node: str) -> set[str]:
-    """Return the names of the networks that a node's containers are on."""
     lines = docker(
         "inspect", "--format", "{{range $name, $_ := .NetworkSettings.Networks}}{{$name}} {{end}}", *containers(node)
     ).splitlines()
@@ -76,7 +75,6 @@ def test_anonymous_volumes_do_not_fill_the_disk(volume_image: str, options: Cont
         # When half are closed one by one, and the rest with the worker
         list(threads.map(lambda number: box.close_environment(f"e{number}"), range(0, MANY, 2)))
         assert len(volumes_of(node)) == MANY // 2
-    # Then the disk is back to where it was: no volume is left, nor its files
     assert not [volume for volume in volumes if os.path.exists(volume)]
     assert not {Path(volume).parent.name for volume in volumes} & set(docker("volume", "ls", "-q").split())
 
@@ -146,12 +144,10 @@ def test_a_frozen_container_ends_its_command_in_bounded_time_and_no_other(
     with followed(env, "echo begun; sleep 300", holding=Holding((0,)), timeout_s=1000) as frozen:
         assert frozen.prints("begun\n")
         assert until(lambda: pauses(env.container.id))
-        # Then the other goes on
         assert printed(other, "echo on") == "on\n"
         # And its own command ends once it has run out of time and a kill has had the time that it may take
         clock.forward(1000)
         ended = frozen.outcome()
     assert ended.status == "timed_out" and "processes that cannot be killed" in ended.reason
-    # And it can be closed
     env.close()
     assert until(lambda: env.container.id not in containers(node_name()))

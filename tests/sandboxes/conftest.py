@@ -96,7 +96,6 @@ def image_of(shell: str) -> str:
 
 
 def container_options(**more: object) -> ContainerOptions:
-    """Return options of containers with python3."""
     limits = ContainerLimits(memory_mb=512, processes=256, disk_mb=256)
     return ContainerOptions(image=image_of(""), pull="never", limits=limits, **more)  # type: ignore[arg-type]
 
@@ -148,19 +147,16 @@ def place(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def kind(place: str) -> Kind:
-    """Give the kind."""
     return KINDS[place.partition("-")[0]]
 
 
 @pytest.fixture
 def sandbox(place: str, boxes: Boxes) -> Sandbox:
-    """Give the sandbox that the tests of a place share."""
     return boxes(place)
 
 
 @pytest.fixture
 def env(kind: Kind, sandbox: Sandbox) -> Iterator[Environment]:
-    """Give an environment."""
     yield from opened(sandbox, kind.name)
 
 
@@ -172,5 +168,4 @@ def shell_env(request: pytest.FixtureRequest, boxes: Boxes) -> Iterator[Environm
 
 @pytest.fixture(params=BASH)
 def bash_env(request: pytest.FixtureRequest, boxes: Boxes) -> Iterator[Environment]:
-    """Give an environment of each kind with bash, which can do more than other shells."""
     yield from opened(boxes(request.param), request.param)

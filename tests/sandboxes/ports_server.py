@@ -17,7 +17,6 @@ OK = b"HTTP/1.1 200 OK\r\n"
 
 
 def serve(connection: socket.socket, word: bytes) -> None:
-    """Answer one request."""
     asked = b""
     while b"\r\n\r\n" not in asked:
         asked += connection.recv(65536)
@@ -76,7 +75,6 @@ def answer(connection: socket.socket, word: bytes) -> None:
 
 
 def main(address: str, port: str, ready: str, word: str) -> None:
-    """Serve until the process is ended."""
     listening = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if ":" in address:

@@ -65,7 +65,6 @@ def is_held_back(kind: Kind, sandbox: Sandbox, pid: int) -> bool:
 
 
 def errors_of_calls(env: Environment, *calls: tuple[int, int, int]) -> dict[tuple[int, int, int], int]:
-    """Return the error of each system call, by number and first arguments; 0 for one that succeeds."""
     env.write_file("calls.py", CALLS.encode())
     asked = " ".join(",".join(map(str, call)) for call in calls)
     lines = (line.split() for line in printed(env, f"python3 -S calls.py {asked}").splitlines())

@@ -32,7 +32,6 @@ numbers, serials = count(), count(1)
 
 @pytest.fixture(params=params("process-elastic", "bubblewrap-elastic", "container-elastic"))
 def place(request: pytest.FixtureRequest) -> str:
-    """Give the name of each kind that pauses environments."""
     return str(request.param)
 
 

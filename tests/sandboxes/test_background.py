@@ -28,13 +28,11 @@ on_one_core = pytest.mark.parametrize("place", params("process-affinity", "bubbl
 
 @pytest.fixture(params=params(*MEANS, "container"))
 def place(request: pytest.FixtureRequest) -> str:
-    """Give each kind, with each means of holding processes in the background."""
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
 def by_means(boxes: Boxes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Boxes]:
-    """Return what gives the sandbox of a kind and means."""
     with ExitStack() as stack:
 
         @cache
@@ -54,12 +52,10 @@ def by_means(boxes: Boxes, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture
 def sandbox(place: str, by_means: Boxes) -> Sandbox:
-    """Give the sandbox that tests share."""
     return by_means(place)
 
 
 def used(execution: Execution) -> Usage:
-    """Return what a command has used."""
     return execution.used() or Usage(cpu_s=0.0)
 
 
@@ -187,7 +183,6 @@ def test_time_without_a_core_does_not_count(sandbox: Sandbox, env: Environment) 
         assert until(lambda: (time.monotonic() > began + 1.5 and execution.used() is not None) or bool(outcomes))
         env.write_file("go", b"")
         assert until(lambda: bool(outcomes))
-    # Then it has ended by itself, and what it waited is counted apart
     (outcome,) = outcomes
     assert (outcome.status, outcome.exit_code) == ("succeeded", 0), outcome
     assert outcome.background_s > 0
@@ -205,7 +200,6 @@ def test_time_in_which_a_command_cannot_go_on_in_the_kernel_does_not_count(env: 
         assert until(lambda: (time.monotonic() > began + 1.5 and execution.used() is not None) or bool(outcomes))
         assert printed(env, "echo on 1<>go", session="other") == ""
         assert until(lambda: bool(outcomes))
-    # Then it has ended by itself, and what it stood is counted apart
     (outcome,) = outcomes
     assert (outcome.status, outcome.exit_code) == ("succeeded", 0), outcome
     assert outcome.background_s > 0

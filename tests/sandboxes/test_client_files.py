@@ -93,19 +93,16 @@ def test_a_file_is_as_large_as_it_likes(env: Environment, monkeypatch: pytest.Mo
 
 
 def test_what_a_read_returns_is_bounded_and_a_download_is_not(env: Environment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    # Given a file of a size that a program has made up
     monkeypatch.setattr(files, "PART_BYTES", 1000)
     monkeypatch.setattr(files, "MOST_READ_BYTES", 20_000)
     sent = Sent(env, limit=2000)
     printed(env, "cd; truncate -s 50000 f 2>/dev/null || head -c 50000 /dev/zero >f")
     for path in ("f", ["f"]):
-        # When it is read; then that is refused before all of it has come
         with pytest.raises(ActionRefused, match="^(f|the archive of these files) has more .* download it") as caught:
             sent.files.read(path)
         assert caught.value.problem == "FileTooLarge"
     assert sent.kinds.count("cpu.read_file") < 50
     assert not any(sent.files.exists(path) for path in sent.through)
-    # And it is downloaded
     sent.files.download("f", tmp_path / "deep" / "f")
     assert (tmp_path / "deep" / "f").read_bytes() == bytes(50_000)
 

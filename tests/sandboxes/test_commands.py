@@ -55,7 +55,6 @@ WRONG = ["echo 'unbalanced", 'echo "unbalanced', "if then", ")", "(", "for", "ca
 
 
 def ends_with(environment: Environment, command: str, exit_code: int, session: str) -> None:
-    """Check that a command in a session that works ends with its exit code, and that the session takes more."""
     printed(environment, ":", session)
     outcome = run(environment, command, session=session)
     assert (outcome.status, outcome.exit_code) == ("succeeded", exit_code), (command, outcome)

@@ -51,7 +51,6 @@ def test_no_path_leads_to_the_host(kind: Kind, env: Environment, tmp_path: Path)
         if folder != Path(tempfile.gettempdir()):
             os.chmod(folder, 0o755)
     printed(env, f"ln -s {secret} absolute; ln -s {up}{secret} relative; ln -s {tmp_path} folder; ln -s /no/such/place dangling; mkdir sub")
-    # When such a path is read; then nothing is there
     paths = ("absolute", "relative", "folder/secret", f"{up}{secret}", str(secret), f"sub/../{up}{secret}", "dangling")
     for path in paths:
         with pytest.raises(NoSuchFile) as caught:
@@ -70,15 +69,12 @@ def test_no_path_leads_to_the_host(kind: Kind, env: Environment, tmp_path: Path)
 
 
 def test_paths_mean_what_they_mean_to_a_command(kind: Kind, env: Environment) -> None:
-    # Given files written by paths of each sort, in folders that do not exist
     folder = f"/tmp/{secrets.token_hex(8)}"
     home = "/home/user" if kind.has_own_root else printed(env, "echo $HOME").strip()
     for number, path in enumerate((f"{folder}/a", "~/b/c", f"{home}/d/e", "f")):
         env.write_file(path, str(number).encode())
-    # When a command reads them; then they are there, in another session too
     for session in ("main", "other"):
         assert printed(env, f"cat {folder}/a ~/b/c $HOME/d/e f; rmdir {folder}/none 2>/dev/null; :", session) == "0123"
-    # And what a command sees is read
     assert env.read_file("/etc/passwd").decode() == printed(env, "cat /etc/passwd")
     for path in ("/proc/version", "/proc/sys/kernel/osrelease"):
         assert env.read_file(path).decode() == printed(env, f"cat {path}")
@@ -132,7 +128,6 @@ def test_shared_memory_that_a_program_has_filled_is_its_own_affair(kind: Kind, e
 def test_other_things_than_files_are_refused_without_waiting(env: Environment) -> None:
     # Given FIFOs with nobody at their other end, with a reader, and with a writer, and a file where a folder is needed
     printed(env, "mkfifo pipe read written; cat read >got & sleep 300 >written & ln -s pipe link; touch file")
-    # When they are used; then it is refused at once
     for path in ("pipe", "link", "written", "", "a\0b"):
         with pytest.raises(FileUnusable):
             env.read_file(path)

@@ -15,7 +15,6 @@ BURN = 'python3 -S -c "import time\nwhile time.process_time() < 0.3: pass"'
 
 
 def masks(pids: list[int]) -> list[set[int]]:
-    """Return the cores of each thread of some processes."""
     return [os.sched_getaffinity(thread) for pid in pids for thread in tree.threads(pid)]
 
 
@@ -51,7 +50,6 @@ def test_a_resize_catches_processes_that_are_being_started(env: Environment) -> 
 
 
 def is_on(core: int, pid: int) -> bool:
-    """Return whether a process is held to one core, or has ended."""
     try:
         return os.sched_getaffinity(pid) == {core}
     except ProcessLookupError:
@@ -90,7 +88,6 @@ def test_a_child_that_is_waited_for_late_is_counted_once(env: Environment) -> No
         "print(sum(os.times()[:4]))"
     )  # fmt: skip
     env.write_file("late.py", program.encode())
-    # When it runs; then what the child used is counted once, as the kernel does
     outcome = run(env, "python3 -S late.py")
     assert 0.28 <= outcome.cpu_s < float(outcome.stdout) + 0.28
 
@@ -105,18 +102,15 @@ def test_usage_of_earlier_commands_is_not_counted_when_they_end_meanwhile(env: E
 
 
 def test_what_a_command_uses_is_reported_while_it_runs_and_when_it_is_killed(env: Environment) -> None:
-    # Given a command that burns 0.3 s in a child, and goes on
     execution = admit(env, f"{BURN}; sleep 300.125{RUN}")
     assert execution.used() is None
     thread = threading.Thread(target=execution.wait)
     thread.start()
     sleepers(f"300.125{RUN}")
-    # When it is asked meanwhile; then it says what was used, nothing of it in the background
     assert until(lambda: (usage := execution.used()) is not None and usage.cpu_s >= 0.28)
     usage = execution.used()
     assert usage is not None
     assert usage.background_cpu_s == 0.0
-    # When it is killed; then it is in its outcome, too
     execution.kill("end of test")
     thread.join(60)
     assert execution.wait().cpu_s >= 0.28

@@ -26,13 +26,11 @@ CONNECTS = "python3 -S -c 'import socket, sys; socket.create_connection((sys.arg
 
 @pytest.fixture(params=params("bubblewrap", "view", "container"))
 def place(request: pytest.FixtureRequest) -> str:
-    """Give each kind that sets commands apart."""
     return str(request.param)
 
 
 @pytest.fixture
 def other(sandbox: Sandbox) -> Iterator[Environment]:
-    """Give another environment of the same sandbox."""
     environment = sandbox.open(EnvironmentSpec(id="other"))
     yield environment
     environment.close()
@@ -145,7 +143,6 @@ def test_namespaces_are_the_environments_own(env: Environment, other: Environmen
 
 @contextmanager
 def listening(family: int, address: object) -> Iterator[socket.socket]:
-    """Listen, and give the socket."""
     with socket.socket(family, socket.SOCK_STREAM) as server:
         server.bind(address)  # type: ignore[arg-type]
         server.listen()

@@ -24,7 +24,6 @@ from .conftest import Kind, container_options
 
 
 def made(kind: Kind, base: Path) -> Sandbox:
-    """Make a sandbox of a kind."""
     if kind.isolation is None:
         return ContainerSandbox(base, node=node_name("life"), options=container_options())
     return make(base, kind.isolation)
@@ -39,27 +38,22 @@ def alone(kind: Kind, tmp_path: Path) -> Iterator[Sandbox]:
 
 
 def of(name: str, memory_mb: int | None = None) -> EnvironmentSpec:
-    """Return the specification of an environment."""
     return EnvironmentSpec(id=name, memory_mb=memory_mb)
 
 
 def test_environments_are_found_until_they_are_closed(alone: Sandbox) -> None:
-    # Given two environments, which share no files
     first, second = alone.open(of("e1")), alone.open(of("e2"))
     assert alone.get("e1") is first
     assert alone.environments() == (first, second)
     printed(first, "touch file $TMPDIR/temporary")
     assert printed(second, "ls; ls $TMPDIR") == ""
-    # When one is opened again; then it is the same, or an error if it should differ
     assert alone.open(of("e1")) is first
     with pytest.raises(EnvironmentExists):
         alone.open(of("e1", 100))
-    # When it is closed; then it is gone, and the other is not
     first.close()
     with pytest.raises(EnvironmentGone, match="e1"):
         alone.get("e1")
     assert alone.environments() == (second,)
-    # And its id can be used again, and starts empty
     assert printed(alone.open(of("e1")), "ls; ls $TMPDIR") == ""
 
 
@@ -103,19 +97,15 @@ def test_closing_ends_every_process_and_command_and_removes_every_file(alone: Sa
     printed(env, f"(setsid sh -c 'trap \"\" TERM; {nap}; {nap}' >/dev/null 2>&1 &) ; {nap} &")
     printed(env, f"setsid {nap} >/dev/null 2>&1 &", session="two")
     printed(env, "mkdir -p locked/inner; touch locked/inner/file; chmod 0 locked/inner locked; chmod 500 .")
-    # And a command that runs, and one behind it
     executions = [admit(env, f"{nap}; touch never"), admit(env, "true")]
     with ThreadPoolExecutor(2) as pool:
         outcomes = [pool.submit(executions[0].wait)]
         assert until(lambda: len(processes_with(nap.replace(" ", "\0"))) == 4)
         outcomes.append(pool.submit(executions[1].wait))
-        # When it is closed, twice
         env.close()
         env.close()
-        # Then the commands are cancelled for that reason
         for outcome in outcomes:
             assert (outcome.result(60).status, outcome.result().reason) == ("cancelled", "the environment was closed")
-    # And no process and no file of it is left, and it takes no command
     assert not processes_with(f"315.53125{RUN}")
     assert until(lambda: set((tmp_path / "box").rglob("*")) == before)
     for use in (lambda: admit(env, "true"), lambda: env.read_file("x"), lambda: env.write_file("x", b"")):
@@ -124,11 +114,9 @@ def test_closing_ends_every_process_and_command_and_removes_every_file(alone: Sa
 
 
 def test_a_folder_belongs_to_one_sandbox_and_a_closed_one_opens_nothing(kind: Kind, alone: Sandbox, tmp_path: Path) -> None:
-    # Given a living sandbox with an environment; when another wants its folder; then it is refused
     alone.open(of("e1"))
     with pytest.raises(SandboxInUse):
         made(kind, tmp_path / "box")
-    # When it is closed, twice; then it opens nothing, and the folder is free
     alone.close()
     alone.close()
     assert alone.environments() == ()
@@ -153,7 +141,6 @@ def test_an_environment_of_a_snapshot_has_the_same_files(kind: Kind, sandbox: Sa
         assert printed(copy, "cat a/b/l /tmp/t; ls -l a/b/c | cut -c1-10; id -u; pwd") == "one\ntwo\n-rwxr----x\n1000\n/home/user\n"
         assert printed(copy, "ls -nd ~ a a/b | awk '{print $3}' | sort -u") == "1000\n"
         assert "sleep" not in printed(copy, "ps")
-        # And what is written there stays there
         printed(copy, "echo new >a/b/c")
         assert printed(env, "cat a/b/c") == "later\n"
         copy.close()

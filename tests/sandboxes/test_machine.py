@@ -18,15 +18,12 @@ ASKS = "python3 -c 'import sys, urllib.request as u; print(u.urlopen(sys.argv[1]
 
 def test_sessions_share_temporary_files_servers_and_processes(place: str, env: Environment) -> None:
     folders = ["/tmp", "/dev/shm", *(() if place == "container" else ("/var/tmp",))]
-    # Given a session that leaves a file in each temporary folder, a server and a program
     printed(env, f"for f in {' '.join(folders)}; do echo text >$f/file; done", session="one")
     printed(env, f"sleep 314.125{RUN} >/dev/null 2>&1 & python3 -m http.server 8123 >/dev/null 2>&1 &", session="one")
-    # When another one looks; then it finds them
     assert printed(env, f"cat {' '.join(f'{folder}/file' for folder in folders)}", session="two") == "text\n" * len(folders)
     assert until(lambda: run(env, ASKS, session="two").stdout == b"200\n")
     found = f"grep -l 314.125{RUN} /proc/[0-9]*/cmdline | grep -v self"
     assert len(printed(env, found, session="two").split()) >= 1
-    # When the first is closed; then its programs end, and the files stay
     env.close_session("one")
     assert run(env, ASKS, session="two").exit_code == 1
     assert printed(env, "cat /tmp/file", session="two") == "text\n"
@@ -44,7 +41,6 @@ def test_a_command_that_ends_all_it_can_reach_ends_itself_and_leaves_the_files(p
 def test_nothing_that_a_command_prints_names_the_host(place: str, env: Environment) -> None:
     if place == "container":
         pytest.skip("its engine names it")
-    # Given what a program looks at to learn where it is
     looks = (
         "pwd; echo ~; id -un; hostname; env; ps axww -o args; cat /proc/self/mounts /etc/hosts /etc/hostname; ls -la; df; nosuch; cd /no"
     )

@@ -25,13 +25,11 @@ def bounded(sandbox: Sandbox, memory_mb: int | None) -> Iterator[Environment]:
 
 @pytest.fixture
 def small(sandbox: Sandbox) -> Iterator[Environment]:
-    """Give an environment of 64 MB."""
     yield from bounded(sandbox, 64)
 
 
 @pytest.fixture
 def middling(sandbox: Sandbox) -> Iterator[Environment]:
-    """Give an environment of 75 MB."""
     yield from bounded(sandbox, 75)
 
 

@@ -13,7 +13,6 @@ from workers.cpu.errors import NoSuchFile
 
 
 def exists(environment: Environment, path: str) -> bool:
-    """Say whether a file is there."""
     try:
         environment.read_file(path)
     except NoSuchFile:

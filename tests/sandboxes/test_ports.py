@@ -55,7 +55,6 @@ def serve(env: Environment, port: int = 0, *, address: str = "127.0.0.1", sessio
 
 
 def ask(env: Environment, port: int, path: str = "/", *, limit_s: float = 60.0, method: str = "GET", body: bytes = b"") -> HttpAnswer:
-    """Send a request."""
     with Wait(limit_s) as wait:
         return env.request(HttpRequest(port=port, method=method, path=path, body=body), Holding((HERE[0],)), wait)
 
@@ -223,6 +222,5 @@ def test_a_server_that_was_left_running_has_the_core_of_the_request(kind: Kind, 
         env.request(HttpRequest(port=ports[1], method="GET", path="/"), Holding((HERE[-1],)), other)
         assert all(os.sched_getaffinity(pid) == {HERE[0]} for pid in pids)
         wait.cancel("over")
-    # When it has ended; then they are held back again
     assert [str(error) for error in errors] == ["over"]
     assert until(lambda: all(is_held_back(kind, sandbox, pid) for pid in pids))

@@ -110,7 +110,6 @@ def test_functions_named_as_what_the_protocol_uses_neither_run_nor_lose_the_stat
 def test_the_environment_is_bare(env: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a worker with secrets in its environment, which a session is started by
     monkeypatch.setenv("TANGRAM_BROKER_URL", "redis://:secret@host")
-    # When a command lists its variables; then there are only those that were meant for it
     names = {line.partition("=")[0] for line in printed(env, "env").splitlines()}
     meant = {name for name in names if name.startswith("TANGRAM_") or name.endswith("_NUM_THREADS")}
     assert names - meant <= {
@@ -126,7 +125,6 @@ def test_the_environment_is_bare(env: Environment, monkeypatch: pytest.MonkeyPat
     listed = printed(env, "python3 -c 'import os; print(sorted(int(d) for d in os.listdir(\"/proc/self/fd\")))'")
     assert listed == "[0, 1, 2, 3]\n"
     assert printed(env, "grep NoNewPrivs /proc/self/status; ulimit -c").split() == ["NoNewPrivs:", "1", "0"]
-    # And home and temporary folder are its own
     home, temporary, here = printed(env, "echo $HOME; f=$(mktemp); dirname $f; pwd").splitlines()
     assert home == here
     for folder in (home, temporary):
@@ -183,7 +181,6 @@ ls() { echo 100; }; score() { echo 100; }; alias pwd='echo 100'; cd deep"""
 
 
 def fenced(environment: Environment, command: str) -> bytes:
-    """Return what a command with a fence prints, which must succeed."""
     outcome = environment.start(ExecRequest(action_id="a", command=command, fence=True, timeout_s=60)).wait()
     assert (outcome.status, outcome.exit_code) == ("succeeded", 0), outcome
     return outcome.stdout

@@ -39,15 +39,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.mark.parametrize("command", ESCAPES)
 @pytest.mark.parametrize("shell_env", params("process-bash", "process-sh", "bubblewrap-bash", "container-busybox"), indirect=True)
 def test_a_kill_ends_every_process_of_the_command(shell_env: Environment, command: str) -> None:
-    # Given a running command whose processes try to get away
     marker = f"314.0625{RUN}"
     with followed(shell_env, "echo before; " + command.format(marker=marker)) as one:
         assert until(lambda: bool(processes_with(marker)))
-        # When it is killed, twice
         one.execution.kill("the trajectory was dropped")
         one.execution.kill("another reason")
         outcome = one.outcome()
-    # Then none of its processes lives, the first reason and what was printed are there, and the session goes on
     assert (outcome.status, outcome.reason, outcome.exit_code) == ("cancelled", "the trajectory was dropped", None)
     assert outcome.stdout == b"before\n"
     assert not processes_with(marker)
@@ -72,7 +69,6 @@ def test_a_timeout_ends_the_command_and_keeps_its_output_and_what_was_there_befo
     assert (outcome.status, outcome.exit_code, outcome.stdout, outcome.cause) == ("timed_out", None, b"before\n", "timeout")
     assert outcome.reason == "ran longer than 1000 s"
     assert not processes_with(mine)
-    # And server, folder and export are there
     assert processes_with(server) == before
     assert printed(shell_env, "ls; basename $PWD; echo $Y") == "sub\n2\n"
 
@@ -129,7 +125,6 @@ def test_a_silent_command_ends_after_the_output_timeout(env: Environment, clock:
             env.write_file(go_on, b"")
         assert one.prints("3\n")
         clock.end(1000)
-        # Then printing has kept it alive, and silence has ended it
         assert (one.outcome().status, one.outcome().reason) == ("timed_out", "printed nothing for 1000 s")
         assert (one.outcome().stdout, one.outcome().stderr) == (b"1\n3\n", b"2\n")
 

@@ -74,7 +74,6 @@ def moody() -> Iterator[tuple[str, list[float]]]:
 
 @pytest.fixture
 def node() -> Node:
-    """Return a node that has not joined."""
     store = MemoryStore(MemoryBroker())
     return Node(Celery(set_as_current=False), store, DESCRIPTION, beat_s=1.0, usage_s=1.0, timeout_s=60.0)  # type: ignore[arg-type]
 

@@ -24,7 +24,6 @@ PACKED = gzip.compress(b"text", mtime=0)
 
 
 def outgoing(url: str, not_before: float = 0.0) -> Outgoing:
-    """Return a request that may go to this machine."""
     hosts = Hosts.named(["127.0.0.1"])
     return Outgoing(method="GET", url=url, headers={}, content=None, timeout_s=60.0, limit=100, not_before=not_before, hosts=hosts)
 

@@ -36,7 +36,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
 
 
 def environment_in(box: ProcessSandbox) -> Iterator[ProcessEnvironment]:
-    """Give an environment for one test."""
     environment = box.open(EnvironmentSpec(id=f"e{next(numbers)}"))
     yield environment
     environment.close()
@@ -44,7 +43,6 @@ def environment_in(box: ProcessSandbox) -> Iterator[ProcessEnvironment]:
 
 @pytest.fixture
 def sandbox(tmp_path: Path) -> Iterator[ProcessSandbox]:
-    """Give a sandbox, set apart from the host where that works."""
     with closing(ProcessSandbox(tmp_path / "box")) as box:
         yield box
 
@@ -78,13 +76,11 @@ def none_works(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def inside(shared: Shared) -> Iterator[ProcessEnvironment]:
-    """Give an environment that bubblewrap sets apart."""
     yield from environment_in(shared("bubblewrap"))
 
 
 @pytest.fixture(params=EITHER)
 def either(request: pytest.FixtureRequest, shared: Shared) -> Iterator[ProcessEnvironment]:
-    """Give an environment of each kind."""
     yield from environment_in(shared(request.param))
 
 

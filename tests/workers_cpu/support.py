@@ -66,7 +66,6 @@ def admit(
 
 
 def run(environment: Environment, command: str, *, session: str = "main", variables: dict[str, str] | None = None) -> ExecOutcome:
-    """Carry a command out."""
     return admit(environment, command, session=session, variables=variables).wait()
 
 
@@ -79,7 +78,6 @@ def printed(environment: Environment, command: str, session: str = "main") -> st
 
 
 def open_one(sandbox: ProcessSandbox, name: str = "e1") -> ProcessEnvironment:
-    """Open an environment."""
     return sandbox.open(EnvironmentSpec(id=name))
 
 
@@ -100,7 +98,6 @@ class Followed:
         return until(lambda: text.encode() in self.seen[stream])
 
     def outcome(self) -> ExecOutcome:
-        """Wait for its end."""
         assert self.thread is not None
         self.thread.join(150)
         (outcome,) = self.outcomes
@@ -171,11 +168,9 @@ class Worker:
     hears: Connection
 
     def is_idle(self) -> bool:
-        """Wait until all its commands are over."""
         return bool(self.hears.recv() == "over")
 
     def await_pause(self) -> None:
-        """Wait until an environment is paused."""
         assert self.hears.recv() == "paused"
 
     def kill(self) -> None:
@@ -245,7 +240,6 @@ def cpu_groups(pid: int) -> list[Path]:
 
 
 def is_low(group: Path) -> bool:
-    """Say whether a control group has the weight of the background."""
     low = {weight.IDLE: 1} | {each.name: each.background for each in weight.WEIGHTS}
     return any(file.exists() and int(file.read_text()) == value for name, value in low.items() if (file := group / name))
 
@@ -257,7 +251,6 @@ def counts_for(groups: Iterable[Path]) -> int:
 
 
 def weight_of(pid: int) -> int:
-    """Return for how many cores the control group of a process counts."""
     return counts_for(cpu_groups(pid))
 
 

@@ -62,7 +62,6 @@ def ids(box: ProcessSandbox) -> list[str]:
 
 
 def next_worker(base: Path, isolation: IsolationChoice = "none", memory: Memory = "fixed") -> closing[ProcessSandbox]:
-    """Return the sandbox of a worker that is started again."""
     return closing(make(base, isolation, keep_s=KEEP_S, memory=memory))
 
 
@@ -79,7 +78,6 @@ def test_idle_environments_go_on_with_files_sessions_and_what_they_left_running(
         kill(worker)
     with to_be_killed(box, ("e", "main", "unexported=$unexported+"), ("other", "last", "true"), isolation=isolation) as worker:
         kill(worker)
-    # Then the one after that has all of it
     with next_worker(box, isolation) as third:
         assert ids(third) == ["e", "other"]
         env = third.get("e")
@@ -87,7 +85,6 @@ def test_idle_environments_go_on_with_files_sessions_and_what_they_left_running(
         assert printed(env, "kill -0 $(cat ~/prints) && echo prints on") == "prints on\n"
         assert printed(env, "pwd; echo $LEFT", session="ended") == "/tmp\n3\n"
         assert env.read_file("file") == b"text\n"
-        # And others can be opened, and it can be closed
         assert printed(open_one(third, "new"), "echo fine") == "fine\n"
         env.close()
         assert not processes_with(f"317.25{RUN}") and ids(third) == ["other", "new"]
@@ -216,7 +213,6 @@ def test_environments_end_when_no_worker_comes_in_time_or_the_stack_ends(tmp_pat
     left = ("e", "main", leaves(f"317.875{RUN}"))
     with to_be_killed(base, left, isolation=isolation) as worker:
         kill(worker)
-    # When the stack ends, then they are gone
     assert sleepers(f"317.875{RUN}")
     end_kept(tmp_path)
     assert not processes_with(f"317.875{RUN}")
@@ -257,7 +253,6 @@ GROWS = "held = bytearray(200 << 20); print(len(held), flush=True)"
 
 
 def let_go(base: Path) -> None:
-    """Have the server grow, whose command is over."""
     (waits,) = base.rglob("waits")
     waits.rename(waits.with_name("go"))
 

@@ -26,7 +26,6 @@ BACK = Holding(background=True)
 
 @pytest.fixture(scope="module", params=params("process-cgroup", "process-affinity", "bubblewrap-cgroup", "bubblewrap-affinity"))
 def box(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessSandbox]:
-    """Give a sandbox of each isolation that holds the background by each means that work here."""
     isolation, _, means = request.param.replace("process", "none").partition("-")
     try:
         made = ProcessSandbox(tmp_path_factory.mktemp("b") / "box", isolation=isolation, background=means)
@@ -38,7 +37,6 @@ def box(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture
 def env(box: ProcessSandbox) -> Iterator[ProcessEnvironment]:
-    """Give an environment that holds the background by each means."""
     yield from environment_in(box)
 
 
@@ -104,7 +102,6 @@ def test_a_process_that_has_left_its_control_group_is_held_to_the_grant(box: Pro
             (Path(box._groups.cpu).parent / "cgroup.procs").write_text(str(pid))
         except OSError as error:
             pytest.skip(f"version 2 has no processes beside groups: {error}")
-        # When its grant changes; then it is on the new core
         execution.resize(Holding((HERE[1],)))
         assert os.sched_getaffinity(pid) == {HERE[1]}
 

@@ -9,7 +9,6 @@ from workers.cpu.excerpt import BLANK, COMMAND_CHARACTERS, LINES, STREAM_CHARACT
 
 
 def ended(exit_code: int | None = 1, stdout: bytes = b"", stderr: bytes = b"", status: Status = "succeeded") -> ExecOutcome:
-    """Return how a command ended."""
     return ExecOutcome(
         status=status, exit_code=exit_code, stdout=stdout, stderr=stderr, truncated=False, reason="", execution_s=1, cpu_s=1, max_rss_mb=1
     )

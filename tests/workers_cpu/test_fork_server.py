@@ -28,7 +28,6 @@ def sandbox_alone(tmp_path: Path) -> Iterator[ProcessSandbox]:
 
 
 def fork_server_of(box: ProcessSandbox) -> int:
-    """Return the process that forks supervisors."""
     process = box._fork_client._process
     assert process is not None
     return process.pid
@@ -46,7 +45,6 @@ def test_the_connection_to_a_killed_supervisor_ends_once_nothing_is_left(sandbox
     os.kill(supervisor, signal.SIGKILL)
     assert not backend.has_ended(0.3)
     assert processes_with(f"sleep\x00313.375{RUN}")
-    # And ends with it
     os.kill(fork_server_of(sandbox_alone), signal.SIGCONT)
     assert backend.has_ended(60)
     assert not processes_with(f"sleep\x00313.375{RUN}")

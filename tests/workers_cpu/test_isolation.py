@@ -172,7 +172,6 @@ def test_the_shell_cannot_be_traced_before_it_is_inside(inside: ProcessEnvironme
     )
     inside.write_file("watch.py", watch.encode())
     printed(inside, "python3 watch.py >/dev/null 2>&1 &")
-    # When that has gone on for a while
     for _ in range(10):
         assert run(inside, "exit 3").exit_code == 3
     # Then the watcher runs, and has not come by a descriptor of the host's namespaces
@@ -191,7 +190,6 @@ def test_a_fork_bomb_stays_within_the_processes_of_its_environment(tmp_path: Pat
     outcome = run(bombed, f"python3 -S -c '{FORKS}' 100")
     assert 5 < int(outcome.stdout) <= 20, outcome
     assert printed(other, "python3 -S -c 'print(6 * 7)'") == "42\n"
-    # And nothing is left of it once it is closed
     bombed.close()
     assert until(lambda: len(below_this()) <= before)
     box.close()
@@ -246,7 +244,6 @@ ProcessSandbox(Path({str(tmp_path / "box")!r}), isolation={isolation!r}).close()
 
 @pytest.mark.parametrize("isolation", ["bubblewrap", "view"])
 def test_the_umask_of_a_worker_keeps_no_user_out(isolation: IsolationChoice, tmp_path: Path) -> None:
-    # Given a worker with a strict umask
     before = os.umask(0o077)
     try:
         with closing(make(tmp_path / "box", isolation)) as box:

@@ -39,7 +39,6 @@ def test_what_runs_and_waits_in_an_environment_that_ends_by_itself_is_lost(
         sleepers(f"305.125{RUN}")
         outcomes += [threads.submit(second.wait), threads.submit(third.wait)]
         third.kill("not wanted")
-        # When its session ends with the whole environment
         monkeypatch.setattr(ProcessBackends, "loss", lambda _: "its host has gone")
         monkeypatch.setattr(ProcessBackends, "backend", refuse)
         kill_supervisor(first)

@@ -147,7 +147,6 @@ def test_in_version_2_sessions_have_their_groups_in_that_of_the_environment(unif
     assert memory.oom_kills() == 2
     # And what the kernel ended counts for the environment only if its own memory was full
     assert (memory.was_full(1), memory.was_full(memory.watch())) == (True, False)
-    # And a later sandbox of the same folder removes all
     found.remove()
     assert not list(unified.iterdir())
 

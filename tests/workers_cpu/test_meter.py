@@ -18,7 +18,6 @@ class Scripted(Meter):
     busy: bool = False
 
     def measure(self) -> float | None:
-        """Return the total."""
         self.wants_core = self.busy
         return self.found_s
 

@@ -71,13 +71,11 @@ def test_a_task_of_a_user_reads_what_it_holds_now(node: Node) -> None:
 
 
 def test_a_message_changes_calls_in_its_order(node: Node) -> None:
-    # Given two calls on a core each
     asked: list[tuple[str, Holding]] = []
     for action_id in "ab":
         call = claim(node, action_id, units=3)
         node.attach(call, lambda reason: None, lambda holding, action_id=action_id: asked.append((action_id, holding)))  # type: ignore[misc]
     asked.clear()
-    # When one goes to the background and the other gets its core, among entries that are wrong
     wrong: list[object] = [["a"], ["b", 1, [-1], False], ["b", 1, [2], True], "b", None, ["c", "one", [0], False], ["a", 2, [0], False]]
     node.regrant(1, 1, [*wrong, ["b", 1, [], True], *wrong, ["a", 1, [2, 3], False]])
     # Then they do, in this order, and in the background the DoP stays
@@ -109,7 +107,6 @@ def test_a_change_that_fails_is_tried_once_more(node: Node, caplog: pytest.LogCa
     least_tries = 1
     node.attach(claim(node), lambda reason: None, resize)
     least_tries = 2
-    # When it changes; then the second try counts, and that is no error
     node.regrant(1, 1, [["a", 1, [], True]])
     assert seen[1:] == [BACK, BACK]
     assert not [record for record in caplog.records if record.levelname == "ERROR"]

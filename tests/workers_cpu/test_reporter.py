@@ -21,7 +21,6 @@ class Producer:
         self.failures, self.taken = failures, []  # type: ignore[var-annotated]
 
     def publish(self, body: dict[str, Any], **_: object) -> None:
-        """Take a message."""
         self.failures -= 1
         if self.failures >= 0:
             raise ConnectionError("the broker is away")

@@ -78,7 +78,6 @@ def test_a_killed_worker_leaves_no_process_and_no_group_and_the_next_starts_empt
     left, runs = f"touch file; setsid sleep 315.671875{RUN} &", f"setsid sleep 315.671875{RUN} & while :; do :; done"
     with worker_to_be_killed(tmp_path / "box", ("e1", "main", left), ("e1", "main", runs), background=True) as worker:
         assert sleepers(f"315.671875{RUN}", 2)
-        # When it is killed
         worker.kill()
     # Then all its processes end, with their groups
     assert until(lambda: not processes_with(f"315.671875{RUN}") and not processes_with(str(tmp_path)))
@@ -102,7 +101,6 @@ def test_nothing_leaks(tmp_path: Path) -> None:
 
     use()
     before, threads, children = descriptors(), threading.active_count(), set(psutil.Process().children())
-    # When it uses some more
     for _ in range(2):
         use()
     # Then there are no more descriptors and threads than before, and no child, not even a zombie; threads of earlier tests may have ended

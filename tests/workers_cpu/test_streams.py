@@ -41,7 +41,6 @@ def streams(store: Redis) -> Iterator[OutputStreams]:
 
 
 def read(store: Redis, name: str, after: str = "0") -> list[Chunk]:
-    """Return what a reader gets."""
     return list(OutputReader(store, 5.0, 5.0).read(name, after))
 
 
@@ -82,12 +81,10 @@ def test_the_store_keeps_the_last_of_it_and_readers_learn_what_they_missed(store
     stream.write("stdout", b"last")
     stream.end("succeeded")
     assert until(lambda: not stream.entries)
-    # When somebody reads late
     chunks = read(store, "a")
     # Then it gets the last of it, and learns how much is missing
     assert 0.8 * KEPT_BYTES < sum(len(chunk.data) for chunk in chunks) <= KEPT_BYTES
     assert chunks[0].dropped + sum(len(chunk.data) for chunk in chunks) == whole + 4 and chunks[-1].data.endswith(b"last")
-    # And one that goes on from an id gets the rest
     assert read(store, "a", chunks[-2].id) == chunks[-1:]
 
 
@@ -138,7 +135,6 @@ def test_many_readers_share_a_thread_that_ends_with_them(store: Redis, streams: 
     threads = [threading.Thread(target=follow, args=(name,)) for name in names]
     for thread in threads:
         thread.start()
-    # When these print and end
     for name in ("a", "b", "c"):
         stream = streams.open(name)
         stream.write("stdout", name.encode() * 3)
@@ -174,7 +170,6 @@ def test_a_command_that_is_held_back_loses_nothing_to_a_reader_that_is_slow(stor
     assert until(lambda: stream.is_full())
     chunks += reading
     running.join(60)
-    # Then it gets all, in order
     assert b"".join(chunk.data for chunk in chunks) == b"".join(bytes([n % 256]) * ENTRY_BYTES for n in range(whole // ENTRY_BYTES))
     assert sum(chunk.dropped for chunk in chunks) == 0
 

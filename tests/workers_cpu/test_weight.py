@@ -10,7 +10,6 @@ from workers.cpu import weight
 
 
 def group(folder: Path, *names: str) -> str:
-    """Make a group with these control files."""
     for name in names:
         (folder / name).touch()
     return str(folder)
@@ -18,7 +17,6 @@ def group(folder: Path, *names: str) -> str:
 
 @pytest.mark.parametrize(("name", "low"), [("cpu.shares", "2"), ("cpu.weight", "1")])
 def test_the_background_is_a_flag_where_there_is_one_else_the_least_weight(tmp_path: Path, name: str, low: str) -> None:
-    # Given a group of an earlier kernel; when it is sent to the background; then it has the least weight
     folder = group(tmp_path, name)
     weight.set_background(folder)
     assert (tmp_path / name).read_text() == low
@@ -27,7 +25,6 @@ def test_the_background_is_a_flag_where_there_is_one_else_the_least_weight(tmp_p
     (tmp_path / name).write_text("")
     weight.set_background(folder)
     assert ((tmp_path / weight.IDLE).read_text(), (tmp_path / name).read_text()) == ("1", "")
-    # When it is brought back; then neither is left
     weight.set_foreground(folder)
     assert (tmp_path / weight.IDLE).read_text() == "0"
     assert int((tmp_path / name).read_text()) > 2
