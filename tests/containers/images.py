@@ -41,15 +41,13 @@ def make_busybox(
     name: str = BUSYBOX,
     *,
     programs: Mapping[str, Path] | None = None,
-    setuid: Mapping[str, Path] | None = None,
     without: Sequence[str] = (),
     volumes: Sequence[str] = (),
     links: Mapping[str, str] | None = None,
 ) -> None:
     """Import an image whose programs are busybox, under the names of `TOOLS`, and `programs` by their path inside.
 
-    Those of `setuid` belong to root and run as root, if the container lets them. To the folders `volumes` everybody may write.
-    `links` are further links, by their path inside.
+    To the folders `volumes` everybody may write. `links` are further links, by their path inside.
     """
     program = busybox()
     assert program is not None, "busybox-static is not installed"
@@ -64,8 +62,6 @@ def make_busybox(
             archive.add(path, inside, filter=_without_time)
         add_file(archive, "etc/passwd", USERS, 0o644)
         add_file(archive, "etc/shadow", SHADOW, 0o640)
-        for inside, path in (setuid or {}).items():
-            add_file(archive, inside, path.read_bytes(), 0o4755)
         for inside, target in (links or {}).items():
             link = tarfile.TarInfo(inside)
             link.type, link.linkname = tarfile.SYMTYPE, target

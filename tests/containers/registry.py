@@ -18,12 +18,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
-from urllib.parse import quote
 
 from tests.serving import Quiet, serving
 
 from .images import add_file, add_tools, busybox
-from .support import engine_says
+from .support import engine
 
 MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 CONFIG = "application/vnd.docker.container.image.v1+json"
@@ -103,8 +102,7 @@ def served(registry: Registry) -> Iterator[Registry]:
         try:
             yield registry
         finally:
-            filters = json.dumps({"reference": [f"{registry.address}/*/*"]})
-            for image in engine_says(f"/images/json?filters={quote(filters)}"):
+            for image in engine().images(filters={"reference": f"{registry.address}/*/*"}):
                 subprocess.run(["docker", "rmi", "-f", image["Id"]], capture_output=True)
             registry.stalled.set()
 

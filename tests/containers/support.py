@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import signal
-import socket
 import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.client import HTTPConnection
+from functools import cache
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
+
+from docker import APIClient
 
 from tests.workers_cpu.support import admit
 from workers.cpu.abstract import Environment, EnvironmentSpec, ExecOutcome, ExecRequest
@@ -28,25 +26,10 @@ from workers.cpu.docker.sandbox import ContainerSandbox
 from .conftest import node_name
 
 
-class _Connection(HTTPConnection):
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.connect("/var/run/docker.sock")
-
-
-def engine_says(path: str) -> Any:
-    """Return what the engine answers, None where it has no such thing. Conditions ask often, and a command of docker's costs more."""
-    connection = _Connection("engine")
-    try:
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        said = json.loads(answer.read())
-    finally:
-        connection.close()
-    if answer.status == 404:
-        return None
-    assert answer.status == 200, said
-    return said
+@cache
+def engine() -> APIClient:
+    """Return a client of the engine. Conditions ask often, and a command of docker's costs more."""
+    return APIClient("unix:///var/run/docker.sock", version="auto")
 
 
 def docker(*argv: str) -> str:
@@ -55,8 +38,7 @@ def docker(*argv: str) -> str:
 
 def containers(node: str) -> list[str]:
     """Return the ids of a node's containers, running or not."""
-    filters = json.dumps({"label": [f"tangram.node={node}"]})
-    return [each["Id"] for each in engine_says(f"/containers/json?all=1&filters={quote(filters)}")]
+    return [each["Id"] for each in engine().containers(all=True, filters={"label": f"tangram.node={node}"})]
 
 
 def pauses(container_id: str) -> bool:
@@ -74,10 +56,9 @@ def alone_as(node: str) -> Iterator[None]:
 
 def waits_for_its_worker(container_id: str) -> bool:
     """Say whether the container init has come to where it notices that its worker ends."""
-    known = engine_says(f"/containers/{container_id}/json")
-    assert known is not None, f"there is no container {container_id}"
+    pid = engine().inspect_container(container_id)["State"]["Pid"]
     try:
-        return os.readlink(f"/proc/{known['State']['Pid']}/fd/0").endswith("/alive")
+        return os.readlink(f"/proc/{pid}/fd/0").endswith("/alive")
     except OSError:
         return False
 

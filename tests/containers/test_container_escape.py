@@ -15,11 +15,9 @@ from workers.cpu.docker.sandbox import ContainerSandbox
 from workers.cpu.errors import EnvironmentGone
 
 from .conftest import node_name
-from .images import busybox, make_busybox
 
 pytestmark = pytest.mark.real
 
-ROOTED = "tangram-test-rooted:1"
 TRACES = """
 import ctypes, os
 libc = ctypes.CDLL(None)
@@ -45,21 +43,6 @@ def shared(box: ContainerSandbox) -> ContainerEnvironment:
 def env(box: ContainerSandbox) -> ContainerEnvironment:
     """Give a second environment, a new one where a test has ended it."""
     return box.open(EnvironmentSpec(id="other"))
-
-
-def test_a_command_is_nobody(shared: ContainerEnvironment) -> None:
-    for process in ("self", "1"):
-        status = [" ".join(each.split()) for each in printed(shared, f"cat /proc/{process}/status").splitlines()]
-        assert {"Uid: 1000 1000 1000 1000", "Gid: 1000 1000 1000 1000", "Groups: 1000", "CapBnd: 0000000000000000"} <= set(status)
-
-
-def test_a_setuid_program_gains_nothing(box: ContainerSandbox) -> None:
-    program = busybox()
-    assert program is not None
-    make_busybox(ROOTED, setuid={"root/id": program, "root/cat": program})
-    rooted = box.open(EnvironmentSpec(id="rooted", image=ROOTED))
-    assert printed(rooted, "ls -ln /root/id | cut -c1-10; /root/id -u") == "-rwsr-xr-x\n1000\n"
-    assert run(rooted, "/root/cat /etc/shadow").stdout == b""
 
 
 def test_tracing_process_1_reaches_nothing_but_the_own_container(

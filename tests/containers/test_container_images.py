@@ -25,7 +25,7 @@ from workers.cpu.errors import ImageMissing
 
 from .conftest import node_name
 from .registry import Registry, served
-from .support import docker, engine_says
+from .support import docker, engine
 
 MIB = 1 << 20
 
@@ -39,7 +39,7 @@ def registry(image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 def has(reference: str) -> bool:
-    return engine_says(f"/images/{reference}/json") is not None
+    return bool(engine().images(reference))
 
 
 Fetching = Callable[..., AbstractContextManager[ContainerSandbox]]

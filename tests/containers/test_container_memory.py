@@ -19,7 +19,7 @@ from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
 
 from .conftest import node_name
-from .support import containers, engine_says, groups_of, pauses, worker
+from .support import containers, engine, groups_of, pauses, worker
 
 pytestmark = pytest.mark.real
 
@@ -77,7 +77,7 @@ def test_a_worker_that_stood_still_says_whether_the_kernel_has_ended_a_command_w
     node = node_name("stopped")
     with worker(tmp_path, node, image, f"touch begun; until test -e go; do sleep 0.05; done; {command}") as (pid, container_id, hears):
         inside = ["docker", "exec", container_id, "sh", "-c"]
-        begun = Path(f"/proc/{engine_says(f'/containers/{container_id}/json')['State']['Pid']}/root/home/user/begun")
+        begun = Path(f"/proc/{engine().inspect_container(container_id)['State']['Pid']}/root/home/user/begun")
         assert until(begun.exists)
         os.kill(pid, signal.SIGSTOP)
         subprocess.run([*inside, "touch /home/user/go; until test -e /home/user/over; do sleep 0.05; done"], check=True)

@@ -14,6 +14,26 @@ import time
 from pathlib import Path
 
 OK = b"HTTP/1.1 200 OK\r\n"
+ANSWERS = {
+    "/garbage": b"SSH-2.0-server\r\n\r\n",
+    "/upgrade": b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n",
+    "/silent": b"",
+    "/cut": OK + b"Content-Length: 100\r\n\r\nhello",
+    "/head": OK + b"X: " + b"a" * 1_000_000,
+    "/status": b"HTTP/1.1 799 Odd\r\nContent-Length: 0\r\n\r\n",
+    "/control": OK + b"X: a\x01b\r\nContent-Length: 0\r\n\r\n",
+    "/early": b"HTTP/1.1 413 Too Large\r\nContent-Length: 5\r\n\r\nstop!",
+    "/continue": b"HTTP/1.1 100 Continue\r\n\r\n" * 50 + OK + b"Content-Length: 2\r\n\r\nok",
+}
+CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
+ENDLESS = {
+    "/endless": (OK + b"\r\n", bytes(65536), 0.0),
+    "/slowly": (CHUNKED, b"1\r\nx\r\n", 0.01),
+    "/crumbs": (CHUNKED, b"1\r\nx\r\n" * 1000, 0.0),
+    "/announcing": (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 1000, 0.0),
+    "/never": (b"", b"", 600.0),
+}
+"""What comes first, what comes again and again, and how many seconds after."""
 
 
 def serve(connection: socket.socket, word: bytes) -> None:
@@ -25,46 +45,14 @@ def serve(connection: socket.socket, word: bytes) -> None:
     lengths = [int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")]
     while path != b"/early" and len(body) < sum(lengths):
         body += connection.recv(65536)
-    match path.decode():
-        case "/garbage":
-            connection.sendall(b"SSH-2.0-server\r\n\r\n")
-        case "/upgrade":
-            connection.sendall(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n")
-        case "/silent":
-            pass
-        case "/cut":
-            connection.sendall(OK + b"Content-Length: 100\r\n\r\nhello")
-        case "/head":
-            connection.sendall(OK + b"X: " + b"a" * 1_000_000)
-        case "/endless":
-            connection.sendall(OK + b"\r\n")
-            while True:
-                connection.sendall(bytes(65536))
-        case "/never":
-            time.sleep(600)
-        case "/slowly":
-            connection.sendall(OK + b"Transfer-Encoding: chunked\r\n\r\n")
-            while True:
-                connection.sendall(b"1\r\nx\r\n")
-                time.sleep(0.01)
-        case "/announcing":
-            while True:
-                connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000)
-        case "/crumbs":
-            connection.sendall(OK + b"Transfer-Encoding: chunked\r\n\r\n")
-            while True:
-                connection.sendall(b"1\r\nx\r\n" * 1000)
-        case "/status":
-            connection.sendall(b"HTTP/1.1 799 Odd\r\nContent-Length: 0\r\n\r\n")
-        case "/control":
-            connection.sendall(OK + b"X: a\x01b\r\nContent-Length: 0\r\n\r\n")
-        case "/early":
-            connection.sendall(b"HTTP/1.1 413 Too Large\r\nContent-Length: 5\r\n\r\nstop!")
-            connection.shutdown(socket.SHUT_RD)
-        case "/continue":
-            connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n" * 50 + OK + b"Content-Length: 2\r\n\r\nok")
-        case _:
-            connection.sendall(OK + b"Content-Type: text/plain\r\nSet-Cookie: a\r\nSet-Cookie: b\r\n\r\n" + word + b" " + method)
+    usual = OK + b"Content-Type: text/plain\r\nSet-Cookie: a\r\nSet-Cookie: b\r\n\r\n" + word + b" " + method
+    first, again, pause_s = ENDLESS.get(path.decode(), (ANSWERS.get(path.decode(), usual), b"", 0.0))
+    connection.sendall(first)
+    if path == b"/early":
+        connection.shutdown(socket.SHUT_RD)
+    while path.decode() in ENDLESS:
+        connection.sendall(again)
+        time.sleep(pause_s)
     connection.close()
 
 

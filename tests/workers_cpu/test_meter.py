@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import repeat
 from types import SimpleNamespace
 
 import pytest
@@ -22,13 +24,13 @@ class Scripted(Meter):
         return self.found_s
 
 
-def played(monkeypatch: pytest.MonkeyPatch, totals: list[float | None]) -> Scripted:
-    """Return a meter that has found these totals in the background, half a second apart."""
+def played(monkeypatch: pytest.MonkeyPatch, totals: list[float | None], busy: Iterable[bool] = repeat(False)) -> Scripted:
+    """Return a meter that has found these totals in the background, half a second apart, and whether the command wanted a core."""
     now = [100.0]
     monkeypatch.setattr(backend, "time", SimpleNamespace(monotonic=lambda: now[0]))
     meter = Scripted()
     meter.set_background(True)
-    for meter.found_s in totals:
+    for meter.found_s, meter.busy in zip(totals, busy, strict=False):
         now[0] += 0.5
         meter.sample()
     return meter
@@ -62,16 +64,10 @@ def test_what_a_sample_missed_counts_only_for_the_time_that_passed(monkeypatch: 
     ],
 )
 def test_a_command_lacks_a_core_where_it_wants_one_and_gets_none(
-    monkeypatch: pytest.MonkeyPatch, totals: list[float], busy: list[bool], starved_s: float
+    monkeypatch: pytest.MonkeyPatch, totals: list[float | None], busy: list[bool], starved_s: float
 ) -> None:
     monkeypatch.setattr(backend, "_CORES", 4)
-    now = [100.0]
-    monkeypatch.setattr(backend, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    meter = Scripted()
-    meter.set_background(True)
-    for meter.found_s, meter.busy in zip(totals, busy, strict=True):
-        now[0] += 0.5
-        meter.sample()
+    meter = played(monkeypatch, totals, busy)
     # Then it has waited for what it got less, and lacked a core only while it wanted one
     assert (meter.starved_s, meter.starved_s <= meter.waited_s) == (pytest.approx(starved_s), True)
 

@@ -8,28 +8,19 @@ from collections.abc import Iterator
 import pytest
 from redis import Redis
 
-from app.local.redis_server import RedisServer
 from tangram import Chunk, InvalidAction
 from tangram.connection import open_store
 from tangram.streams import OutputReader
 from tangram.wire import OUTPUT_KEY_PREFIX, OUTPUT_TTL_S
+from tests.conftest import RedisUrls
 from workers.cpu.streams import BUFFER_BYTES, ENTRY_BYTES, KEPT_BYTES, OutputStreams
 
 from .support import until
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    folder = tmp_path_factory.mktemp("redis")
-    started = RedisServer(folder, log=folder / "log")
-    yield started
-    started.stop()
-
-
 @pytest.fixture
-def store(server: RedisServer) -> Iterator[Redis]:
-    with open_store(server.url, 5.0) as store:
-        store.flushall()
+def store(redis_urls: RedisUrls) -> Iterator[Redis]:
+    with open_store(redis_urls.result, 5.0) as store:
         yield store
 
 
@@ -88,8 +79,8 @@ def test_the_store_keeps_the_last_of_it_and_readers_learn_what_they_missed(store
     assert read(store, "a", chunks[-2].id) == chunks[-1:]
 
 
-def test_a_store_that_is_away_holds_nobody_up_and_gets_the_output_once(server: RedisServer, store: Redis) -> None:
-    with open_store(server.url, 0.2) as impatient:
+def test_a_store_that_is_away_holds_nobody_up_and_gets_the_output_once(redis_urls: RedisUrls, store: Redis) -> None:
+    with open_store(redis_urls.result, 0.2) as impatient:
         streams = OutputStreams(impatient)
         try:
             stream = streams.open("a")
