@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.sandboxes.test_output import exists
-from tests.workers_cpu.support import admit, printed, until
+from tests.workers_cpu.support import admit, followed, printed, until
 from workers.cpu import control_files
-from workers.cpu.abstract import EnvironmentSpec, ExecRequest
+from workers.cpu.abstract import EnvironmentSpec, ExecRequest, Holding
 from workers.cpu.docker import disk
 from workers.cpu.docker.cgroups import v1, v2
 from workers.cpu.docker.environment import ContainerEnvironment
@@ -49,17 +48,11 @@ def quotas(monkeypatch: pytest.MonkeyPatch) -> Iterator[Quotas]:
 
 
 def test_what_a_command_did_stands_when_its_grant_cannot_be_taken_back(quotas: Quotas, env: ContainerEnvironment) -> None:
-    # Given a command that runs when its quota cannot be written any more
-    execution = admit(env, "touch mark; until [ -e go ]; do sleep 0.01; done; echo done", cores=(0,))
-    outcomes: list[object] = []
-    thread = threading.Thread(target=lambda: outcomes.append(execution.wait()))
-    thread.start()
-    assert until(lambda: exists(env, "mark"))
-    quotas.stuck = True
-    env.write_file("go", b"")
-    thread.join(60)
-    (outcome,) = outcomes
-    assert (outcome.status, outcome.stdout) == ("succeeded", b"done\n")  # type: ignore[attr-defined]
+    with followed(env, "touch mark; until [ -e go ]; do sleep 0.01; done; echo done", holding=Holding((0,))) as one:
+        assert until(lambda: exists(env, "mark"))
+        quotas.stuck = True
+        env.write_file("go", b"")
+        assert (one.outcome().status, one.outcome().stdout) == ("succeeded", b"done\n")
 
 
 def test_files_that_are_only_mapped_are_counted(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.workers_cpu.support import RUN, admit, printed, processes_with, run, until
+from tests.workers_cpu.support import RUN, admit, followed, printed, processes_with, run, until
 from workers.cpu.abstract import EnvironmentSpec, ExecOutcome, ExecRequest
 from workers.cpu.docker.engine import DockerEngine
 from workers.cpu.docker.environment import ContainerEnvironment
@@ -132,11 +132,6 @@ def neighbour(sandbox: ContainerSandbox) -> ContainerEnvironment:
     return sandbox.open(EnvironmentSpec(id="neighbour"))
 
 
-def attack(environment: ContainerEnvironment, hostile: Hostile) -> ExecOutcome:
-    timeout_s = hostile.timeout_s if hostile.status == "timed_out" else 60.0
-    return admit(environment, hostile.command, cores=(0,), timeout_s=timeout_s).wait()
-
-
 def next_outcome(environment: ContainerEnvironment) -> ExecOutcome | None:
     """Carry out a small command that has what earlier ones left ended first; None when the environment is gone."""
     request = ExecRequest(action_id="a2", command="echo alive", fence=True, timeout_s=60)
@@ -158,7 +153,8 @@ def test_a_hostile_command_hurts_itself_alone(
     # Given a session in which a command has run, and a neighbour at work
     printed(env, ":")
     with neighbour_at_work(neighbour, 1) as meanwhile:
-        outcome = attack(env, hostile)
+        timeout_s = hostile.timeout_s if hostile.status == "timed_out" else 60.0
+        outcome = admit(env, hostile.command, cores=(0,), timeout_s=timeout_s).wait()
         assert hostile.reason in outcome.reason, outcome
         assert outcome.status != "timed_out" or processes_with(NAP) == []
         if hostile.may_fail_for and outcome.cause == hostile.may_fail_for:
@@ -258,14 +254,12 @@ def test_control_files_take_no_disk_beyond_the_bound(env: ContainerEnvironment) 
 
 
 def test_a_shell_killed_by_another_session_ends_its_command(env: ContainerEnvironment) -> None:
-    box: list[ExecOutcome] = []
-    other = admit(env, "touch begun; sleep 20", session="other")
-    thread = threading.Thread(target=lambda: box.append(other.wait()))
-    thread.start()
-    printed(env, "until test -f begun; do :; done")
-    run(env, "kill -9 -1")
-    thread.join(60)
-    assert (box[0].status, box[0].exit_code) == ("succeeded", 137), box
+    with followed(env, "touch begun; sleep 20", session="other") as other:
+        printed(env, "until test -f begun; do :; done")
+        run(env, "kill -9 -1")
+        outcome = other.outcome()
+    # Then the command has ended with the code of its shell, and both sessions take more
+    assert (outcome.status, outcome.exit_code) == ("succeeded", 137), outcome
     assert printed(env, "echo one", session="other") == "one\n"
     assert printed(env, "echo two") == "two\n"
 

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.sandboxes.test_life import at_once
+from tests.sandboxes.test_life import at_once, of
 from tests.workers_cpu.support import RUN, admit, printed, processes_with, run, until
-from workers.cpu.abstract import EnvironmentSpec
 from workers.cpu.docker.container import Container, ContainerMaker
 from workers.cpu.docker.environment import ContainerEnvironment
 from workers.cpu.docker.options import ContainerOptions
@@ -29,10 +28,6 @@ pytestmark = pytest.mark.real
 
 NAP = f"320.2917{RUN}"
 NO_SHELL = "tangram-test-no-shell:1"
-
-
-def of(identity: str, memory_mb: int | None = None, image: str | None = None) -> EnvironmentSpec:
-    return EnvironmentSpec(id=identity, memory_mb=memory_mb, image=image)
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,9 @@ from workers.cpu.docker.engine import DockerEngine
 from workers.cpu.docker.environment import ContainerEnvironment
 from workers.cpu.docker.meter import GroupMeter
 from workers.cpu.docker.options import ContainerOptions
-from workers.cpu.docker.sandbox import ContainerSandbox
 
 from .conftest import node_name
-from .support import containers, engine, groups_of, pauses, worker
+from .support import box_of, containers, engine, groups_of, pauses, worker
 
 pytestmark = pytest.mark.real
 
@@ -41,9 +40,8 @@ class LateEngine(DockerEngine):
 
 
 def test_a_shell_and_then_its_container_that_the_kernel_ends_for_memory_are_a_loss(tmp_path: Path, options: ContainerOptions) -> None:
-    engine = LateEngine()
-    box = ContainerSandbox(tmp_path / "box", node=node_name("late"), options=options, engine=engine)
-    try:
+    late = LateEngine()
+    with box_of(tmp_path / "box", options, node_name("late"), late) as box:
         env = box.open(EnvironmentSpec(id="e1"))
         printed(env, ":")
 
@@ -51,14 +49,12 @@ def test_a_shell_and_then_its_container_that_the_kernel_ends_for_memory_are_a_lo
             subprocess.run(["docker", "exec", env.container.id, "sh", "-c", TAKES_PROCESS_1], capture_output=True)
             return until(lambda: not containers(node_name("late")) and not groups_of(env.container.id), 5.0)
 
-        engine.meanwhile = lambda: until(is_gone)
+        late.meanwhile = lambda: until(is_gone)
         # Given a command whose shell the kernel ends, as that itself fills the memory
         # When it ends process 1, too, and the engine removes the container, before the worker knows how the shell has ended
         outcome = admit(env, "text=$(head -c 90000000 /dev/zero | tr '\\0' a)", cores=(0,)).wait()
         assert (outcome.status, outcome.cause, outcome.exit_code) == ("lost", "out_of_memory", None), outcome
         assert outcome.reason == LOSS
-    finally:
-        box.close()
 
 
 @pytest.mark.parametrize(

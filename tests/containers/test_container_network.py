@@ -1,17 +1,22 @@
-"""What containers reach: nothing by default, and on a named network what is on it, such as an egress proxy."""
+"""Containers on a named network: what they reach, such as an egress proxy, and that their servers are asked by their loopback."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.sandboxes.conftest import container_options
+from tests.sandboxes.test_ports import ask, serve
 from tests.workers_cpu.support import run, until
 from workers.cpu.abstract import EnvironmentSpec
 from workers.cpu.docker.environment import ContainerEnvironment
 from workers.cpu.docker.options import ContainerOptions
+from workers.cpu.errors import EnvironmentGone
 
 from .conftest import node_name
 from .support import box_of, docker
@@ -56,3 +61,30 @@ def test_a_container_reaches_what_is_on_its_network_and_on_an_internal_one_the_o
         env = box.open(EnvironmentSpec(id="e1"))
         assert until(lambda: reaches(env, "egress", 3128))
         assert not reaches(env, server, 9000)
+
+
+def networks() -> set[str]:
+    """Return the networks that threads of this process are on."""
+    found = set()
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(FileNotFoundError):  # one that ends just now
+            found.add(os.readlink(f"/proc/self/task/{thread}/ns/net"))
+    return found
+
+
+def test_a_container_on_a_named_network_is_reached_by_its_loopback_as_long_as_it_is_there(tmp_path: Path, image: str) -> None:
+    name, own = node_name("ports"), os.readlink("/proc/self/ns/net")
+    docker("network", "create", "--internal", name)
+    try:
+        with box_of(tmp_path / "box", container_options(network=name)) as box:
+            env = box.open(EnvironmentSpec(id="e1"))
+            port = serve(env)
+            assert ask(env, port).body == b"here GET"
+            # No thread of the worker stays in the container. The kernel may have one for a moment after it was joined.
+            assert until(lambda: networks() == {own})
+            docker("kill", env.container.id)
+            assert until(lambda: env.container.has_ended())
+            with pytest.raises(EnvironmentGone, match="lost"):
+                ask(env, port)
+    finally:
+        docker("network", "rm", name)

@@ -31,7 +31,6 @@ SUITES = (
     "tests/sandboxes/test_background.py",
     "tests/sandboxes/test_allowance.py",
     "tests/workers_cpu/test_memory.py",
-    "tests/workers_cpu/test_background.py",
 )
 LEFT_OUT = {
     "[process": "what bubblewrap shows: `workers/cpu/process/groups.py` writes the same files for both",

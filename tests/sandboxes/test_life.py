@@ -37,8 +37,8 @@ def alone(kind: Kind, tmp_path: Path) -> Iterator[Sandbox]:
     box.close()
 
 
-def of(name: str, memory_mb: int | None = None) -> EnvironmentSpec:
-    return EnvironmentSpec(id=name, memory_mb=memory_mb)
+def of(name: str, memory_mb: int | None = None, image: str | None = None) -> EnvironmentSpec:
+    return EnvironmentSpec(id=name, memory_mb=memory_mb, image=image)
 
 
 def test_environments_are_found_until_they_are_closed(alone: Sandbox) -> None:

@@ -25,7 +25,7 @@ from workers.cpu.process.isolation import IsolationChoice
 from workers.cpu.process.limits import ProcessLimits
 from workers.cpu.process.sandbox import ProcessSandbox
 
-from .conftest import EITHER, make
+from .conftest import EITHER, Shared, make
 from .support import RUN, Worker, open_one, printed, processes_with, sleepers, until, worker_to_be_killed
 
 KEEP_S = 120.0
@@ -44,6 +44,13 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel:
         said = b""
 open(sys.argv[2], "wb").write(b"told: " + said)
 """
+
+
+@pytest.fixture
+def isolation(request: pytest.FixtureRequest, shared: Shared) -> IsolationChoice:
+    """Give an isolation that works here."""
+    shared(request.param)
+    return request.param  # type: ignore[no-any-return]
 
 
 def leaves(seconds: str) -> str:
@@ -65,10 +72,9 @@ def next_worker(base: Path, isolation: IsolationChoice = "none", memory: Memory 
     return closing(make(base, isolation, keep_s=KEEP_S, memory=memory))
 
 
-@pytest.mark.parametrize("isolation", ["none", "view", "bubblewrap"])
+@pytest.mark.parametrize("isolation", ["none", "view", "bubblewrap"], indirect=True)
 def test_idle_environments_go_on_with_files_sessions_and_what_they_left_running(tmp_path: Path, isolation: IsolationChoice) -> None:
     # Given a worker with an environment that has a shell with variables, one that has ended, and a program that prints on and on
-    make(tmp_path / "trial", isolation).close()
     box, ready = tmp_path / "box", tmp_path / "box" / "environments"
     sets = "cd /tmp && export SET=1; unexported=2; greet() { echo hello $1; }; umask 027"
     prints = f"cd ~; echo text > file; (while :; do echo on; sleep 0.02; done) & echo $! > prints; sleep 317.25{RUN} & cd /tmp"
@@ -111,11 +117,10 @@ RUNNING = (
 )
 
 
-@pytest.mark.parametrize("isolation", EITHER)
+@pytest.mark.parametrize("isolation", EITHER, indirect=True)
 def test_commands_go_on_with_their_output_limits_and_processes_and_each_ends_once(tmp_path: Path, isolation: IsolationChoice) -> None:
     # Given a worker with a server that a command has left, and commands that run; when it is killed, and so are the next two, of which the
     # first one goes on with nothing yet
-    make(tmp_path / "trial", isolation).close()
     box, first = tmp_path / "box", ("e", "endless", f"sleep 317.3125{RUN} & echo $! > server")
     work = box / "environments" / "e" / "work"
     with to_be_killed(box, first, side_by_side=RUNNING, isolation=isolation) as worker:
@@ -205,10 +210,9 @@ def test_a_worker_that_sets_environments_up_in_another_way_ends_them(tmp_path: P
         assert printed(open_one(box, "e"), "ls; ulimit -n") == "100\n"
 
 
-@pytest.mark.parametrize("isolation", EITHER)
+@pytest.mark.parametrize("isolation", EITHER, indirect=True)
 def test_environments_end_when_no_worker_comes_in_time_or_the_stack_ends(tmp_path: Path, isolation: IsolationChoice) -> None:
     # Given environments whose worker was killed, which wait for another one for long
-    make(tmp_path / "trial", isolation).close()
     base = tmp_path / "environments" / "cpu-0"
     left = ("e", "main", leaves(f"317.875{RUN}"))
     with to_be_killed(base, left, isolation=isolation) as worker:
@@ -257,7 +261,7 @@ def let_go(base: Path) -> None:
     waits.rename(waits.with_name("go"))
 
 
-@pytest.mark.parametrize("isolation", EITHER)
+@pytest.mark.parametrize("isolation", EITHER, indirect=True)
 def test_what_is_paused_for_memory_goes_on_in_the_next_worker_or_ends(tmp_path: Path, isolation: IsolationChoice) -> None:
     # Given a worker that may pause environments: in one a server takes too much, in one a command does
     with closing(make(tmp_path / "trial", isolation, memory="elastic")) as trial:
