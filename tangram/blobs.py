@@ -11,6 +11,7 @@ import base64
 import binascii
 import contextlib
 import json
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeVar
 from uuid import uuid4
@@ -20,6 +21,8 @@ from redis import Redis, RedisError
 from tangram import clock
 from tangram.errors import ActionFailed
 from tangram.wire import BLOB_KEY_PREFIX, BLOB_THRESHOLD_BYTES, BLOB_TTL_S, SHARED_BLOB_KEY_PREFIX
+
+_log = logging.getLogger(__name__)
 
 _REFERENCE = "$blob"
 _PAUSE_S = 0.1
@@ -72,6 +75,7 @@ class Blobs:
         self._patience_s = patience_s
         self._between_parts = between_parts
         self._closing = clock.event()
+        self._store_is_away = False
         self._threshold_bytes = threshold_bytes
         self._ttl_ms = max(1, round(ttl_s * 1000))
 
@@ -107,8 +111,23 @@ class Blobs:
         data = text.encode("utf-8", "replace")
         return self._keep(data, before) if self._large(data) else text
 
+    def put_printed(self, data: bytes) -> str | dict[str, Any]:
+        """Return the wire form of what a command has printed, as text; bytes that are no UTF-8 are replaced.
+
+        A large value may wait for the store, and many may at once. So the value that waits is `data` itself and no copy, if it is UTF-8.
+        """
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            text = data.decode(errors="replace")
+            data = text.encode()
+        if not self._large(data):
+            return text
+        del text
+        return self._keep(data)
+
     def get_text(self, value: object) -> str:
-        """Return the text that `put_text` was given."""
+        """Return the text that `put_text` or `put_printed` was given."""
         if isinstance(value, str):
             return value
         if not isinstance(value, Mapping):
@@ -181,7 +200,15 @@ class Blobs:
         deadline = clock.monotonic() + self._patience_s
         while True:
             try:
-                return command()
-            except RedisError:
-                if clock.monotonic() >= deadline or self._closing.wait(_PAUSE_S):
+                answer = command()
+            except RedisError as error:
+                if clock.monotonic() >= deadline:
                     raise
+                if not self._store_is_away:
+                    _log.warning("the result store is away, large values wait for it: %s", error)
+                self._store_is_away = True
+                if self._closing.wait(_PAUSE_S):
+                    raise
+            else:
+                self._store_is_away = False
+                return answer

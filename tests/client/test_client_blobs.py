@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from redis import RedisError
+from redis import ConnectionError, RedisError
 from redis.client import Pipeline
 
 from app.broker.memory_store import MemoryBroker, MemoryStore
@@ -128,6 +130,44 @@ def test_a_store_that_is_away_is_waited_for_where_there_is_patience(own_redis: A
         assert back.result(60) == data
         assert patient.get(kept.result(60)) == data
     store.connection_pool.disconnect()
+
+
+class StoreAway(MemoryStore):
+    """A store that is away for the first writers, and takes note of the memory that is in use then."""
+
+    def __init__(self, tries: int) -> None:
+        super().__init__(MemoryBroker())
+        self.tries, self.in_use = tries, list[int]()
+
+    def set(self, *args: Any, **options: Any) -> bool | None:
+        if self.tries:
+            self.tries -= 1
+            self.in_use.append(tracemalloc.get_traced_memory()[0])
+            raise ConnectionError("it is away")
+        return super().set(*args, **options)
+
+
+def test_output_that_waits_for_the_store_is_in_memory_once_and_is_complained_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "tangram.blobs")
+    store, printed = StoreAway(tries=3), "é€😀".encode() * 100_000
+    blobs = Blobs(store, patience_s=60)  # type: ignore[arg-type]
+    # Given a store that is away as a command has printed much
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        reference = blobs.put_printed(printed)
+    finally:
+        tracemalloc.stop()
+    # Then nothing waits but what the caller has
+    assert max(store.in_use) - before < len(printed) / 10
+    assert blobs.get_text(reference) == printed.decode()
+    assert [record.getMessage() for record in caplog.records] == ["the result store is away, large values wait for it: it is away"]
+
+
+@given(printed=st.binary(max_size=200))
+def test_what_is_printed_comes_back_as_text(printed: bytes) -> None:
+    blobs = Blobs(MemoryStore(MemoryBroker()), threshold_bytes=50)  # type: ignore[arg-type]
+    assert blobs.get_text(blobs.put_printed(printed)) == printed.decode(errors="replace")
 
 
 def test_a_store_that_is_away_is_not_waited_for_once_blobs_are_closed(own_redis: Any) -> None:

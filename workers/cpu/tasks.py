@@ -293,8 +293,8 @@ def _value(outcome: ExecOutcome) -> dict[str, Any]:
     blobs = cpu().blobs
     return {
         "exit_code": outcome.exit_code,
-        "stdout": blobs.put_text(outcome.stdout.decode("utf-8", "replace")),
-        "stderr": blobs.put_text(outcome.stderr.decode("utf-8", "replace")),
+        "stdout": blobs.put_printed(outcome.stdout),
+        "stderr": blobs.put_printed(outcome.stderr),
         "truncated": outcome.truncated,
         "cpu_s": outcome.cpu_s,
         "max_rss_mb": outcome.max_rss_mb,
