@@ -149,5 +149,8 @@ def test_a_frozen_container_ends_its_command_in_bounded_time_and_no_other(
         clock.forward(1000)
         ended = frozen.outcome()
     assert ended.status == "timed_out" and "processes that cannot be killed" in ended.reason
+    # And what is left in it goes on to end, once it is closed
+    monkeypatch.setattr("workers.cpu.docker.backend.KILL_LIMIT_S", 1000.0)
+    monkeypatch.setattr("workers.cpu.shell.session.CLOSE_LIMIT_S", 1000.0)
     env.close()
     assert until(lambda: env.container.id not in containers(node_name()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -59,6 +60,12 @@ class ContainerEnvironment(ShellEnvironment):
             self.allowance.close()
         log.warning("environment %s is lost: %s", self._spec.id, loss)
         threading.Thread(target=clear, name="tangram-lost", daemon=True).start()
+
+    def hang_up(self) -> None:
+        """Begin to close. A container that somebody else has paused goes on: what is frozen cannot end."""
+        with contextlib.suppress(OSError):
+            self.container.group.controls().thaw()
+        super().hang_up()
 
     def _end_sessions(self) -> None:
         """End the sessions; what does not end now, such as the processes of a container that was frozen, ends with the container."""
