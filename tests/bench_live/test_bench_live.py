@@ -106,15 +106,7 @@ def test_the_usual_systems_are_those_that_the_machine_can_tell_apart(monkeypatch
         chosen_systems("ray:1", 2)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--policies", "ray:x"],
-        ["--policies", "best"],
-        ["--rounds", "0"],
-        ["--pace", "nan"],
-    ],
-)
+@pytest.mark.parametrize("arguments", [["--policies", "ray:x"], ["--policies", "best"], ["--rounds", "0"], ["--pace", "nan"]])
 def test_bad_words_end_with_code_2_and_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*arguments, *([] if "--policies" in arguments else ["--policies", "fixed:1"])]) == 2
     captured = capsys.readouterr()

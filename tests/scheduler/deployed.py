@@ -124,13 +124,7 @@ class Deployment:
             self.broker.orders(name)
         self.core, self.transport = make(make_policy(policy), limits=Limits(**limits), quotas=quotas), self.broker.transport(self.epoch)
         self.service = Service(
-            self.core,
-            self.transport,
-            self.journal,
-            epoch=self.epoch,
-            clock=lambda: self.now,
-            still_leading=self._leads,
-            event_log=self,
+            self.core, self.transport, self.journal, epoch=self.epoch, clock=lambda: self.now, still_leading=self._leads, event_log=self
         )
         self.service.recover()
 

@@ -84,12 +84,7 @@ NEEDS = st.sampled_from([0.0, 0.125, 0.25, 0.5, 0.75, 1.0])
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    capacity=st.integers(1, 4),
-    holders=st.lists(NEEDS, max_size=4),
-    behind=st.lists(NEEDS, max_size=8),
-    seconds=st.floats(0.1, 50.0),
-)
+@given(capacity=st.integers(1, 4), holders=st.lists(NEEDS, max_size=4), behind=st.lists(NEEDS, max_size=8), seconds=st.floats(0.1, 50.0))
 def test_all_that_is_idle_is_used_while_somebody_can_and_no_more(
     capacity: int, holders: list[float], behind: list[float], seconds: float
 ) -> None:
@@ -113,8 +108,7 @@ def test_all_that_is_idle_is_used_while_somebody_can_and_no_more(
 
 @settings(max_examples=50, deadline=None)
 @given(
-    capacity=st.integers(1, 3),
-    moves=st.lists(st.tuples(st.floats(0.0, 3.0), st.integers(0, 5), NEEDS, st.floats(0.1, 5.0)), max_size=25),
+    capacity=st.integers(1, 3), moves=st.lists(st.tuples(st.floats(0.0, 3.0), st.integers(0, 5), NEEDS, st.floats(0.1, 5.0)), max_size=25)
 )
 def test_whatever_comes_and_goes_work_is_done_once(capacity: int, moves: list[tuple[float, int, float, float]]) -> None:
     # Given commands that come, get cores, and lose them, in any order

@@ -77,10 +77,7 @@ def test_an_instance_that_always_computes_lets_another_one_have_its_turn(world: 
 
 MEMORY_MB = 4
 BLOCKS = [(0,), (1,), (2,), (3,), (0, 1), (2, 3), (0, 1, 2, 3)]
-PLACED = st.lists(
-    st.tuples(st.sampled_from("abcd"), st.integers(1, 3), st.sampled_from(BLOCKS), st.booleans()),
-    max_size=8,
-)
+PLACED = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 3), st.sampled_from(BLOCKS), st.booleans()), max_size=8)
 
 
 @settings(max_examples=150)

@@ -40,16 +40,7 @@ def test_a_change_goes_to_the_core_and_with_its_figures_into_the_journal(heard: 
 
     assert heard.events == [events.ServiceChanged(node="n", service="a", cell_ids=(0, 1), state="host", reason="r")]
     assert heard.entries == [
-        InstanceChanged(
-            node="n",
-            service="a",
-            cell_ids=(0, 1),
-            state="host",
-            at=9.0,
-            reason="r",
-            host_mb=5.5,
-            **counts,
-        )
+        InstanceChanged(node="n", service="a", cell_ids=(0, 1), state="host", at=9.0, reason="r", host_mb=5.5, **counts)
     ]
 
 

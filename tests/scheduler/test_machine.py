@@ -228,11 +228,7 @@ class CoreMachine(RuleBasedStateMachine):
         held = frozenset(stand - set(self.ledger.closing)) if honest else frozenset(stand)
         self.handle(events.NodeBeat(name=name, running=running if honest else frozenset(), environments=held))
 
-    @rule(
-        environment=st.sampled_from(ENVIRONMENTS),
-        cost=st.sampled_from([{}, {MEMORY_MB: 60}, {MEMORY_MB: 500}, {CORES: 3}]),
-        **ANYWHERE,
-    )
+    @rule(environment=st.sampled_from(ENVIRONMENTS), cost=st.sampled_from([{}, {MEMORY_MB: 60}, {MEMORY_MB: 500}, {CORES: 3}]), **ANYWHERE)
     def open(self, cost: dict[str, int], **fields: Any) -> None:
         self.submit(Action(kind="cpu.open", cost=Cost.of(**cost), **fields))
 

@@ -18,10 +18,7 @@ from scheduler.sim.trace import Step, Trace, TraceAction, Trajectory
 from tangram.elasticity import FLAT, Amdahl, Elasticity
 
 POLICIES = ["elastic", "paper", "fcfs", "fixed:2", "static:2"]
-SERVICES = {
-    "rm": ServiceSpec(name="rm", restore_s=0.5),
-    "judge": ServiceSpec(name="judge", cells=(1, 2), restore_s=2.0),
-}
+SERVICES = {"rm": ServiceSpec(name="rm", restore_s=0.5), "judge": ServiceSpec(name="judge", cells=(1, 2), restore_s=2.0)}
 QUOTAS = {"web": QuotaSpec(name="web", rate_per_s=2.0, concurrency=3)}
 
 
@@ -105,10 +102,7 @@ def check_capacity(run: ReplayRecord, cluster: Cluster) -> None:
 
 def test_a_resized_action_does_all_of_its_work() -> None:
     # Given an action that scales perfectly, alone on four cores for a second, then beside one that needs two of them
-    trace = trace_of(
-        rollout("long", cpu(12.0, (1, 2, 4), 1.0)),
-        rollout("short", Step(actions=(cpu(2.0, (2,)),), think_s=1.0)),
-    )
+    trace = trace_of(rollout("long", cpu(12.0, (1, 2, 4), 1.0)), rollout("short", Step(actions=(cpu(2.0, (2,)),), think_s=1.0)))
 
     run = simulate(trace)
     # Then it has done four core-seconds in the first second, four in the next two, and the rest on all cores again
