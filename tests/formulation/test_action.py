@@ -86,7 +86,6 @@ WRONG: dict[str, list[Any]] = {
 def test_a_wrong_field_is_named(field: str, value: Any) -> None:
     with pytest.raises(InvalidAction) as refusal:
         Action(**{"kind": "build", field: value})
-
     assert refusal.value.field == field
     assert str(refusal.value).startswith(f"{field}: ")
 
@@ -103,7 +102,6 @@ WRONG_COSTS: list[Any] = [{"disk": 1}, {"quota:": 1}, {3: 1}, {"cores": [1, 2], 
 def test_a_wrong_cost_is_named(field: str, amounts: Any) -> None:
     with pytest.raises(InvalidAction) as refusal:
         Action.from_header({"kind": "build", "cost": amounts})
-
     assert refusal.value.field == field
 
 
@@ -161,6 +159,5 @@ def test_a_cost_keeps_its_own_copy() -> None:
     given: dict[str, tuple[int, ...]] = {"cores": (1, 2)}
     cost = Cost(given)
     given["cores"] = (64,)
-
     assert cost.amounts["cores"] == (1, 2)
     assert cost == Cost.of(cores=[1, 2])

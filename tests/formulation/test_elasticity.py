@@ -21,7 +21,6 @@ def test_amdahl_is_the_textbook_formula(fraction: float, units: int) -> None:
 def test_the_duration_is_the_work_over_efficiency_times_units(work_s: float, efficiency: dict[int, float]) -> None:
     units = tuple(sorted(efficiency))
     elasticity = Elasticity(units=units, curve=Table(tuple(efficiency.items())))
-
     for amount in units:
         assert elasticity.duration_s(work_s, amount) == pytest.approx(work_s / (efficiency[amount] * amount))
 

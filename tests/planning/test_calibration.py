@@ -18,9 +18,7 @@ def test_a_run_whose_grants_never_change_is_simulated_without_any_error(policy: 
     trace = read_trace(BUNDLED)
     options = ReplayOptions(policy=policy, cores=3, gpus=2, speed=4.0)
     run = simulate(trace, options)
-
     again = simulate(recorded(trace, run), options)
-
     assert summarise(again)["mean_act"] == pytest.approx(summarise(run)["mean_act"])
     assert summarise(again)["step_duration"] == pytest.approx(summarise(run)["step_duration"])
     assert compared(trace, run, options)["error"] == pytest.approx({"mean_act": 0, "p95_act": 0, "step_duration": 0}, abs=1e-9)

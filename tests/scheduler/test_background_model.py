@@ -73,9 +73,7 @@ def test_what_only_sleeps_is_as_fast_in_the_background_as_on_a_core(idle: bool) 
     if not idle:
         machine.begin(100.0, core=0)
     sleeper = machine.begin(5.0, busy=0.0)
-
     machine.run_until(10.0)
-
     assert machine.ends[sleeper.id] == pytest.approx(5.0)
     assert (sleeper.cpu_s, sleeper.waited_s, sleeper.slept_s) == pytest.approx((0.0, 5.0, 5.0))
 

@@ -136,8 +136,6 @@ def test_warm_services_are_brought_to_a_node_once_it_drains_no_more(world: Any) 
     w.node(cells=1)
     w.tick(1.0)
     assert w.of(commands.Restore) == []
-
     drain(w, draining=False)
     w.tick(1.0)
-
     assert [(restore.node, restore.service) for restore in w.of(commands.Restore)] == [("n0", "warm")]

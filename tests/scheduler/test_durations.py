@@ -76,7 +76,6 @@ def test_the_mean_is_that_of_fading_observations(work: list[float]) -> None:
     distribution = Distribution()
     for work_s in work:
         distribution.add(work_s)
-
     weights = [FADING**age for age in reversed(range(len(work)))]
     assert distribution.count == pytest.approx(math.fsum(weights))
     assert distribution.mean_s() == pytest.approx(math.fsum(w * s for w, s in zip(weights, work, strict=True)) / math.fsum(weights))
@@ -87,7 +86,6 @@ def test_a_very_long_life_keeps_its_figures() -> None:
     distribution = Distribution()
     for _ in range(30_000):
         distribution.add(3.0)
-
     assert distribution.mean_s() == pytest.approx(3.0)
     assert distribution.quantile(0.5) == pytest.approx(3.0)
     assert distribution.scale < 1e12
@@ -97,16 +95,13 @@ def test_one_observation_far_out_counts_for_a_few_medians() -> None:
     distribution = Distribution()
     for _ in range(100):
         distribution.add(1.0)
-
     distribution.add(1e6)
-
     assert distribution.mean_s() < 1.0 + OUTLIER / 90
 
 
 @given(WORK)
 def test_expectations_are_positive_and_within_what_was_seen(work: list[float]) -> None:
     estimate = learned(*work).expect(action())
-
     assert min(*work, USUAL_S["cpu.exec"]) * 0.99 <= estimate.work_s <= max(*work, USUAL_S["cpu.exec"]) * 1.01
     for done_s in (0.0, 0.5, 10.0, 1e5):
         assert 0.0 < estimate.left_s(done_s) < math.inf
@@ -114,7 +109,6 @@ def test_expectations_are_positive_and_within_what_was_seen(work: list[float]) -
 
 def test_jobs_kinds_classes_and_amounts_are_told_apart() -> None:
     durations = learned(*[50.0] * 20)
-
     assert durations.expect(action()).work_s == pytest.approx(50.0, rel=0.1)
     assert durations.expect(action(cores=[1, 2])).work_s == USUAL_S["cpu.exec"]
     assert durations.expect(action(kind="build")).work_s == 1.0
@@ -125,7 +119,6 @@ def test_jobs_kinds_classes_and_amounts_are_told_apart() -> None:
 
 def test_what_has_outlived_the_short_ones_is_expected_to_be_a_long_one() -> None:
     estimate = learned(*[2.0, 2.0, 2.0, 14.0] * 25).expect(action())
-
     assert estimate.work_s == pytest.approx(5.0, rel=0.1)
     assert estimate.left_s(0.0) == pytest.approx(5.0, rel=0.1)
     assert estimate.left_s(5.0) == pytest.approx(9.0, rel=0.02)
@@ -133,7 +126,6 @@ def test_what_has_outlived_the_short_ones_is_expected_to_be_a_long_one() -> None
 
 def test_without_anything_learned_a_declared_action_is_always_nearly_done_and_an_unknown_one_is_not() -> None:
     durations = Durations(learning=True)
-
     declared, unknown = durations.expect(action(work_s=10.0)), durations.expect(action())
     assert declared.left_s(4.0) == 6.0
     assert declared.left_s(50.0) == LEAST_LEFT * 10.0
@@ -150,7 +142,6 @@ def test_declarations_are_corrected_by_what_they_are_usually_wrong_by() -> None:
     for _ in range(100):
         declared_s = draw.lognormvariate(0.0, 2.0)
         observe(durations, action(work_s=declared_s), 3.0 * declared_s)
-
     for declared_s in (0.1, 1.0, 50.0):
         assert durations.expect(action(work_s=declared_s)).work_s == pytest.approx(3.0 * declared_s, rel=0.05)
 
@@ -159,14 +150,12 @@ def test_declarations_that_say_nothing_are_dropped() -> None:
     durations, draw = Durations(learning=True), random.Random(1)
     for _ in range(100):
         observe(durations, action(work_s=draw.choice([0.01, 1000.0])), 10.0)
-
     assert durations.expect(action(work_s=0.01)).work_s == pytest.approx(10.0, rel=0.1)
 
 
 def test_without_learning_what_was_declared_is_all_that_counts() -> None:
     durations = Durations(learning=False, history=[seen()] * 20)
     observe(durations, action(), 50.0, 20)
-
     assert durations.expect(action()).work_s == USUAL_S["cpu.exec"]
     assert durations.expect(action(work_s=3.0)).work_s == 3.0
 
@@ -179,7 +168,6 @@ def test_a_class_that_burns_one_core_of_many_is_not_taken_for_parallel(held: flo
     # Given a class that declares that it is parallel; when it uses less than that says, or as much, or has but one core
     durations, one = Durations(learning=True), action(cores=[1, 2, 4], curve=Amdahl(0.9))
     observe(durations, one, 8.0, 20, held=held, cpu_s=used)
-
     curve = durations.expect(one).curve
     assert curve == Amdahl(0.9) if believed else speed_on(curve, 4) == pytest.approx(1.0)
 
@@ -194,7 +182,6 @@ def seen(**fields: Any) -> Observation:
 
 def test_history_counts_like_what_is_seen_and_on_many_cores_as_work_of_one() -> None:
     durations = Durations(learning=True, history=[seen()] * 40)
-
     estimate = durations.expect(action())
     assert estimate.work_s == pytest.approx(20.0, rel=0.1)
     assert durations.error().predictions == 0
@@ -218,7 +205,6 @@ def test_the_error_is_a_factor_either_way() -> None:
 @given(st.floats(1.0, 4.0))
 def test_between_two_points_of_a_table_the_speed_is_on_the_line(units: float) -> None:
     table = Table(((2, 0.9), (4, 0.5)))
-
     low, high = speed_on(table, math.floor(units)) if units != 3 else 1.8, speed_on(table, 4)
     assert min(1.0, low) - 1e-9 <= speed_on(table, units) <= max(high, 2.0) + 1e-9
     assert (speed_on(table, 1), speed_on(table, 2), speed_on(table, 3), speed_on(table, 4)) == (1.0, 1.8, 1.9, 2.0)

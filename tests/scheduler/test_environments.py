@@ -12,10 +12,8 @@ from scheduler.model import QuotaSpec, commands, events
 
 def test_environments_go_where_few_stand_per_core(world: Any) -> None:
     w = world().node("small", cores=4).node("large", cores=8)
-
     for number in range(6):
         w.open(f"e{number}", finish=False)
-
     placed = [w.grants[f"open-e{number}"].node for number in range(6)]
     assert placed.count("large") == 4
     assert placed.count("small") == 2
@@ -26,9 +24,7 @@ def test_memory_of_an_action_comes_back_to_an_environment_that_waits_for_it(worl
     w.submit("a", "build", cost={"cores": 1, "memory_mb": 800})
     w.open("e0", memory_mb=800, finish=False)
     assert w.waiting == ["open-e0"]
-
     w.finish("a")
-
     assert "open-e0" in w.grants
 
 
@@ -71,9 +67,7 @@ def test_lost_environments_are_remembered_however_many_are_closed(world: Any) ->
 
 def test_an_environment_cannot_be_opened_twice(world: Any) -> None:
     w = world().node().open("e0")
-
     w.submit("again", "cpu.open", environment="e0")
-
     assert w.ended("again") == ("rejected", "environment e0 is open already")
 
 
@@ -83,9 +77,7 @@ def test_an_action_too_large_for_the_node_of_its_environment_is_rejected_and_blo
     w.exec("large", "e0", 16, session="main")
     w.exec("next", "e0", 1, session="main")
     w.node(cores=8)
-
     w.finish("open-e0")
-
     assert w.ended("large") == ("rejected", "needs 16 cores, its environment can have 8")
     assert "next" in w.grants
 
@@ -140,9 +132,7 @@ def test_an_environment_closed_while_it_opens_is_closed_once_it_stands(world: An
 def test_an_environment_closed_before_it_was_placed_never_opens(world: Any) -> None:
     w = world().open("e0")
     w.exec("a", "e0")
-
     w.close("e0")
-
     assert w.ends["close-e0"].status == "succeeded"
     assert w.ends["open-e0"].status == "cancelled"
     assert w.ends["a"].status == "failed"
@@ -213,9 +203,7 @@ def test_cancelling_starts_nothing_that_waited_for_what_is_cancelled(world: Any)
     w.run("busy")
     w.exec("command", "e0", trajectory="t", session="main")
     w.submit("read", "cpu.read_file", environment="e0", trajectory="t", session="main")
-
     w.handle(events.Cancelled(job="default", trajectory="t"))
-
     assert w.ends["command"].status == w.ends["read"].status == "cancelled"
     assert w.started == ["open-e0", "busy"]
 
@@ -246,7 +234,6 @@ def test_nobody_waits_for_a_quota_on_the_cores_of_an_environment_that_is_gone(wo
         w.submit(name, "cpu.exec", cost={"cores": 1, "quota:web": 1}, environment="e1")
     w.finish("runs")
     assert (w.waiting, w.core.next_wake(w.now)) == (["waits"], 10.0)
-
     w.close("e1", finish=True)
     # Then the core has no reason to be woken when the quota opens
     assert w.core.next_wake(w.now) is None

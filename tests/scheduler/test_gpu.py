@@ -16,9 +16,7 @@ def test_under_paper_the_service_that_was_used_longest_ago_is_evicted(world: Any
     for at, (name, service) in enumerate([("a", "rm"), ("b", "judge"), ("c", "rm")]):
         w.now = float(at)
         w.score(name, service, finish=True)
-
     w.score("d", "third")
-
     assert w.evicted("d") == ["judge"]
     assert w.grants["d"].cell_ids == (1,)
 
@@ -28,7 +26,6 @@ def test_a_service_that_a_node_holds_once_waits_for_its_place_and_holds_up_nobod
     w.score("a", "rm")
     w.score("b", "rm")
     w.score("c", "judge")
-
     assert w.waiting == ["b"]
     assert {w.grants["a"].cell_ids, w.grants["c"].cell_ids} == {(0,), (2,)}
 
@@ -39,9 +36,7 @@ def test_under_paper_a_large_service_is_not_starved_by_small_ones_behind_it(worl
     w.score("t", "teacher")
     w.score("b", "judge")
     assert w.waiting == ["t", "b"]
-
     w.finish("a")
-
     assert w.waiting == ["b"]
 
 
@@ -50,7 +45,6 @@ def test_elastic_gives_the_cells_to_the_action_that_gains_most(world: Any) -> No
     w.score("flat", "a", [1, 2], work_s=10.0)
     w.score("steep", "b", [1, 2], work_s=10.0, parallel=1.0)
     w.node(cells=3)
-
     assert w.units == {"flat": 1, "steep": 2}
 
 

@@ -34,9 +34,7 @@ def test_a_power_of_two_is_the_block_that_leaves_most_whole(count: int) -> None:
         blocks = [range(first, first + count) for first in whole(free, count)]
         if not blocks:
             continue
-
         taken = take(free, count)
-
         assert list(taken) in [list(block) for block in blocks]
         assert left_whole(free, taken) == max(left_whole(free, block) for block in blocks)
 
@@ -46,9 +44,7 @@ def test_what_is_no_block_is_made_of_as_few_as_possible(count: int) -> None:
     for free in subsets():
         if len(free) < count:
             continue
-
         taken = take(free, count)
-
         assert len(set(taken)) == count and set(taken) <= set(free)
         assert len(whole_blocks(taken)) == min(len(whole_blocks(choice)) for choice in combinations(free, count))
 
@@ -60,7 +56,5 @@ def test_of_many_trees_so_many_cells_are_taken_or_none(cells: set[int], count: i
         with pytest.raises(ValueError, match="free"):
             take(free, count)
         return
-
     taken = take(free, count)
-
     assert list(taken) == sorted(set(taken)) and len(taken) == count and set(taken) <= cells

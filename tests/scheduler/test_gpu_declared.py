@@ -21,11 +21,9 @@ JUDGE = ServiceSpec(name="judge", restore_s=0.5)
 def test_an_action_goes_where_its_service_is_declared(world: Any, policy: str) -> None:
     w = world(policy, services=[RM, JUDGE]).node("a", cells=2, services=frozenset({"rm"}))
     w.node("b", cells=2, services=frozenset({"judge"}))
-
     for one in ("j1", "j2"):
         w.score(one, "judge")
     w.score("r", "rm")
-
     nodes = {name: grant.node for name, grant in w.grants.items()}
     assert nodes.get("r") == "a"
     assert {nodes[one] for one in ("j1", "j2") if one in nodes} == {"b"}
@@ -33,9 +31,7 @@ def test_an_action_goes_where_its_service_is_declared(world: Any, policy: str) -
 
 def test_what_no_node_that_is_up_declares_is_rejected_at_once(world: Any) -> None:
     w = world(services=[RM, JUDGE]).node(cells=1, services=frozenset({"rm"}))
-
     w.score("j", "judge")
-
     assert w.ended("j") == ("rejected", "no node that is up declares service 'judge'")
 
 
@@ -73,10 +69,8 @@ def test_a_worker_that_comes_back_without_a_service_ends_who_waited_for_it(world
 def test_a_service_that_becomes_warm_is_brought(world: Any) -> None:
     w = world(services=[RM]).node(cells=2, services=frozenset({"rm"}))
     w.core.state.services["hot"] = ServiceSpec(name="hot", restore_s=0.5, warm=True)
-
     w.handle(events.ServicesDeclared(node="n0", services=frozenset({"rm", "hot"})))
     w.tick()
-
     assert w.of(Restore) == [Restore(node="n0", service="hot", cell_ids=(0,))]
 
 
@@ -126,9 +120,7 @@ def test_a_restarted_scheduler_hears_what_is_there_before_it_brings_warm_service
     # Given a node that an earlier scheduler knew, of which nothing is heard yet
     gpu = Gpu(resumed=True, cells=2)
     assert gpu.broker.orders() == []
-
     gpu.beat(instances=said)
-
     assert (gpu.broker.orders(), any(gpu.restoring())) == (restores, said != [hot("resident")])
 
 
@@ -155,7 +147,6 @@ def test_a_restore_of_which_beats_show_nothing_gives_its_cells_back() -> None:
     gpu.beat(instances=[hot("starting")])
     assert gpu.restoring() == [True]
     gpu.beat(instances=[])
-
     assert gpu.restoring() == []
 
 
@@ -164,14 +155,11 @@ def test_a_beat_that_shows_a_restored_instance_ends_its_restore() -> None:
     gpu = Gpu()
     gpu.told({"type": "service", "node": "n", **hot("resident")})
     gpu.core.pools.gpu.groups["n"].instances[0].restoring = True
-
     gpu.beat(instances=[hot("resident")])
-
     assert gpu.restoring() == [False]
 
 
 def test_nodes_that_declare_a_service_differently_are_spoken_of(caplog: pytest.LogCaptureFixture) -> None:
     gpu = Gpu(services={"rm": {"memory_mb": 500}})
     gpu.beat(node="m", kinds=["gpu"], services={"rm": {"memory_mb": 900}})
-
     assert "node m declares service rm otherwise than node n does" in caplog.text

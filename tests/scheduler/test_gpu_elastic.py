@@ -30,9 +30,7 @@ def test_the_instance_that_is_least_asked_for_goes(world: Any) -> None:
     w = world(services=[RM, JUDGE, ServiceSpec(name="third", restore_s=0.5)]).node(cells=2)
     for name, service in (("a", "rm"), ("b", "rm"), ("c", "rm"), ("j", "judge")):
         w.score(name, service, finish=True)
-
     w.score("t", "third")
-
     assert w.evicted("t") == ["judge"]
 
 
@@ -54,9 +52,7 @@ def test_priority_decides_which_service_has_the_cell(world: Any) -> None:
     w.score("a", "rm")
     w.score("low", "judge")
     w.score("high", "third", priority=9)
-
     w.tick(3.0)
     w.finish("a")
-
     assert "high" in w.grants
     assert w.waiting == ["low"]

@@ -33,17 +33,13 @@ def test_what_no_node_could_hold_is_refused_at_once(
     # Given a node with many small cells, another with one large cell, and one without GPUs
     w = world(policy, services=[service]).node("n0", cells=4, cell_memory_mb=10).node("n1", cells=1, cell_memory_mb=100)
     w.node("n2", pools=("cpu",), labels=frozenset({"nvlink"}))
-
     w.score("a", "s", **fields)
-
     assert w.ended("a") == ("rejected", reason)
 
 
 def test_a_service_whose_equal_part_is_too_small_is_refused_at_once(world: Any) -> None:
     w = world("static:2", services=[RM, JUDGE, WIDE]).node(cells=4)
-
     w.score("a", "wide")
-
     assert w.ended("a") == ("rejected", "needs 2 cells, equal parts of all cells are 1 for each of 3 services")
 
 

@@ -24,7 +24,6 @@ def test_an_instance_that_falls_idle_goes_to_whom_cells_are_owed(world: Any) -> 
     w = world(services=[FLOODED, RARE]).node(cells=4)
     flood(w, 10)
     w.score("r", "rare", job="modest")
-
     w.finish("f0")
     assert w.evicted("r") == ["flooded"]
     w.finish("f1")

@@ -52,7 +52,6 @@ def test_each_has_the_cell_for_itself(world: Any, policy: str, without: list[str
     w.score("a", spec.name, finish=True)
     w.score("b", "judge")
     w.tick(3.0)
-
     assert w.evicted("b") == [spec.name]
 
 
@@ -132,7 +131,6 @@ def test_the_books_find_what_cells_would_not_allow(
     books.start("a", first, Grant(node="n", cell_ids=(0,), restore=True))
     if first_ended:
         books.finish("a")
-
     evict = tuple(Evicted(service=name, cell_ids=(0,)) for name in evicted)
     with pytest.raises(BrokenGrant, match=why):
         books.start("b", service, Grant(node="n", cell_ids=(cell,), restore=restore, evict=evict))

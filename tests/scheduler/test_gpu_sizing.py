@@ -17,7 +17,6 @@ def size_for(per_cell: float, durations_s: tuple[float, ...] = DURATIONS_S, rest
 
 def test_the_more_there_is_to_do_the_fewer_cells_each_has() -> None:
     sizes = [size_for(present / 16) for present in range(60)]
-
     assert sizes == sorted(sizes, reverse=True)
     assert set(sizes) == {4, 2, 1}
 

@@ -45,9 +45,7 @@ def mean_act_s(run: ReplayRecord) -> float:
 def test_a_burst_is_served_in_turns_where_that_takes_less_than_a_restore() -> None:
     # Given two cells, one for each service, that work for a quarter of the time, and restores of fifty actions
     both = [stream("a", 2.0, 0.1, 300.0, burst=4), stream("b", 1.0, 0.1, 300.0)]
-
     run = replayed(both, cells=2, restore_s=5.0)
-
     assert run.restores <= 4
     assert mean_act_s(run) <= 0.6
 
@@ -55,7 +53,6 @@ def test_a_burst_is_served_in_turns_where_that_takes_less_than_a_restore() -> No
 def test_services_that_have_a_cell_each_keep_it() -> None:
     # Given four services that each keep a cell busy for three tenths of the time
     run = replayed([stream(name, 1.5, 0.2, 300.0) for name in "abcd"], cells=4, restore_s=5.0)
-
     assert run.restores <= 12
     assert mean_act_s(run) <= 1.0
 
@@ -64,9 +61,7 @@ def test_instances_become_smaller_when_large_ones_cannot_keep_up() -> None:
     # Given as much as eight small instances can do, and two large ones cannot, after a time with little to do
     calm = [stream(name, 0.5, 1.0, 60.0, sizes=UP_TO_FOUR) for name in "ab"]
     busy = [stream(name, 3.5, 1.0, 300.0, sizes=UP_TO_FOUR, from_s=60.0) for name in "ab"]
-
     run = replayed([*calm, *busy], cells=8, restore_s=0.5, sizes=(1, 2, 4))
-
     last = sorted(run.actions, key=lambda each: each.submitted_at)[-200:]
     assert sum(each.act_s for each in last) / 200 <= 2.5
     assert mean_act_s(run) <= 2.5

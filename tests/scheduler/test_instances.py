@@ -37,7 +37,6 @@ def heard() -> Heard:
 def test_a_change_goes_to_the_core_and_with_its_figures_into_the_journal(heard: Heard) -> None:
     counts = {"starts": 1, "restores": 2, "evictions": 3, "leaks": 4, "wrong_answers": 5}
     heard.instances.changed("n", said("a", "host", 1, 0, reason="r", memory_mb=0.0, host_mb=5.5, **counts), 9.0)
-
     assert heard.events == [events.ServiceChanged(node="n", service="a", cell_ids=(0, 1), state="host", reason="r")]
     assert heard.entries == [
         InstanceChanged(node="n", service="a", cell_ids=(0, 1), state="host", at=9.0, reason="r", host_mb=5.5, **counts)
@@ -60,18 +59,14 @@ def test_a_beat_changes_only_what_was_not_told(heard: Heard) -> None:
 def test_what_is_on_its_way_is_not_taken_for_gone(heard: Heard) -> None:
     heard.instances.changed("n", said("a", "starting", 0), 1.0)
     heard.states()
-
     heard.instances.beat("n", [], 2.0)
-
     assert heard.states() == []
 
 
 def test_the_journal_keeps_why_an_instance_never_came_to_be(heard: Heard) -> None:
     heard.instances.changed("n", said("a", "failed", 0, reason="no room"), 1.0)
     written = list(heard.entries)
-
     heard.instances.beat("n", [], 2.0)
-
     assert heard.states() == [("a", (0,), "failed"), ("a", (0,), "absent")]
     assert heard.entries == written
 
@@ -79,9 +74,7 @@ def test_the_journal_keeps_why_an_instance_never_came_to_be(heard: Heard) -> Non
 def test_a_node_that_joins_has_what_it_says_and_nothing_else(heard: Heard) -> None:
     heard.instances.changed("n", said("a", "resident", 0), 1.0)
     heard.states()
-
     heard.instances.joined("n", [said("b", "resident", 0)], 2.0)
-
     assert [type(entry).__name__ for entry in heard.entries] == ["InstanceChanged", "InstancesForgotten", "InstanceChanged"]
     assert heard.states() == [("b", (0,), "resident")]
     heard.instances.beat("n", [said("b", "resident", 0)], 3.0)

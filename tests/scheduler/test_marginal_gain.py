@@ -103,9 +103,7 @@ def test_no_rung_is_worth_more_than_the_one_before_and_each_is_faster(wish: Wish
 @given(ANY, st.integers(0, 12))
 def test_whoever_has_a_node_to_itself_gets_the_fastest_amount_that_fits(world: Any, wish: Wish, spare: int) -> None:
     cores = wish.units[0] + spare
-
     w = all_at_once(world, [wish], cores)
-
     assert w.units == {"a0": wish.fastest(cores)}
 
 
@@ -115,7 +113,6 @@ def test_a_step_that_saves_little_does_not_keep_a_running_action_from_one_that_s
     w.run("other", 7)
     Wish((1, 2, 8), Table(((2, 0.505), (8, 0.9)))).submit(w, "a0", work_s=4.0)
     assert w.units["a0"] == 1
-
     w.finish("other")
     # Then it has them, although the first of them alone would not be worth a resize
     assert w.units == {"a0": 8}
@@ -124,9 +121,7 @@ def test_a_step_that_saves_little_does_not_keep_a_running_action_from_one_that_s
 @given(st.lists(BY_ONE, min_size=1, max_size=4), st.integers(0, 12))
 def test_in_steps_of_one_core_no_division_is_worth_more(world: Any, wishes: list[Wish], spare: int) -> None:
     cores = least(wishes) + spare
-
     w = all_at_once(world, wishes, cores)
-
     assert sum(w.units.values()) <= cores
     assert sum_of_worths(w, wishes) == pytest.approx(best(wishes, cores), rel=1e-9, abs=1e-9)
 
@@ -134,9 +129,7 @@ def test_in_steps_of_one_core_no_division_is_worth_more(world: Any, wishes: list
 @given(st.lists(ANY, min_size=1, max_size=4), st.integers(0, 20))
 def test_in_larger_steps_the_worth_is_short_of_the_largest_by_less_than_one_rung(world: Any, wishes: list[Wish], spare: int) -> None:
     cores = least(wishes) + spare
-
     w = all_at_once(world, wishes, cores)
-
     steps = [step.gain * step.extra_units for wish in wishes for step in wish.steps]
     assert sum_of_worths(w, wishes) >= best(wishes, cores) - max(steps, default=0.0) * (1 + 1e-9) - 1e-9
 
@@ -199,9 +192,7 @@ def check_look(w: Any, happen: Any) -> None:
 def test_without_shrinking_whoever_has_cores_keeps_them(world: Any) -> None:
     w = world(without=["shrinking"]).node(cores=8)
     w.run("x", [1, 8], parallel=0.95, work_s=LONG_S)
-
     w.run("s", 1)
-
     assert w.waiting == ["s"]
 
 
@@ -210,9 +201,7 @@ def test_without_resizing_what_runs_stays_as_it_began(world: Any) -> None:
     w.run("s", 4)
     w.run("x", [1, 2, 4, 8], parallel=0.95, work_s=LONG_S)
     assert w.units == {"s": 4, "x": 4}
-
     w.finish("s")
-
     assert w.units == {"x": 4}
     assert w.of(Resize) == []
 
@@ -222,7 +211,6 @@ def test_an_action_that_is_being_stopped_is_not_resized(world: Any) -> None:
     w = world().node(cores=4)
     w.run("x", [1, 4], parallel=0.95, work_s=LONG_S)
     w.handle(events.Cancelled(ids=("x",)))
-
     w.run("s", 1)
     assert w.waiting == ["s"]
     w.finish("x", "cancelled")

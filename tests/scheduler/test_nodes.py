@@ -16,11 +16,9 @@ def test_a_queue_deadline_holds_again_when_an_action_waits_again(world: Any, wok
     w.run("a", idempotent=True, queue_timeout_s=5.0)
     if woken:
         assert w.core.next_wake(w.now) is None
-
     w.now = 2.0
     w.lose("n0")
     w.tick(3.0)
-
     assert w.ends["a"].status == "timed_out"
 
 
@@ -60,18 +58,14 @@ def test_an_action_that_was_being_stopped_is_not_tried_again(world: Any) -> None
     w = world().node()
     w.run("a", idempotent=True)
     w.handle(events.Cancelled(ids=("a",)))
-
     w.lose()
-
     assert w.ends["a"].status == "lost"
 
 
 def test_an_opening_environment_that_nobody_wants_any_more_is_not_opened_again(world: Any) -> None:
     w = world().node("n0").node("n1").open("e0", finish=False, trajectory="t")
     w.handle(events.Cancelled(job="default", trajectory="t"))
-
     w.lose(w.grants["open-e0"].node)
-
     assert w.ends["open-e0"].status == "lost"
     assert w.core.state.environments == {}
 
@@ -81,7 +75,5 @@ def test_a_report_about_an_earlier_try_is_ignored(world: Any) -> None:
     w.run("a", idempotent=True)
     w.lose("n0")
     w.node("n1")
-
     w.handle(events.Finished(id="a", attempt=1, status="succeeded"))
-
     assert w.ends == {}

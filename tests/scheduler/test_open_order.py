@@ -28,7 +28,6 @@ def test_opens_of_a_job_alone_that_all_fit_begin_in_the_order_in_which_they_came
     w = world(policy, starting_limit=1).node(memory_mb=1000)
     for number, memory_mb in enumerate((300, 10, 200, 50)):
         w.open(f"e{number}", memory_mb=memory_mb, finish=False)
-
     for number in range(4):
         assert opened(w) == [f"e{n}" for n in range(number + 1)]
         w.finish(f"open-e{number}")
@@ -76,9 +75,7 @@ def test_a_kept_node_is_open_to_all_again_when_the_open_is_given_up(world: Any) 
     w.tick(KEPT_AFTER_S)
     w.open("small", memory_mb=200)
     assert "small" not in opened(w)
-
     w.handle(events.Cancelled(ids=("open-large",)))
-
     assert opened(w) == ["there", "small"]
 
 
@@ -100,9 +97,7 @@ def test_others_may_have_what_a_large_open_will_not_need(world: Any) -> None:
 def test_an_action_that_needs_memory_while_it_runs_has_it_on_a_kept_node(world: Any) -> None:
     w = world().node(memory_mb=1000).open("there", memory_mb=500).open("large", memory_mb=900)
     w.tick(KEPT_AFTER_S)
-
     w.submit("build", "build", cost={"cores": 1, "memory_mb": 100})
-
     assert "build" in w.grants
 
 
@@ -169,7 +164,6 @@ def test_every_open_begins_within_the_bound(world: Any, setting: Setting, policy
     # Given environments that come and go in loops, of jobs with unequal weights, and more of them than there is room for
     fields = {"weights": dict(setting.weights), "starting_limit": setting.starting_limit, "starts_per_s": setting.starts_per_s}
     run = OpensRun(world(policy, **fields), setting)
-
     run.run(3.0 * run.bound_s)
     # Then each has waited for no longer than the claim of the module says
     assert run.late() == []

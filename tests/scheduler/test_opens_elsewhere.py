@@ -122,9 +122,7 @@ def test_where_all_nodes_rest_opens_wait_for_the_first_that_has_rested(world: An
     w.open("e0", finish=False)
     fails(w, "e0")
     fails(w, "e0")
-
     w.wake()
-
     assert w.now == SHORTEST_REST_S
     assert w.grants["open-e0"].attempt == 3
     assert [one.reason for one in w.of(commands.Requeue)] == [f"node n{number} could not open it: its disk is full" for number in (0, 1)]

@@ -14,11 +14,9 @@ def test_a_large_action_at_the_head_is_not_overtaken(world: Any, policy: str) ->
     w = world(policy).node(cores=2)
     w.run("first")
     w.run("large", 2)
-
     w.run("small")
     assert w.waiting == ["large", "small"]
     w.finish("first")
-
     assert w.started == ["first", "large"]
 
 
@@ -30,7 +28,6 @@ def test_higher_priority_goes_first_under_elastic_and_not_under_fcfs(world: Any)
         w.run("urgent", priority=9)
         while w.grants:
             w.finish(next(iter(w.grants)))
-
         assert w.started == order
 
 
@@ -39,20 +36,16 @@ def test_what_only_a_larger_node_can_run_does_not_block_a_smaller_one(world: Any
     w.run("busy", 8)
     w.node("small", cores=2)
     w.run("needs-large", 4)
-
     w.run("fits-small", 1)
-
     assert w.grants["fits-small"].node == "small"
     assert w.waiting == ["needs-large"]
 
 
 def test_labels_restrict_where_an_action_runs(world: Any) -> None:
     w = world(quotas=[QuotaSpec(name="web")]).node("plain").node("special", labels=frozenset({"docker", "ssd"}))
-
     w.run("a", requires=("docker",))
     w.open("e0", requires=("docker", "ssd"), finish=False)
     w.run("b", requires=("tpu",))
-
     assert w.grants["a"].node == w.grants["open-e0"].node == "special"
     assert w.ended("b") == ("rejected", "no node has the labels tpu")
     w.call("c", "web", requires=("proxy",))
@@ -63,9 +56,7 @@ def test_an_action_without_needs_starts_anywhere_and_waits_only_for_a_node(world
     w = world()
     w.submit("a", "note")
     assert w.waiting == ["a"]
-
     w.node(cores=1)
-
     assert w.grants["a"].core_ids == ()
 
 
@@ -80,9 +71,7 @@ def test_an_action_without_needs_starts_anywhere_and_waits_only_for_a_node(world
 )
 def test_what_could_never_run_is_rejected_at_once(world: Any, cost: dict[str, int], reason: str) -> None:
     w = world().node(memory_mb=1000)
-
     w.submit("a", "build", cost=cost)
-
     assert w.ended("a") == ("rejected", reason)
 
 
@@ -91,7 +80,6 @@ def test_a_job_with_too_many_waiting_is_rejected_and_others_are_not(world: Any) 
     for number in range(4):
         w.run(f"a{number}", job="greedy")
     w.run("b", job="modest")
-
     assert w.ended("a3") == ("rejected", "job greedy has 2 actions waiting already")
     assert w.waiting == ["a1", "a2", "b"]
 
@@ -100,9 +88,7 @@ def test_a_full_queue_never_keeps_a_trainer_from_closing_its_environment(world: 
     w = world(queue_limit=1).node(cores=1).open("e0")
     w.run("busy")
     w.run("waits")
-
     w.close("e0")
-
     assert "close-e0" in w.grants
 
 

@@ -16,7 +16,6 @@ def test_paper_never_resizes_what_runs(world: Any) -> None:
     w = world("paper").node(cores=8)
     w.run("first", UNITS, parallel=0.95, work_s=100.0)
     w.run("second", UNITS, parallel=0.95, work_s=100.0)
-
     assert w.of(commands.Resize) == []
     assert w.waiting == ["second"]
 
@@ -27,7 +26,6 @@ def test_paper_puts_the_last_candidate_off_where_that_lowers_the_total(world: An
     for name in ("a", "b"):
         w.run(name, [1, 8], parallel=1.0, work_s=8.0)
     w.node(cores=8)
-
     assert w.units == {"a": 8}
 
 
@@ -49,7 +47,6 @@ def test_fcfs_takes_the_smallest_amount_and_fixed_waits_for_n_or_the_nearest_all
     w = world(policy).node(cores=cores)
     for number in range(9):
         w.run(f"a{number}", allowed, parallel=0.9)
-
     assert list(w.units.values()) == granted
 
 
@@ -58,16 +55,13 @@ def test_a_pod_waits_for_the_cores_of_actions_outside_of_any_pod(world: Any) -> 
     w.run("a")
     w.open("e0", finish=False)
     assert w.waiting == ["open-e0"]
-
     w.finish("a")
-
     assert "open-e0" in w.grants
 
 
 def test_static_actions_run_at_their_best_within_the_pod(world: Any) -> None:
     w = world("static:4").node(cores=8).open("e0")
     w.exec("a", "e0", UNITS, parallel=0.9)
-
     assert w.grants["a"].core_ids == (0, 1, 2, 3)
     w.exec("b", "e0", UNITS, parallel=0.9)
     assert w.waiting == ["b"]
@@ -75,7 +69,6 @@ def test_static_actions_run_at_their_best_within_the_pod(world: Any) -> None:
 
 def test_a_pod_is_as_large_as_the_most_demanding_action_of_its_trajectory(world: Any) -> None:
     w = world("static:2").node(cores=8).open("e0", cores=6, finish=False)
-
     assert len(w.grants["open-e0"].core_ids) == 6
 
 

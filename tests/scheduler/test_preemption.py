@@ -99,9 +99,7 @@ def test_a_job_beyond_its_share_takes_no_core_of_one_within_its_own(world: Any) 
     w.tick(100.0)
     for number in range(3):
         w.exec(f"many{number}", "f", job="many", preemptible=False)
-
     w.exec("short", "f", job="many")
-
     assert w.background == ["short"]
 
 
@@ -138,10 +136,8 @@ def test_a_wide_command_takes_as_many_holders_as_it_needs_or_none(world: Any) ->
 def test_what_finds_all_cores_taken_starts_in_the_background_up_to_so_many_per_core(world: Any) -> None:
     w = node(world)
     w.exec("firm", "e", preemptible=False)
-
     for number in range(TUNING.background_per_core + 3):
         w.exec(f"a{number:02}", "f")
-
     assert w.background == [f"a{number:02}" for number in range(TUNING.background_per_core)]
     assert w.waiting == [f"a{number:02}" for number in range(TUNING.background_per_core, TUNING.background_per_core + 3)]
     w.finish("a03")
@@ -190,10 +186,8 @@ def test_without_preemption_who_comes_waits(world: Any) -> None:
     w = node(world, without=["preemption"])
     w.exec("long", "e")
     w.tick(100.0)
-
     w.exec("newcomer", "f", priority=9)
     w.tick(100.0)
-
     assert (w.waiting, w.background, w.grants["long"].core_ids) == (["newcomer"], [], (0,))
 
 
@@ -207,7 +201,6 @@ def test_who_may_not_take_from_another_job_takes_from_its_own(world: Any) -> Non
     w.tick(60.0)
     w.exec("mine", "f", job="mine")
     w.tick(100.0)
-
     w.exec("short", "g", job="mine")
     assert w.grants["short"].core_ids
     assert w.background == ["mine"]
@@ -237,10 +230,8 @@ def test_what_is_not_preemptible_keeps_all_the_cores_that_it_started_on(world: A
     w = node(world, 4)
     w.exec("timing", "e", [1, 2, 4], parallel=0.95, preemptible=False)
     assert w.grants["timing"].units == 4
-
     w.tick(1.0)
     w.exec("other", "f")
-
     assert w.of(commands.Resize) == []
 
 
@@ -252,8 +243,6 @@ def test_no_report_of_a_worker_makes_an_action_do_more_than_its_node_can(world: 
     w.exec("holds", "e", priority=9)
     w.exec("back", "f")
     w.tick(2.0)
-
     w.used("back", 1.79e308)
-
     w.finish("back", execution_s=0.5, waited_s=1.5)
     assert w.core.state.environments["f"].ended_work_s <= 2.0

@@ -50,5 +50,4 @@ def chosen(wanted: list[Amounts], units: int) -> list[int]:
 
 def test_savings_that_are_mere_rounding_buy_no_units() -> None:
     rounded = Amounts((1, 2, 3), (9.0, 8.9999999999999, 8.9999999999999))
-
     assert chosen([rounded], 3) == [1]

@@ -30,9 +30,7 @@ def test_concurrency_is_kept_for_all_jobs_and_nodes_and_the_next_starts_when_one
         w.call(f"c{number}", "web", job=f"j{number}")
     assert w.started == ["c0", "c1"]
     assert w.core.next_wake(w.now) is None
-
     w.finish("c1", "failed")
-
     assert w.started == ["c0", "c1", "c2"]
 
 
@@ -41,9 +39,7 @@ def test_a_lost_node_gives_its_places_back(world: Any) -> None:
     w.call("a", "web")
     w.call("b", "web")
     w.node("n1")
-
     w.lose("n0")
-
     assert w.grants["b"].node == "n1"
 
 
@@ -51,7 +47,6 @@ def test_requests_go_to_the_node_that_runs_the_fewest_actions(world: Any) -> Non
     w = world(quotas=[QuotaSpec(name="web")]).node("n0").node("n1").node("n2", pools=("cpu",))
     for number in range(4):
         w.call(f"c{number}", "web")
-
     assert [w.grants[f"c{number}"].node for number in range(4)] == ["n0", "n1", "n0", "n1"]
 
 
@@ -72,7 +67,6 @@ def test_an_amount_of_requests_counts_as_so_many(world: Any) -> None:
     w = world(quotas=[QuotaSpec(name="web", concurrency=3)]).node()
     w.submit("two", "batch", cost={"quota:web": 2})
     w.submit("again", "batch", cost={"quota:web": 2})
-
     assert w.waiting == ["again"]
     w.finish("two")
     assert "again" in w.grants
@@ -85,9 +79,7 @@ def test_a_model_can_draw_on_a_quota_too(world: Any) -> None:
         for name in ("a", "b"):
             w.submit(name, "gpu.score", service="rm", cost={"quota:tokens": 1})
         assert w.started == ["a"]
-
         w.finish("a")
-
         assert w.started == ["a", "b"]
 
 

@@ -79,7 +79,6 @@ def test_a_request_that_is_granted_ahead_says_when_it_is_to_go() -> None:
 def test_requests_whose_grants_got_lost_are_spaced_as_the_quota_has_it() -> None:
     # Given three requests of ten a second, none of which arrived; when the node says so of all three at once
     scheduler = Forgetful(CALL, CALL, CALL, rate_per_s=10.0)
-
     scheduler.unknown(0, 1, 2)
     # Then the old tries are worth nothing, should they arrive after all, and new ones go out in turn
     assert scheduler.disowned == ["c0:1", "c1:1", "c2:1"]
@@ -90,7 +89,6 @@ def test_nothing_of_them_is_held_while_they_wait_and_a_pause_is_waited_for() -> 
     # Given two requests of an account that takes two at a time, whose API then asks for a pause of ten seconds
     scheduler = Forgetful(CALL, CALL, rate_per_s=10.0, concurrency=2)
     scheduler.core.pools.quotas.accounts["web"].throttle.refused(scheduler.now - 0.5, scheduler.now, 10.0)
-
     scheduler.unknown(0, 1)
     # Then they hold no places meanwhile, go out after it at the lowered rate, and may be given up before
     assert (scheduler.core.pools.quotas.accounts["web"].running, scheduler.broker.grants()) == (0, [])
@@ -102,9 +100,7 @@ def test_nothing_of_them_is_held_while_they_wait_and_a_pause_is_waited_for() -> 
 def test_tokens_that_were_never_spent_are_not_waited_for() -> None:
     # Given an action that takes a minute's tokens, and was never sent
     scheduler = Forgetful({"kind": "api.call", "cost": {"quota:web": 1, "tokens:web": 600}}, tokens_per_min=600)
-
     scheduler.unknown(0)
-
     assert scheduler.broker.grants() == [("c0", 2)]
 
 
@@ -158,9 +154,7 @@ def test_a_stop_is_sent_again_while_beats_show_the_action() -> None:
 def test_a_request_that_was_given_up_is_not_sent_again() -> None:
     scheduler = Forgetful(CALL, rate_per_s=10.0)
     scheduler.asked({"cancel": {"ids": ["c0"]}})
-
     scheduler.unknown(0)
-
     assert scheduler.broker.grants() == []
     assert scheduler.ends() == {"c0": ("cancelled", False)}
 

@@ -26,10 +26,8 @@ def test_what_is_gone_is_restored(world: Any, state: str) -> None:
 def test_a_late_report_of_what_has_actions_changes_nothing(world: Any) -> None:
     w = world(services=[ServiceSpec(name="rm", restore_s=0.5, max_concurrency=2)]).node(cells=1)
     w.score("a", "rm")
-
     w.report("rm", (0,), "host")
     w.score("b", "rm")
-
     assert (w.grants["b"].cell_ids, w.grants["b"].restore) == ((0,), False)
 
 
@@ -66,9 +64,7 @@ def test_a_warm_service_that_is_there_already_or_has_no_room_is_not_brought(worl
     w = world(services=[RM, ServiceSpec(name="hot", restore_s=0.5, warm=True), ServiceSpec(name="next", restore_s=0.5, warm=True)])
     w.node(cells=1)
     w.report("hot", (0,), "resident")
-
     w.tick(0.0)
-
     assert w.of(Restore) == []
     assert w.core.next_wake(w.now) is None
 
@@ -98,12 +94,10 @@ def test_a_pinned_service_is_never_evicted(world: Any, policy: str) -> None:
 
 def test_reports_that_mean_nothing_here_are_dropped(world: Any) -> None:
     w = world(services=[RM]).node(cells=1)
-
     w.report("rm", (0,), "resident", node="elsewhere")
     w.report("unknown", (0,), "resident")
     w.report("rm", (7,), "resident")
     w.report("rm", (), "resident")
-
     w.score("a", "rm")
     assert w.grants["a"].restore is True
 
@@ -115,6 +109,5 @@ def test_evictions_name_instances_on_the_wire() -> None:
 def test_a_description_says_how_many_instances_there_may_be_and_whether_they_stay() -> None:
     plain = service_spec("rm", {"cells": [1, 2]})
     said = service_spec("rm", {"cells": [1], "instances": 2, "pinned": True, "warm": True})
-
     assert (plain.instances_per_node, plain.pinned, plain.warm) == (None, False, False)
     assert (said.instances_per_node, said.pinned, said.warm) == (2, True, True)

@@ -90,7 +90,6 @@ def test_what_ran_on_a_node_that_is_gone_begins_elsewhere_with_the_next_event_or
     if action.kind == "cpu.exec":
         core.handle(events.EnvironmentOpened(id="e1", node="gone", job="default", trajectory="t"), 0.0)
     out = core.handle(resumed("a", action, Grant(node="gone")), 0.0)
-
     out += core.handle(events.NodeBeat(name="n0"), 0.0)
     # Then it begins there, if it may be repeated and needs no environment that is gone
     assert [one.grant.node if isinstance(one, Start) else one.status for one in out if isinstance(one, Start | Finish)] == [becomes]

@@ -25,7 +25,6 @@ def test_a_job_is_over_only_beyond_the_tolerance_and_while_others_are_active() -
     shares = shares_of(a=2, b=1)
     shares.hold("a", "cores", 50 * TOLERANCE - 1)
     assert not shares.over("a")
-
     shares.hold("a", "cores", 1)
     assert shares.over("a")
     shares.leave("b")
@@ -44,7 +43,6 @@ def test_a_job_that_has_given_all_back_has_a_share_of_nothing() -> None:
 def test_entitlements_go_by_weight_among_those_that_are_active() -> None:
     shares = shares_of({"a": 3.0}, a=1, b=1)
     assert (shares.entitlement("a"), shares.entitlement("b")) == (0.75, 0.25)
-
     shares.enter("c")
     assert shares.entitlement("a") == 0.6
     shares.leave("a")
@@ -59,7 +57,6 @@ def test_a_job_within_its_share_goes_before_one_beyond_it_that_came_first(world:
     w = world(without=without).node(cores=4)
     for number in range(6):
         w.run(f"many{number}", job="many")
-
     w.run("few", job="few")
     w.finish("many0")
     # Then that one goes first; without shares it waits its turn

@@ -103,7 +103,6 @@ def check_capacity(run: ReplayRecord, cluster: Cluster) -> None:
 def test_a_resized_action_does_all_of_its_work() -> None:
     # Given an action that scales perfectly, alone on four cores for a second, then beside one that needs two of them
     trace = trace_of(rollout("long", cpu(12.0, (1, 2, 4), 1.0)), rollout("short", Step(actions=(cpu(2.0, (2,)),), think_s=1.0)))
-
     run = simulate(trace)
     # Then it has done four core-seconds in the first second, four in the next two, and the rest on all cores again
     long, short = (next(r for r in run.actions if r.trajectory == name) for name in ("long", "short"))
@@ -116,17 +115,13 @@ def test_a_resized_action_does_all_of_its_work() -> None:
 @pytest.mark.parametrize(("speed", "last_s"), [(1.0, 9.0), (3.0, 7.0)])
 def test_a_step_ends_with_the_last_of_its_actions_and_only_thinking_is_sped_up(speed: float, last_s: float) -> None:
     trace = trace_of(rollout("t", Step(actions=(cpu(1.0), cpu(5.0), cpu(2.0))), Step(actions=(cpu(1.0),), think_s=3.0)))
-
     run = simulate(trace, speed=speed)
-
     assert [record.ended_at for record in run.actions] == [1.0, 2.0, 5.0, last_s]
 
 
 def test_restoring_counts_as_overhead() -> None:
     trace = trace_of(rollout("t", gpu("rm", 1.0), gpu("judge", 1.0), gpu("rm", 1.0), gpu("rm", 1.0)))
-
     run = simulate(trace, cluster=Cluster(gpus=1))
-
     assert [record.overhead_s for record in run.actions] == [0.5, 2.0, 0.5, 0.0]
     assert run.restores == summarise(run)["restores"] == 3
     assert run.last_result_s == pytest.approx(7.0)
@@ -137,9 +132,7 @@ def test_waiting_for_a_sandbox_counts_as_queueing_of_the_first_action(policy: st
     # Given room for one trajectory at a time
     steps = (Step(actions=(cpu(2.0),), think_s=1.0), cpu(1.0))
     trace = trace_of(*(rollout(f"t{n}", *steps, memory_mb=800) for n in range(3)))
-
     run = simulate(trace, policy, cluster)
-
     assert [record.queue_s for record in run.actions] == pytest.approx([0.0, 0.0, 4.0, 0.0, 8.0, 0.0])
     assert [record.submitted_at for record in run.actions if record.queue_s] == pytest.approx([1.0, 1.0])
     assert run.last_result_s == pytest.approx(12.0)
@@ -181,9 +174,7 @@ def test_a_fixed_command_that_keeps_two_cores_busy_leaves_nothing_of_them_to_oth
 )
 def test_what_no_node_can_hold_ends_with_a_reason_and_does_not_hang(action: TraceAction, memory_mb: int | None, reason: str) -> None:
     trace = trace_of(rollout("impossible", action, action, memory_mb=memory_mb), rollout("usual", cpu(1.0)))
-
     run = simulate(trace, cluster=Cluster(cores=4, memory_mb=1000))
-
     impossible = [record for record in run.actions if record.trajectory == "impossible"]
     assert len(impossible) == 2
     assert impossible[0].reason == reason
@@ -215,7 +206,6 @@ def waiting_trace() -> Trace:
 def test_commands_that_mostly_wait_use_in_the_background_what_others_leave_idle() -> None:
     run = simulate(waiting_trace())
     without = Simulation(waiting_trace(), make_policy("elastic", without=["preemption"]), Cluster(cores=4)).run()
-
     check_capacity(run, Cluster(cores=4))
     assert {record.status for record in run.actions} == {"succeeded"}
     assert max(record.ended_at for record in run.actions) < 0.5 * max(record.ended_at for record in without.actions)
@@ -224,7 +214,6 @@ def test_commands_that_mostly_wait_use_in_the_background_what_others_leave_idle(
 @pytest.mark.parametrize(("policy", "known"), [("elastic", False), ("paper", True), ("fcfs", True), ("fixed:2", True), ("static:2", True)])
 def test_a_policy_knows_the_recorded_durations_or_learns_them(policy: str, known: bool) -> None:
     trace = coding_trace(20, 10, seed=5)
-
     run = simulate(trace, policy, Cluster(cores=16))
     # Every end is compared with what was expected of it, that of a command with work at least
     assert run.prediction is not None

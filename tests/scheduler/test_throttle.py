@@ -82,7 +82,6 @@ def test_which_answers_refuse(world: Any, status: int, retry_after_s: float | No
     w.answer("a", status, retry_after_s=retry_after_s)
     w.call("b", "web")
     w.call("c", "other")
-
     assert ("b" in w.waiting) == pauses
     assert (w.of(Requeue) != []) == pauses
     assert "c" in w.grants
@@ -96,7 +95,6 @@ def test_an_account_without_a_rate_is_left_fewer_places(world: Any) -> None:
     for number in (1, 2, 3):
         w.finish(f"c{number}")
     w.wake()
-
     assert len(w.grants) == 2
 
 
@@ -104,7 +102,6 @@ def test_an_action_that_may_not_be_repeated_gets_the_refusal_as_its_answer(world
     w = world(quotas=[QuotaSpec(name="web", rate_per_s=4.0)]).node()
     w.call("post", "web")
     w.answer("post", 429, retry_after_s=1.0)
-
     assert w.ended("post") == ("succeeded", "")
     assert w.ends["post"].by_worker
 
@@ -141,7 +138,6 @@ def test_a_refused_action_keeps_its_queue_deadline(world: Any) -> None:
     w.call("a", "web", idempotent=True, queue_timeout_s=2.0)
     w.answer("a", 429, retry_after_s=60.0)
     w.tick(2.0)
-
     assert w.ended("a")[0] == "timed_out"
 
 
@@ -151,7 +147,6 @@ def test_repeats_of_a_worker_are_charged_to_the_account(world: Any) -> None:
     w.answer("a", 502, requests=3)
     w.call("b", "web")
     w.wake()
-
     assert w.now == 3.0
 
 
@@ -160,7 +155,6 @@ def test_a_refused_request_costs_no_tokens(world: Any) -> None:
     w.call("a", "llm", tokens=30, idempotent=True)
     w.answer("a", 429, retry_after_s=2.0)
     w.wake()
-
     assert (w.now, w.started) == (2.0, ["a", "a"])
 
 

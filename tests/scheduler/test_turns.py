@@ -146,7 +146,6 @@ def test_who_wants_a_core_gets_one_when_those_ahead_have_had_their_turn(
 ) -> None:
     # Given commands on one core of all lengths, jobs and priorities, more than the node can do
     node = Node(world(without=without), cores)
-
     stream(node, widths=(1,), **fields)
     # Then nobody has waited longer than for those that were ahead, an eighth of the cores at a time
     assert all(waited_s <= bound_s(ahead, max(1, cores // TUNING.cores_per_turn)) for waited_s, ahead in node.all_waits())
@@ -159,7 +158,6 @@ def test_who_wants_many_cores_gets_them_when_those_ahead_have_had_their_turn_one
 ) -> None:
     # Given commands some of which need the whole node, and some of which can use more than they need
     node = Node(world(without=without), cores)
-
     stream(node, widths=(1, 1, 2, cores // 2, cores, [1, 2]), **fields)
     # Then nobody has waited longer than for those that were ahead; two that need the whole node cannot have it at once
     assert all(waited_s <= bound_s(ahead, 1) for waited_s, ahead in node.all_waits())

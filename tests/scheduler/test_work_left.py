@@ -31,7 +31,6 @@ def seen(**fields: Any) -> Observation:
 
 def test_of_an_action_in_an_environment_that_of_its_trajectory_counts_and_a_part_of_its_own() -> None:
     work = WorkLeft()
-
     expected_s = work.expected_s("a", at(EDGES[5]), at(EDGES[10]))
     assert expected_s == pytest.approx(EDGES[10] + ACTION_FRACTION * EDGES[5])
 
@@ -39,7 +38,6 @@ def test_of_an_action_in_an_environment_that_of_its_trajectory_counts_and_a_part
 def test_jobs_learn_apart() -> None:
     work = WorkLeft()
     ended(work, "a", *[100.0] * 30)
-
     assert work.expected_s("b", Life(), None) == FIRST_S
 
 
@@ -48,7 +46,6 @@ def test_one_that_still_runs_says_that_it_has_lasted_so_long() -> None:
     work, long = WorkLeft(), Life()
     ended(work, "a", *[1.0] * 20)
     before_s = work.expected_s("a", Life(), None)
-
     for work_s in (2.0, 20.0, 200.0):
         work.note("a", long, work_s, None, 0.0)
     # Then more is expected of those that come, though it has not ended
@@ -73,7 +70,6 @@ def test_a_trajectory_goes_on_from_action_to_action() -> None:
 @pytest.mark.parametrize("work_s", [0.0, 0.05, 0.1, 3.0, 1000.0])
 def test_the_next_bin_is_as_far_as_its_edge(work_s: float) -> None:
     life = at(work_s)
-
     assert next_bin_s(life) > 0.0
     assert bin_of(work_s + next_bin_s(life) * 1.0001) == life.bin + 1
 
@@ -84,9 +80,7 @@ def test_the_next_bin_is_as_far_as_its_edge(work_s: float) -> None:
 def test_history_counts_like_what_has_run() -> None:
     lived = WorkLeft()
     ended(lived, "a", *[8.0] * 40)
-
     told = WorkLeft([seen(environment=None)] * 40)
-
     assert [told.expected_s("a", at(edge), None) for edge in EDGES] == [lived.expected_s("a", at(edge), None) for edge in EDGES]
 
 
@@ -104,7 +98,6 @@ def test_trajectories_of_history_have_ended_but_for_those_that_are_taken_over() 
 
 def test_an_environment_that_history_does_not_know_begins_anew() -> None:
     work = WorkLeft([seen(environment="e0")])
-
     assert work.resume("a", "other").bin == -1
     assert work.resume("b", "e0").bin == -1
     assert work.resume("a", "e0").work_s == 8.0

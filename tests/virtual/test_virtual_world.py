@@ -80,7 +80,6 @@ LONG = replace(ROLLOUT, name="t1", steps=steps(work_s=50.0))
 )
 def test_nothing_is_lost(rollouts: list[Rollout], faults: list[Fault]) -> None:
     broken, log, _, told = story(Scenario(1, (2,), tuple(rollouts), tuple(faults)))
-
     assert broken == [], log
     assert [status for _, status, _ in told] == ["succeeded"] * sum(len(rollout.steps) for rollout in rollouts)
 
@@ -88,7 +87,6 @@ def test_nothing_is_lost(rollouts: list[Rollout], faults: list[Fault]) -> None:
 def test_environments_open_elsewhere_while_a_node_can_open_none() -> None:
     rollouts = tuple(replace(ROLLOUT, name=f"t{number}", begins_s=float(number)) for number in range(6))
     broken, log, _, told = story(Scenario(1, (4, 2), rollouts, (Fault(0.0, "sicken node", lasts_s=20.0),)))
-
     assert broken == [] and [status for _, status, _ in told] == ["succeeded"] * 18, log
 
 
@@ -96,9 +94,7 @@ def test_the_cancel_of_a_job_that_the_broker_lost_is_sent_again() -> None:
     runs = replace(ROLLOUT, steps=(Step(0.0, "open"), Step(0.1, "exec", ({**COMMAND, "work_s": 200.0},))))
     cancels = replace(ROLLOUT, name="t1", begins_s=7.0, steps=(Step(0.0, "cancel job"),))
     faults = (Fault(6.0, "kill scheduler", amount=1.0), Fault(8.0, "broker comes back empty"))
-
     broken, log, _, told = story(Scenario(1, (2,), (runs, cancels), faults))
-
     assert broken == [], log
     assert [status for _, status, _ in told][:2] == ["succeeded", "cancelled"]
 
@@ -106,7 +102,6 @@ def test_the_cancel_of_a_job_that_the_broker_lost_is_sent_again() -> None:
 def test_a_scheduler_may_die_at_each_of_its_calls() -> None:
     for call in range(1, 40):
         broken, log, _, told = story(Scenario(call, (2,), (ROLLOUT,), (Fault(0.02, "kill scheduler", 0, amount=call),)))
-
         assert broken == [], log
         assert [status for _, status, _ in told] == ["succeeded"] * 3
 
@@ -114,7 +109,6 @@ def test_a_scheduler_may_die_at_each_of_its_calls() -> None:
 @pytest.mark.parametrize("amount", [-1.0, 1.0], ids=["refused", "silent"])
 def test_a_leader_that_does_not_reach_the_broker_leaves_the_lease_to_one_that_does(amount: float) -> None:
     broken, log, _, told = story(Scenario(1, (2,), (ROLLOUT,), (Fault(2.0, "cut scheduler", lasts_s=300.0, amount=amount),)))
-
     assert broken == [] and [status for _, status, _ in told] == ["succeeded"] * 3
     assert max(told_at for _, _, told_at in told) < 1040.0, "a second after which the other one leads, and not the end of the fault"
     assert [line.split()[1:3] for line in log if "leads" in line] == [["scheduler", "1"], ["scheduler", "0"]], log
@@ -140,10 +134,8 @@ def test_a_planted_defect_is_found_and_made_short() -> None:
     """Given nodes that claim nothing, when messages come twice, then a command runs twice, and a short schedule shows it."""
     faults = (Fault(0.01, "messages doubled", lasts_s=9.0, amount=0.3), Fault(0.3, "slow network", lasts_s=1.0))
     rollouts = (replace(ROLLOUT, name="t0"), replace(ROLLOUT, name="t1"))
-
     with patch.object(Node, "_may_claim", lambda *_: True), patch.object(Node, "_claim_in_store", lambda *_: True):
         short, why = shortest(Scenario(2, (2,), rollouts, faults), broken_laws)
-
     assert law_of(why[0]) == "nothing runs twice"
     assert [fault.kind for fault in short.faults] == ["messages doubled"]
     assert sum(len(rollout.steps) for rollout in short.rollouts) < 6
