@@ -126,24 +126,24 @@ def steps(sizes: st.SearchStrategy[int], labels: st.SearchStrategy[tuple[str, ..
     return st.builds(Step, st.sampled_from("abc"), sizes, st.floats(1.0, 20.0), st.sampled_from([0.0, 0.0, 3.0]), labels, priorities)
 
 
-@st.composite
-def settings_of_opens(draw: st.DrawFn) -> Setting:
-    """Draw one node and opens of up to all of its memory, or two nodes and opens that may need the label of one."""
-    if draw(st.booleans()):
-        nodes, large = ((1000, ()),), steps(LARGEST, st.just(()))
-    else:
-        nodes, large = ((1000, ()), (600, ("x",))), steps(SIZES, st.sampled_from([(), (), ("x",)]))
-    loops = draw(st.lists(st.tuples(steps(SMALL, st.just(()))), max_size=8))
-    loops += draw(st.lists(st.lists(large, min_size=1, max_size=3).map(tuple), min_size=1, max_size=4))
-    return Setting(
-        nodes=nodes,
-        loops=tuple(loops),
-        weights=tuple((job, draw(st.sampled_from([0.05, 0.2, 1.0, 3.0]))) for job in "abc"),
-        starting_limit=draw(st.sampled_from([1, 2, 3, 100])),
-        starts_per_s=draw(st.sampled_from([None, None, 1.0])),
-        opening_s=draw(st.sampled_from([0.0, 0.5, 3.0])),
-    )
+def loops(large: st.SearchStrategy[Step]) -> st.SearchStrategy[list[tuple[Step, ...]]]:
+    """Draw some loops of a small open each, and some of up to three large ones."""
+    small = st.lists(st.tuples(steps(SMALL, st.just(()))), max_size=8)
+    return st.builds(list.__add__, small, st.lists(st.lists(large, min_size=1, max_size=3).map(tuple), min_size=1, max_size=4))
 
+
+ONE_NODE = st.tuples(st.just(((1000, ()),)), loops(steps(LARGEST, st.just(()))))
+TWO_NODES = st.tuples(st.just(((1000, ()), (600, ("x",)))), loops(steps(SIZES, st.sampled_from([(), (), ("x",)]))))
+WEIGHTS = st.sampled_from([0.05, 0.2, 1.0, 3.0])
+SETTINGS = st.builds(
+    lambda place, weights, **limits: Setting(place[0], tuple(place[1]), tuple(zip("abc", weights, strict=True)), **limits),
+    ONE_NODE | TWO_NODES,
+    st.tuples(WEIGHTS, WEIGHTS, WEIGHTS),
+    starting_limit=st.sampled_from([1, 2, 3, 100]),
+    starts_per_s=st.sampled_from([None, None, 1.0]),
+    opening_s=st.sampled_from([0.0, 0.5, 3.0]),
+)
+"""One node and opens of up to all of its memory, or two nodes and opens that may need the label of one."""
 
 LIGHT = Setting(
     nodes=((1000, ()),),
@@ -159,7 +159,7 @@ LIGHT = Setting(
 
 @settings(max_examples=10)
 @example(setting=LIGHT, policy="elastic")
-@given(setting=settings_of_opens(), policy=st.sampled_from(["elastic", "elastic", "fcfs"]))
+@given(setting=SETTINGS, policy=st.sampled_from(["elastic", "elastic", "fcfs"]))
 def test_every_open_begins_within_the_bound(world: Any, setting: Setting, policy: str) -> None:
     # Given environments that come and go in loops, of jobs with unequal weights, and more of them than there is room for
     fields = {"weights": dict(setting.weights), "starting_limit": setting.starting_limit, "starts_per_s": setting.starts_per_s}
