@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,8 +18,8 @@ pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="the checks n
 MADE_UP = "tests.bench.gpu_checks"
 
 
-def checks(*names: str, most_s: float = 60.0) -> tuple[Check, ...]:
-    return tuple(Check(name, f"{MADE_UP}:{name}", most_s) for name in names)
+def checks(*names: str) -> tuple[Check, ...]:
+    return tuple(Check(name, f"{MADE_UP}:{name}", 60.0) for name in names)
 
 
 def marks(out: str) -> dict[str, tuple[str, str]]:
@@ -39,12 +41,26 @@ def test_without_cuda_it_says_so_in_one_line_and_ends_with_2(
 def test_a_check_that_fails_or_does_not_end_stops_no_other_and_the_end_is_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    under_way = tmp_path / "endless"
+
+    class Run(subprocess.Popen[str]):
+        """The bound of the endless check is over as soon as that is under way."""
+
+        def communicate(self, input: str | None = None, timeout: float | None = None) -> tuple[str, str]:
+            if f"{MADE_UP}:endless" in self.args:  # type: ignore[operator]
+                while not (under_way.exists() and under_way.read_text()):
+                    assert self.poll() is None
+                    time.sleep(0.02)
+                timeout = 0.1
+            return super().communicate(input, timeout)
+
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(gpu_check, "CHECKS", [*checks("endless", most_s=8.0), *checks("broken", "missed", "good", "slow")])
+    monkeypatch.setattr(subprocess, "Popen", Run)
+    monkeypatch.setattr(gpu_check, "CHECKS", checks("endless", "broken", "missed", "good", "slow"))
     assert gpu_check.main(["--stand-ins"]) == 1
     out = capsys.readouterr().out
     assert marks(out) == {
-        "endless": ("not over after 8 s", "NO"),
+        "endless": ("not over after 60 s", "NO"),
         "broken": ("failed: RuntimeError: no such luck", "NO"),
         "missed": ("0 of 1", "NO"),
         "good": ("1 of 1", "yes"),
@@ -52,7 +68,7 @@ def test_a_check_that_fails_or_does_not_end_stops_no_other_and_the_end_is_1(
         "a rate": ("2 GB/s", "not judged"),
     }
     assert out.endswith("targets: 1 met, 3 missed, 1 not judged: they mean nothing without a GPU\n")
-    assert not psutil.pid_exists(int((tmp_path / "endless").read_text()))
+    assert not psutil.pid_exists(int(under_way.read_text()))
 
 
 def test_without_vllm_its_checks_say_so_and_do_not_count_as_passed(
