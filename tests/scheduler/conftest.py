@@ -100,9 +100,8 @@ class World:
     def call(self, id: str, *quotas: str, **fields: Any) -> None:
         """Submit a request to an outside API."""
         tokens = fields.pop("tokens", 0)
-        cost = {f"quota:{quota}": (1,) for quota in quotas} | {f"tokens:{quota}": (tokens,) for quota in quotas if tokens}
-        action = Action(kind="api.call", cost=Cost(cost), **{"job": DEFAULT_JOB, **fields})
-        self.handle(events.Submitted(id=id, action=action, submitted_at=self.now))
+        cost = {f"quota:{quota}": 1 for quota in quotas} | {f"tokens:{quota}": tokens for quota in quotas if tokens}
+        self.submit(id, "api.call", cost=cost, **fields)
 
     def finish(self, id: str, status: Any = "succeeded", **fields: Any) -> None:
         """Have the worker report an end."""
@@ -178,11 +177,12 @@ class World:
 
 @pytest.fixture(scope="session")
 def world() -> Callable[..., World]:
-    """Give a function that makes worlds."""
+    """Give a function that makes worlds. A service that is a mere name is restored in half a second, and is as usual else."""
 
     def make(
         policy: str = "elastic", *, services: Any = (), quotas: Any = (), history: Any = (), without: Any = (), **limits: Any
     ) -> World:
-        return World(make_policy(policy, without=without), Limits(**limits), tuple(services), tuple(quotas), tuple(history))
+        specs = tuple(ServiceSpec(name=one, restore_s=0.5) if isinstance(one, str) else one for one in services)
+        return World(make_policy(policy, without=without), Limits(**limits), specs, tuple(quotas), tuple(history))
 
     return make

@@ -11,7 +11,6 @@ from scheduler.model import QuotaSpec, ServiceSpec, commands, events
 from scheduler.policies import PARTS
 
 POLICIES = ["elastic", "paper", "fcfs", "fixed:2", "static:2"]
-RM = ServiceSpec(name="rm", restore_s=0.5)
 
 
 def drain(w: Any, node: str = "n0", draining: bool = True) -> None:
@@ -20,7 +19,7 @@ def drain(w: Any, node: str = "n0", draining: bool = True) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_what_only_draining_nodes_could_run_waits_and_begins_when_that_is_undone(world: Any, policy: str) -> None:
-    w = world(policy, services=[RM], quotas=[QuotaSpec(name="search")]).node(cells=1)
+    w = world(policy, services=["rm"], quotas=[QuotaSpec(name="search")]).node(cells=1)
     drain(w)
     w.open("e", finish=False)
     w.run("build")
@@ -113,7 +112,7 @@ def test_cores_that_were_reserved_on_a_node_are_so_on_another_one_once_that_drai
 @pytest.mark.parametrize("without", [[], *([part] for part in PARTS)])
 def test_a_service_that_is_resident_on_a_draining_node_alone_is_brought_to_another_one(world: Any, without: list[str]) -> None:
     # Given a service that is resident on a node that is drained, where one of its actions runs
-    w = world(services=[RM], without=without).node("n0", cells=1)
+    w = world(services=["rm"], without=without).node("n0", cells=1)
     w.score("a", "rm")
     w.node("n1", cells=1)
     w.score("b", "rm") if "services" in without else None

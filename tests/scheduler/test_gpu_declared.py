@@ -13,13 +13,10 @@ from scheduler.model.commands import Restore, Start
 
 from .deployed import NODE, Deployment
 
-RM = ServiceSpec(name="rm", restore_s=0.5)
-JUDGE = ServiceSpec(name="judge", restore_s=0.5)
-
 
 @pytest.mark.parametrize("policy", ["elastic", "paper", "static:1"])
 def test_an_action_goes_where_its_service_is_declared(world: Any, policy: str) -> None:
-    w = world(policy, services=[RM, JUDGE]).node("a", cells=2, services=frozenset({"rm"}))
+    w = world(policy, services=["rm", "judge"]).node("a", cells=2, services=frozenset({"rm"}))
     w.node("b", cells=2, services=frozenset({"judge"}))
     for one in ("j1", "j2"):
         w.score(one, "judge")
@@ -30,13 +27,13 @@ def test_an_action_goes_where_its_service_is_declared(world: Any, policy: str) -
 
 
 def test_what_no_node_that_is_up_declares_is_rejected_at_once(world: Any) -> None:
-    w = world(services=[RM, JUDGE]).node(cells=1, services=frozenset({"rm"}))
+    w = world(services=["rm", "judge"]).node(cells=1, services=frozenset({"rm"}))
     w.score("j", "judge")
     assert w.ended("j") == ("rejected", "no node that is up declares service 'judge'")
 
 
 def test_who_waits_for_a_service_that_is_declared_no_longer_is_told(world: Any) -> None:
-    w = world(services=[RM, JUDGE]).node(cells=1, services=frozenset({"rm", "judge"}))
+    w = world(services=["rm", "judge"]).node(cells=1, services=frozenset({"rm", "judge"}))
     w.score("r", "rm")
     w.score("r2", "rm", idempotent=True)
     w.score("j", "judge")
@@ -53,7 +50,7 @@ def test_who_waits_for_a_service_that_is_declared_no_longer_is_told(world: Any) 
 
 def test_a_worker_that_comes_back_without_a_service_ends_who_waited_for_it(world: Any) -> None:
     # Given two nodes that are away, and actions that wait for them
-    w = world(services=[RM, JUDGE]).node("a", cells=1, services=frozenset({"rm"}))
+    w = world(services=["rm", "judge"]).node("a", cells=1, services=frozenset({"rm"}))
     w.node("b", cells=1, services=frozenset({"judge"}))
     for node in ("a", "b"):
         w.handle(events.NodeLost(name=node, reason="its worker was stopped", left=True))
@@ -67,7 +64,7 @@ def test_a_worker_that_comes_back_without_a_service_ends_who_waited_for_it(world
 
 
 def test_a_service_that_becomes_warm_is_brought(world: Any) -> None:
-    w = world(services=[RM]).node(cells=2, services=frozenset({"rm"}))
+    w = world(services=["rm"]).node(cells=2, services=frozenset({"rm"}))
     w.core.state.services["hot"] = ServiceSpec(name="hot", restore_s=0.5, warm=True)
     w.handle(events.ServicesDeclared(node="n0", services=frozenset({"rm", "hot"})))
     w.tick()
@@ -76,7 +73,7 @@ def test_a_service_that_becomes_warm_is_brought(world: Any) -> None:
 
 def test_an_instance_is_as_its_service_is_declared_now(world: Any) -> None:
     # Given an instance at work on the only cell, of a service that runs one action at a time
-    w = world(services=[RM]).node(cells=1, services=frozenset({"rm"}))
+    w = world(services=["rm"]).node(cells=1, services=frozenset({"rm"}))
     w.score("a", "rm")
     w.score("b", "rm")
     assert w.waiting == ["b"]

@@ -10,8 +10,6 @@ from scheduler.gpu.tuning import TUNING
 from scheduler.model import ServiceSpec
 
 PINNED = ServiceSpec(name="pinned", restore_s=0.5, max_concurrency=2, pinned=True)
-RM = ServiceSpec(name="rm", restore_s=0.5)
-JUDGE = ServiceSpec(name="judge", restore_s=0.5)
 WIDE = ServiceSpec(name="wide", cells=(2,), restore_s=0.5)
 POLICIES = ["elastic", "paper", "fcfs", "fixed:2", "static:2"]
 
@@ -38,14 +36,14 @@ def test_what_no_node_could_hold_is_refused_at_once(
 
 
 def test_a_service_whose_equal_part_is_too_small_is_refused_at_once(world: Any) -> None:
-    w = world("static:2", services=[RM, JUDGE, WIDE]).node(cells=4)
+    w = world("static:2", services=["rm", "judge", WIDE]).node(cells=4)
     w.score("a", "wide")
     assert w.ended("a") == ("rejected", "needs 2 cells, equal parts of all cells are 1 for each of 3 services")
 
 
 @pytest.mark.parametrize("policy", ["paper", "fcfs", "fixed:2"])
 def test_what_pinned_services_leave_no_room_for_keeps_nobody_waiting(world: Any, policy: str) -> None:
-    w = world(policy, services=[PINNED, RM, WIDE]).node(cells=2)
+    w = world(policy, services=[PINNED, "rm", WIDE]).node(cells=2)
     w.score("p0", "pinned", finish=True)
     w.score("w", "wide")
     w.score("p1", "pinned")
@@ -55,7 +53,7 @@ def test_what_pinned_services_leave_no_room_for_keeps_nobody_waiting(world: Any,
 
 def test_an_overdue_action_that_pinned_services_leave_no_room_for_claims_no_node(world: Any) -> None:
     # Given a pinned service on one of two cells, and a starving action for both
-    w = world(services=[PINNED, RM, JUDGE, WIDE]).node(cells=2)
+    w = world(services=[PINNED, "rm", "judge", WIDE]).node(cells=2)
     w.score("p", "pinned", finish=True)
     w.score("w", "wide")
     w.tick(TUNING.aged_s)
@@ -69,7 +67,7 @@ def test_an_overdue_action_that_pinned_services_leave_no_room_for_claims_no_node
 
 def test_an_instance_that_makes_way_for_a_larger_one_is_not_brought_back_meanwhile(world: Any) -> None:
     # Given a service that may have one instance, on one cell, which is to make way for one on two
-    w = world(services=[ServiceSpec(name="one", cells=(1, 2), restore_s=0.5, instances_per_node=1), RM, JUDGE]).node(cells=2)
+    w = world(services=[ServiceSpec(name="one", cells=(1, 2), restore_s=0.5, instances_per_node=1), "rm", "judge"]).node(cells=2)
     w.score("a", "one", cells=[1])
     w.score("b", "rm")
     w.finish("a")

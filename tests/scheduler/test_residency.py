@@ -11,12 +11,10 @@ from scheduler.live.descriptions import service_spec
 from scheduler.model import Evicted, ServiceSpec
 from scheduler.model.commands import Restore
 
-RM = ServiceSpec(name="rm", restore_s=0.5)
-
 
 @pytest.mark.parametrize("state", ["absent", "host", "failed"])
 def test_what_is_gone_is_restored(world: Any, state: str) -> None:
-    w = world(services=[RM]).node(cells=1)
+    w = world(services=["rm"]).node(cells=1)
     w.score("a", "rm", finish=True)
     w.report("rm", (0,), state)
     w.score("b", "rm")
@@ -33,7 +31,7 @@ def test_a_late_report_of_what_has_actions_changes_nothing(world: Any) -> None:
 
 def test_what_is_being_restored_takes_actions_once_it_is_there(world: Any) -> None:
     # Given a service that a node is still bringing onto its only cell
-    w = world(services=[RM]).node(cells=1)
+    w = world(services=["rm"]).node(cells=1)
     w.report("rm", (0,), "restoring")
     w.score("a", "rm")
     assert w.waiting == ["a"]
@@ -47,7 +45,7 @@ def test_what_is_being_restored_takes_actions_once_it_is_there(world: Any) -> No
 
 def test_a_warm_service_is_brought_before_it_is_asked_for(world: Any) -> None:
     # Given a node with one warm service among others
-    w = world(services=[RM, ServiceSpec(name="hot", cells=(2, 4), restore_s=0.5, warm=True)]).node(cells=4)
+    w = world(services=["rm", ServiceSpec(name="hot", cells=(2, 4), restore_s=0.5, warm=True)]).node(cells=4)
     w.wake()
     assert w.of(Restore) == [Restore(node="n0", service="hot", cell_ids=(0, 1))]
     # When it is asked for while it is still on its way, then the action waits for it, and not for a restore of its own
@@ -61,7 +59,7 @@ def test_a_warm_service_is_brought_before_it_is_asked_for(world: Any) -> None:
 
 def test_a_warm_service_that_is_there_already_or_has_no_room_is_not_brought(world: Any) -> None:
     # Given a node that says what stands on its only cells
-    w = world(services=[RM, ServiceSpec(name="hot", restore_s=0.5, warm=True), ServiceSpec(name="next", restore_s=0.5, warm=True)])
+    w = world(services=["rm", ServiceSpec(name="hot", restore_s=0.5, warm=True), ServiceSpec(name="next", restore_s=0.5, warm=True)])
     w.node(cells=1)
     w.report("hot", (0,), "resident")
     w.tick(0.0)
@@ -72,7 +70,7 @@ def test_a_warm_service_that_is_there_already_or_has_no_room_is_not_brought(worl
 @pytest.mark.parametrize("policy", ["elastic", "paper"])
 def test_a_pinned_service_is_never_evicted(world: Any, policy: str) -> None:
     # Given a pinned service and another one, idle on a cell each
-    w = world(policy, services=[ServiceSpec(name="stays", restore_s=0.5, pinned=True), RM, ServiceSpec(name="third", restore_s=0.5)])
+    w = world(policy, services=[ServiceSpec(name="stays", restore_s=0.5, pinned=True), "rm", "third"])
     w.node(cells=2)
     for at, service in enumerate(("stays", "rm")):
         w.now = float(at)
@@ -93,7 +91,7 @@ def test_a_pinned_service_is_never_evicted(world: Any, policy: str) -> None:
 
 
 def test_reports_that_mean_nothing_here_are_dropped(world: Any) -> None:
-    w = world(services=[RM]).node(cells=1)
+    w = world(services=["rm"]).node(cells=1)
     w.report("rm", (0,), "resident", node="elsewhere")
     w.report("unknown", (0,), "resident")
     w.report("rm", (7,), "resident")

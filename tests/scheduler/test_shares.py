@@ -90,3 +90,15 @@ def test_a_job_that_waits_for_a_whole_node_holds_up_nobody_else_at_first(world: 
     w.tick(31.0)
     w.run("later", 1, job="narrow")
     assert w.waiting == ["all", "later"]
+
+
+@pytest.mark.parametrize(("without", "gets_its_share"), [([], True), (["shares"], False)], ids=["shares", "no shares"])
+def test_a_job_within_its_share_has_a_claim_on_extra_units_of_one_beyond_its(world: Any, without: list[str], gets_its_share: bool) -> None:
+    # Given a job that has grown over the whole node, with actions to which units are worth more than to anybody
+    w = world(without=without).node(cores=12)
+    for number in range(3):
+        w.run(f"wide{number}", [1, 2, 3, 4], parallel=0.999, work_s=1000.0, job="many")
+    assert set(w.units.values()) == {4}
+    # When one comes of another job that scales badly; then it grows as far as its job is entitled to
+    w.run("build", [1, 2, 4, 8], parallel=0.6, work_s=1000.0, job="few")
+    assert (w.units["build"] == 4) == gets_its_share
