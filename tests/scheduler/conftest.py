@@ -69,6 +69,11 @@ class World:
         action = Action(kind=kind, cost=Cost.of(**(cost or {})), curve=curve, **{"job": DEFAULT_JOB, **fields})
         self.handle(events.Submitted(id=id, action=action, submitted_at=self.now))
 
+    def several(self, do: Callable[..., object], prefix: str, numbers: int | range, *what: Any, **fields: Any) -> None:
+        """Do something with ids that are numbered, the first `numbers` of them or those."""
+        for number in range(numbers) if isinstance(numbers, int) else numbers:
+            do(f"{prefix}{number}", *what, **fields)
+
     def run(self, id: str, cores: Any = 1, **fields: Any) -> None:
         """Submit an action that may run on any node."""
         self.submit(id, "build", cost={"cores": cores}, **fields)

@@ -132,8 +132,7 @@ def test_no_window_sees_more_however_late_requests_go_out(late: list[float], tol
 def test_a_stall_longer_than_the_window_is_not_forgotten(world: Any) -> None:
     # Given 4 requests a second, of which the first three go out together only when five seconds have passed, and are told of twice
     w = world(quotas=[QuotaSpec(name="web", rate_per_s=4.0)]).node()
-    for number in range(30):
-        w.call(f"c{number}", "web")
+    w.several(w.call, "c", 30, "web")
     while w.now < 5.0:
         w.wake()
     before = len(w.started)
@@ -151,8 +150,7 @@ def test_a_stall_longer_than_the_window_is_not_forgotten(world: Any) -> None:
 def test_a_request_that_went_out_late_keeps_back_those_a_window_later(world: Any) -> None:
     # Given 2 requests a second, the first of which goes out 0.3 s after its grant
     w = world(quotas=[QuotaSpec(name="web", rate_per_s=2.0)]).node()
-    for number in range(4):
-        w.call(f"c{number}", "web")
+    w.several(w.call, "c", 4, "web")
     w.now = 0.3
     w.handle(events.Sent(id="c0", attempt=1, at=0.3))
     # When the others are granted; then the third waits until a second after the first, and what is no news changes nothing
@@ -189,8 +187,7 @@ def test_a_restart_does_not_double_the_rate(world: Any, burst: int | None) -> No
     spec = QuotaSpec(name="web", rate_per_s=2.0, burst=burst, tokens_per_min=6000.0)
     before = world(quotas=[spec])
     before.node()
-    for number in range(40):
-        before.call(f"c{number}", "web", tokens=10)
+    before.several(before.call, "c", 40, "web", tokens=10)
     granted: list[tuple[float, str]] = [(0.0, name) for name in before.started]
     while before.now < 10.0:
         before.wake()
@@ -204,8 +201,7 @@ def test_a_restart_does_not_double_the_rate(world: Any, burst: int | None) -> No
     at, name = granted[-1]
     running = Action(kind="api.call", cost=Cost({"quota:web": (1,), "tokens:web": (10,)}))
     after.handle(events.Resumed(id=name, action=running, submitted_at=0.0, received_at=0.0, granted_at=at, grant=Grant(node="n0")))
-    for number in range(5):
-        after.call(f"d{number}", "web", tokens=10)
+    after.several(after.call, "d", 5, "web", tokens=10)
     while after.waiting:
         after.wake()
         granted += [(after.now, name) for name in after.started[len(granted) - len(before.started) :]]

@@ -19,10 +19,8 @@ PROGRAMS = {"status": "timed_out", "cause": "timeout"}
 def unwell(world: Callable[..., Any]) -> Any:
     """Return a world of which a job is held back, by as few ends as can be: one fault of four ends."""
     w = world(breaker_share=0.2, breaker_least=4).node(cores=16)
-    for number in range(4):
-        w.run(f"a{number}")
-    for number in range(3):
-        w.finish(f"a{number}")
+    w.several(w.run, "a", 4)
+    w.several(w.finish, "a", 3)
     w.finish("a3", **OURS)
     return w
 
@@ -94,8 +92,7 @@ def test_commands_of_open_environments_and_closes_go_on(world: Any) -> None:
     ids=["well", "program", "ours", "cancelled"],
 )
 def test_a_trial_lets_the_job_go_on_unless_its_end_was_our_fault_or_says_nothing(unwell: Any, end: dict[str, Any], goes_on: bool) -> None:
-    for number in range(4, 8):
-        unwell.run(f"a{number}")
+    unwell.several(unwell.run, "a", range(4, 8))
     first = trial(unwell, "a4", "a5", "a6", "a7")
     unwell.finish(first, **end)
     assert len(unwell.waiting) == (0 if goes_on else 3)
@@ -115,10 +112,8 @@ def test_pauses_double_with_each_trial_that_fails_by_our_fault(unwell: Any) -> N
     # And begin anew where the job was well for long
     unwell.finish(trial(unwell, *unwell.waiting))
     unwell.tick(LONGEST_PAUSE_S)
-    for number in range(20, 25):
-        unwell.run(f"a{number}")
-    for number in range(20, 24):
-        unwell.finish(f"a{number}", **OURS)
+    unwell.several(unwell.run, "a", range(20, 25))
+    unwell.several(unwell.finish, "a", range(20, 24), **OURS)
     unwell.run("a30")
     began = unwell.now
     trial(unwell, "a30")
@@ -128,10 +123,8 @@ def test_pauses_double_with_each_trial_that_fails_by_our_fault(unwell: Any) -> N
 def test_a_job_that_fails_again_soon_after_waits_for_longer(unwell: Any) -> None:
     unwell.run("a4")
     unwell.finish(trial(unwell, "a4"))
-    for number in range(5, 9):
-        unwell.run(f"a{number}")
-    for number in range(5, 9):
-        unwell.finish(f"a{number}", **OURS)
+    unwell.several(unwell.run, "a", range(5, 9))
+    unwell.several(unwell.finish, "a", range(5, 9), **OURS)
     unwell.run("a9")
     began = unwell.now
     trial(unwell, "a9")
@@ -173,8 +166,7 @@ def test_ends_count_for_a_minute(world: Any) -> None:
 
 def test_actions_that_are_lost_with_their_node_count_as_one(world: Any) -> None:
     w = world(breaker_share=0.2, breaker_least=4).node(cores=16).node("n1", cores=1)
-    for number in range(8):
-        w.run(f"a{number}", cores=2)
+    w.several(w.run, "a", 8, cores=2)
     w.run("b", cores=1)
     w.lose("n0")
     assert [w.ended(f"a{number}")[0] for number in range(8)] == ["lost"] * 8
@@ -226,8 +218,7 @@ def test_a_trial_is_like_what_failed_if_such_a_one_waits(world: Callable[..., An
 
 
 def test_trials_that_are_lost_together_have_failed_once(unwell: Any) -> None:
-    for number in range(4, 9):
-        unwell.run(f"a{number}")
+    unwell.several(unwell.run, "a", range(4, 9))
     began = unwell.now
     for _ in range(3):
         trial(unwell, *(id for id in unwell.waiting))
@@ -243,8 +234,7 @@ def test_a_breaker_that_closes_and_opens_again_at_once_holds_all_back_once(world
     w = world(breaker_share=0.2, breaker_least=1).node(cores=16)
     w.run("a0")
     w.finish("a0", **OURS)
-    for number in range(1, 5):
-        w.run(f"a{number}")
+    w.several(w.run, "a", range(1, 5))
     assert [trial(w, "a1"), trial(w, "a2")] == ["a1", "a2"]
     # When their node is lost, on which the first trial has ended well
     w.handle(events.NodeLost(name="n0", reason="it burned", ended=(events.StoredEnd(id="a1", status="succeeded"),)))

@@ -12,8 +12,7 @@ from scheduler.model import QuotaSpec, commands, events
 
 def test_environments_go_where_few_stand_per_core(world: Any) -> None:
     w = world().node("small", cores=4).node("large", cores=8)
-    for number in range(6):
-        w.open(f"e{number}", finish=False)
+    w.several(w.open, "e", 6, finish=False)
     placed = [w.grants[f"open-e{number}"].node for number in range(6)]
     assert placed.count("large") == 4
     assert placed.count("small") == 2

@@ -24,8 +24,7 @@ def test_one_restore_serves_all_that_wait_for_a_service(world: Any) -> None:
     # Given a busy cell, and four that wait for another service with room for three of them
     w = world(services=["rm", ServiceSpec(name="many", restore_s=0.5, max_concurrency=3)]).node(cells=1)
     w.score("a", "rm")
-    for number in range(4):
-        w.score(f"m{number}", "many")
+    w.several(w.score, "m", 4, "many")
     w.finish("a")
     w.tick(3.0)
     # Then one of them brings the instance, and as many others start on it as it takes
@@ -71,8 +70,7 @@ def test_priority_decides_which_service_has_the_cell(world: Any) -> None:
 
 def flood(w: Any, count: int) -> None:
     """Have a job ask for far more than the cells can do."""
-    for number in range(count):
-        w.score(f"f{number}", "flooded", job="flood")
+    w.several(w.score, "f", count, "flooded", job="flood")
 
 
 def test_an_instance_that_falls_idle_goes_to_whom_cells_are_owed(world: Any) -> None:
@@ -136,8 +134,7 @@ def test_under_paper_a_large_service_is_not_starved_by_small_ones_behind_it(worl
 
 def test_under_static_each_service_owns_its_share_for_good(world: Any) -> None:
     w = world("static:1", services=["rm", "judge"]).node(cells=4)
-    for number in range(3):
-        w.score(f"s{number}", "rm")
+    w.several(w.score, "s", 3, "rm")
     assert w.waiting == ["s2"]
     # When one has nothing to do, the other still has only its own
     w.finish("s0")

@@ -107,8 +107,7 @@ def test_what_an_earlier_scheduler_bounded_may_use_its_limit_where_limits_are_bo
 
 def test_limits_count_until_it_is_known_what_environments_of_a_job_hold(world: Any) -> None:
     w = granting(world, 3 * LIMIT_MB)
-    for number in range(12):
-        w.open(f"e{number}", memory_mb=LIMIT_MB, finish=False)
+    w.several(w.open, "e", 12, memory_mb=LIMIT_MB, finish=False)
     opened = [f"e{number}" for number in range(12) if f"open-e{number}" in w.grants]
     assert opened == ["e0", "e1", "e2"]
     for environment in opened:

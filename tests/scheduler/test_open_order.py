@@ -37,8 +37,7 @@ def test_opens_of_a_job_alone_that_all_fit_begin_in_the_order_in_which_they_came
 def test_a_thousand_opens_of_one_job_do_not_keep_that_of_another_waiting(world: Any, declared: dict[str, int]) -> None:
     # Given a job with more opens than there is memory for, or are start slots
     w = world(starting_limit=2).node(memory_mb=1000)
-    for number in range(1000):
-        w.open(f"flood{number}", job="flood", finish=False, **declared)
+    w.several(w.open, "flood", 1000, job="flood", finish=False, **declared)
     assert opened(w) == ["flood0", "flood1"]
 
     w.open("other", job="other", finish=False, **declared)
@@ -55,14 +54,12 @@ def test_a_thousand_opens_of_one_job_do_not_keep_that_of_another_waiting(world: 
 def test_memory_that_falls_free_goes_to_the_job_that_holds_least_of_its_entitlement(world: Any) -> None:
     # Given jobs of which one has three times the weight of the other, and memory for eight environments
     w = world(weights={"heavy": 3.0}).node(memory_mb=800)
-    for number in range(8):
-        w.open(f"first{number}", job="gone", memory_mb=100)
+    w.several(w.open, "first", 8, job="gone", memory_mb=100)
     for number in range(8):
         w.open(f"light{number}", job="light", memory_mb=100)
         w.open(f"heavy{number}", job="heavy", memory_mb=100)
 
-    for number in range(8):
-        w.close(f"first{number}", finish=True)
+    w.several(w.close, "first", 8, finish=True)
 
     assert Counter(name[:5] for name in opened(w)[8:]) == {"heavy": 6, "light": 2}
 
@@ -84,8 +81,7 @@ def test_others_may_have_what_a_large_open_will_not_need(world: Any) -> None:
     w = world().node(memory_mb=1000).open("there", memory_mb=500).open("large", memory_mb=600)
     w.tick(KEPT_AFTER_S)
     # When small ones come, they have the 400 that it leaves over, and what falls free of those again
-    for number in range(5):
-        w.open(f"small{number}", job="other", memory_mb=100)
+    w.several(w.open, "small", 5, job="other", memory_mb=100)
     assert opened(w) == ["there", *(f"small{number}" for number in range(4))]
     w.close("small2", finish=True)
     assert opened(w)[-1] == "small4"
@@ -104,8 +100,7 @@ def test_an_action_that_needs_memory_while_it_runs_has_it_on_a_kept_node(world: 
 def test_a_pod_that_needs_more_cores_than_fall_free_at_once_is_waited_for_no_longer_than_the_bound(world: Any) -> None:
     # Given pods on all cores of a node, and a trajectory that needs all of them
     w = world("static:2").node(cores=8)
-    for number in range(4):
-        w.open(f"e{number}")
+    w.several(w.open, "e", 4)
     w.open("wide", cores=8)
     w.tick(KEPT_AFTER_S)
 

@@ -30,8 +30,7 @@ def test_an_open_that_failed_goes_to_another_node_and_its_node_rests(world: Any)
     # Then the other node opens it, and all that come while the first one rests
     assert w.grants["open-e0"].node == first
     w.finish("open-e0")
-    for number in range(1, 5):
-        w.open(f"e{number}")
+    w.several(w.open, "e", range(1, 5))
     assert {w.core.state.environments[f"e{number}"].node for number in range(5)} == {first}
     w.tick(SHORTEST_REST_S)
     w.open("later")
@@ -85,8 +84,7 @@ def test_opens_that_fail_on_all_nodes_keep_no_other_job_waiting(world: Any) -> N
         for _ in range(3):
             fails(w, f"bad{number}")
         assert w.ends[f"open-bad{number}"].status == "failed"
-    for number in range(3):
-        w.open(f"e{number}", job="good")
+    w.several(w.open, "e", 3, job="good")
     assert {w.core.state.environments[f"e{number}"].node for number in range(3)} == {"n0", "n1", "n2"}
 
 
@@ -193,8 +191,7 @@ def test_no_node_rests_for_a_job_whose_environments_die_everywhere_nor_for_what_
 
 def test_environments_that_die_together_count_once(world: Any) -> None:
     w = world().node("n0").node("n1")
-    for number in range(8):
-        w.open(f"e{number}")
+    w.several(w.open, "e", 8)
     together = [name for name, environment in w.core.state.environments.items() if environment.node == "n0"]
     assert len(together) > 1
     assert dies(w, *together) == "n0"

@@ -77,8 +77,7 @@ def test_what_could_never_run_is_rejected_at_once(world: Any, cost: dict[str, in
 
 def test_a_job_with_too_many_waiting_is_rejected_and_others_are_not(world: Any) -> None:
     w = world(queue_limit=2).node(cores=1)
-    for number in range(4):
-        w.run(f"a{number}", job="greedy")
+    w.several(w.run, "a", 4, job="greedy")
     w.run("b", job="modest")
     assert w.ended("a3") == ("rejected", "job greedy has 2 actions waiting already")
     assert w.waiting == ["a1", "a2", "b"]

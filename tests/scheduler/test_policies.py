@@ -45,8 +45,7 @@ def test_fcfs_takes_the_smallest_amount_and_fixed_waits_for_n_or_the_nearest_all
     world: Any, policy: str, cores: int, allowed: list[int], granted: list[int]
 ) -> None:
     w = world(policy).node(cores=cores)
-    for number in range(9):
-        w.run(f"a{number}", allowed, parallel=0.9)
+    w.several(w.run, "a", 9, allowed, parallel=0.9)
     assert list(w.units.values()) == granted
 
 

@@ -82,8 +82,7 @@ def test_a_job_beyond_its_share_loses_its_cores_first(world: Any) -> None:
         w.exec("old", "e", job="few")
         w.tick(100.0)
         w.finish("old")
-        for number in range(4):
-            w.exec(f"many{number}", "f", job="many")
+        w.several(w.exec, "many", 4, "f", job="many")
         w.exec("more", "e", job="few")
         return w
 
@@ -97,8 +96,7 @@ def test_a_job_beyond_its_share_takes_no_core_of_one_within_its_own(world: Any) 
     w = node(world, cores=4, e="few", f="many")
     w.exec("few", "e", job="few")
     w.tick(100.0)
-    for number in range(3):
-        w.exec(f"many{number}", "f", job="many", preemptible=False)
+    w.several(w.exec, "many", 3, "f", job="many", preemptible=False)
     w.exec("short", "f", job="many")
     assert w.background == ["short"]
 
@@ -111,8 +109,7 @@ def test_extra_units_go_before_cores(world: Any) -> None:
 
     w.exec("newcomer", "f")
     assert (w.units, w.background) == ({"wide": 2, "newcomer": 1}, [])
-    for number in range(3):
-        w.exec(f"next{number}", "g")
+    w.several(w.exec, "next", 3, "g")
     assert w.background == ["wide"]
 
 

@@ -12,8 +12,7 @@ from scheduler.model import QuotaSpec, ServiceSpec
 @pytest.mark.parametrize(("burst", "times"), [(None, [0.0, 0.25, 0.5, 0.75]), (3, [0.0, 0.0, 0.0, 0.25])])
 def test_requests_are_evenly_spaced_but_for_a_burst_that_goes_at_once(world: Any, burst: int | None, times: list[float]) -> None:
     w = world(quotas=[QuotaSpec(name="web", rate_per_s=4.0, burst=burst)]).node()
-    for number in range(4):
-        w.call(f"c{number}", "web")
+    w.several(w.call, "c", 4, "web")
     seen = [w.now] * len(w.started)
     while w.waiting:
         w.wake()
@@ -45,8 +44,7 @@ def test_a_lost_node_gives_its_places_back(world: Any) -> None:
 
 def test_requests_go_to_the_node_that_runs_the_fewest_actions(world: Any) -> None:
     w = world(quotas=[QuotaSpec(name="web")]).node("n0").node("n1").node("n2", pools=("cpu",))
-    for number in range(4):
-        w.call(f"c{number}", "web")
+    w.several(w.call, "c", 4, "web")
     assert [w.grants[f"c{number}"].node for number in range(4)] == ["n0", "n1", "n0", "n1"]
 
 
@@ -86,8 +84,7 @@ def test_a_model_can_draw_on_a_quota_too(world: Any) -> None:
 def test_what_has_less_lead_than_others_does_not_have_the_core_woken_for_ever(world: Any) -> None:
     # Given an action on cores that waits for one request, and a call, which may be granted ahead of its time, that waits for five
     w = world("fcfs", quotas=[QuotaSpec(name="web", rate_per_s=1.0, burst=5, lead_s=2.0)]).node()
-    for number in range(5):
-        w.call(f"c{number}", "web")
+    w.several(w.call, "c", 5, "web")
     w.submit("build", "build", cost={"cores": 1, "quota:web": 1})
     w.submit("large", "api.call", cost={"quota:web": 5})
     assert w.waiting == ["build", "large"]

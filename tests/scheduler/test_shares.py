@@ -55,8 +55,7 @@ def test_entitlements_go_by_weight_among_those_that_are_active() -> None:
 @pytest.mark.parametrize(("without", "first"), [([], "few"), (["shares"], "many4")], ids=["shares", "no shares"])
 def test_a_job_within_its_share_goes_before_one_beyond_it_that_came_first(world: Any, without: list[str], first: str) -> None:
     w = world(without=without).node(cores=4)
-    for number in range(6):
-        w.run(f"many{number}", job="many")
+    w.several(w.run, "many", 6, job="many")
     w.run("few", job="few")
     w.finish("many0")
     # Then that one goes first; without shares it waits its turn
@@ -96,8 +95,7 @@ def test_a_job_that_waits_for_a_whole_node_holds_up_nobody_else_at_first(world: 
 def test_a_job_within_its_share_has_a_claim_on_extra_units_of_one_beyond_its(world: Any, without: list[str], gets_its_share: bool) -> None:
     # Given a job that has grown over the whole node, with actions to which units are worth more than to anybody
     w = world(without=without).node(cores=12)
-    for number in range(3):
-        w.run(f"wide{number}", [1, 2, 3, 4], parallel=0.999, work_s=1000.0, job="many")
+    w.several(w.run, "wide", 3, [1, 2, 3, 4], parallel=0.999, work_s=1000.0, job="many")
     assert set(w.units.values()) == {4}
     # When one comes of another job that scales badly; then it grows as far as its job is entitled to
     w.run("build", [1, 2, 4, 8], parallel=0.6, work_s=1000.0, job="few")

@@ -62,8 +62,7 @@ def test_nothing_starts_before_retry_after_is_over_then_at_half_the_rate(world: 
     w.call("a", "web", idempotent=True)
     w.tick(1.0)
     w.answer("a", 429, retry_after_s=3.0)
-    for number in range(3):
-        w.call(f"c{number}", "web")
+    w.several(w.call, "c", 3, "web")
     times = []
     while w.waiting:
         w.wake()
@@ -89,8 +88,7 @@ def test_which_answers_refuse(world: Any, status: int, retry_after_s: float | No
 
 def test_an_account_without_a_rate_is_left_fewer_places(world: Any) -> None:
     w = world(quotas=[QuotaSpec(name="web", concurrency=4)]).node()
-    for number in range(8):
-        w.call(f"c{number}", "web", idempotent=True)
+    w.several(w.call, "c", 8, "web", idempotent=True)
     w.answer("c0", 429, retry_after_s=1.0)
     for number in (1, 2, 3):
         w.finish(f"c{number}")
@@ -178,8 +176,7 @@ def test_the_fleet_follows_a_server_that_lowers_its_limit_and_raises_it_again(wo
     # Given a full queue at 50 a second, answers after 100 ms, and a server that allows 15 from 5 s to 25 s
     w = world(quotas=[QuotaSpec(name="web", rate_per_s=50.0, margin=0.03)]).node()
     server = SlidingServer(50)
-    for number in range(2600):
-        w.call(f"c{number}", "web", idempotent=True)
+    w.several(w.call, "c", 2600, "web", idempotent=True)
     under_way: deque[tuple[float, str, int]] = deque()
     let_in: list[float] = []
     refused: list[float] = []
