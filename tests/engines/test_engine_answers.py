@@ -133,7 +133,7 @@ def test_a_whole_text_is_scored_as_it_is_and_a_conversation_as_the_chat_template
     assert scores == pytest.approx(kind.expected_scores([f"{WRITTEN}<|assistant|>5\n"]) * 3, abs=kind.can.close)
 
 
-@engines(computes=True, made=True)
+@engines(transformers=True, made=True)
 @pytest.mark.parametrize(
     ("table", "item", "written"),
     [

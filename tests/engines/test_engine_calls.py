@@ -11,7 +11,7 @@ from tests.engines.kinds import CPUS, Kind, engines
 from tests.engines.waiting import until
 from workers.gpu.call_control import CallControl
 from workers.gpu.engines.stub import StubEngine
-from workers.gpu.errors import CallCancelled, CallFailed, EngineBusy, NotResident
+from workers.gpu.errors import CallCancelled, EngineBusy, NotResident
 from workers.gpu.items import ScoreItem
 
 ITEMS = [{"prompt": "p", "response": "r" * length} for length in (1, 20, 40)]
@@ -58,17 +58,6 @@ def test_an_eviction_waits_for_running_calls_and_refuses_further_ones(kind: Kind
         eviction.result(60)
         assert [len(call.result(60)) for call in calls] == [3, 3]
     assert (engine.state, engine.memory_mb()) == ("host", kind.can.keeps_mb)
-
-
-@engines(computes=True, made=True)
-def test_a_call_that_cannot_be_answered_says_why_and_the_engine_stays(kind: Kind) -> None:
-    engine = kind.started()
-    kind.refuse()
-
-    with pytest.raises(CallFailed, match="not this one"):
-        engine.score(ITEMS)
-
-    assert (engine.state, engine.running) == ("resident", 0)
 
 
 class Counting(StubEngine):

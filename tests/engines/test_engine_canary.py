@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.engines.kinds import Kind, Task, engines
+from tests.engines.kinds import Kind, engines
 from tests.engines.test_engine_life import ask
 from workers.gpu.devices import Device
 from workers.gpu.engines import canary
@@ -22,20 +22,16 @@ AT = InstanceName("rm", (0,))
 
 
 @engines(made=True)
-@pytest.mark.parametrize("task", ["score", "logprobs"])
-def test_an_engine_that_comes_back_with_other_weights_is_started_from_its_folder_before_anybody_is_served(kind: Kind, task: Task) -> None:
-    # Given an instance that was evicted
-    host, published = kind.host(task), list[str]()
+def test_an_engine_that_comes_back_with_other_weights_is_started_from_its_folder_before_anybody_is_served(kind: Kind) -> None:
+    host, published = kind.host("logprobs"), list[str]()
     host.listen(lambda status: published.append(status.state))
     with host.serving(*AT) as engine:
         before = ask(engine)
     host.evict(AT)
-    # When its restore brings back other weights
     kind.spoil()
     with host.serving(*AT) as engine:
-        # Then the caller who waits for it gets the answer of the right ones
         assert ask(engine) == before
-    # And it is counted, as a start and not as a restore
+    # It is counted as a start and not as a restore
     (status,) = host.status()
     assert (status.state, status.starts, status.restores, status.wrong_answers) == ("resident", 2, 0, 1)
     assert status.to_wire().get("wrong_answers") == 1
@@ -43,7 +39,7 @@ def test_an_engine_that_comes_back_with_other_weights_is_started_from_its_folder
     host.close()
 
 
-@engines(made=True)
+@engines(moves=True)
 def test_a_restore_with_other_weights_fails_and_holds_nothing(kind: Kind) -> None:
     engine = kind.started()
     engine.evict()
@@ -55,7 +51,7 @@ def test_a_restore_with_other_weights_fails_and_holds_nothing(kind: Kind) -> Non
     assert (engine.state, engine.memory_mb(), engine.host_mb()) == ("failed", 0.0, 0.0)
     engine.start(kind.devices[:1])
     engine.evict()
-    engine.restore(kind.devices[1:2] if kind.can.moves else kind.devices[:1])
+    engine.restore(kind.devices[1:2])
     assert engine.state == "resident"
 
 

@@ -51,7 +51,7 @@ def test_an_engine_that_computes_takes_no_pretended_time(kind: Kind) -> None:
         kind.shared("score").score([ITEM], CallControl(work_s=1.0))
 
 
-@engines(computes=True, made=True)
+@engines(transformers=True, made=True)
 def test_a_conversation_without_a_chat_template_is_refused(kind: Kind, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(kind.models / "rm-small", tmp_path / "model"))
     (folder / "chat_template.jinja").unlink()

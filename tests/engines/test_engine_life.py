@@ -90,15 +90,6 @@ def test_an_engine_comes_back_on_more_devices_and_on_fewer(kind: Kind) -> None:
         assert engine.logprobs([SEQUENCES[1]] * 5) == [pytest.approx(before, abs=kind.can.close)] * 5
 
 
-@engines(moves=False, made=True)
-def test_an_engine_that_belongs_to_its_devices_is_restored_there_only(kind: Kind) -> None:
-    engine = kind.started()
-    engine.evict()
-    assert engine.can_restore(kind.devices[:1]) and not engine.can_restore(kind.devices[1:])
-    with pytest.raises(EngineFailed, match="was started on other devices"):
-        engine.restore(kind.devices[1:])
-
-
 @engines(made=True)
 def test_an_engine_that_holds_more_than_it_may_fails_to_start(kind: Kind) -> None:
     engine = kind.make()

@@ -137,9 +137,18 @@ class Fake:
         path = self.folder / "journal"
         return path.read_text().splitlines() if path.exists() else []
 
+    def noted(self, *words: str) -> list[str]:
+        """Return what has happened whose first word is one of these."""
+        return [line for line in self.journal() if line.split()[0] in words]
+
     def servers(self) -> list[int]:
         """Return the ids of the server processes that were started, in order."""
-        return [int(line.split()[1]) for line in self.journal() if line.startswith("started")]
+        return [int(line.split()[1]) for line in self.noted("started")]
+
+    def argument(self, option: str) -> str:
+        """Return what the last server was given for an option."""
+        words: list[str] = self.read("arguments")
+        return words[words.index(option) + 1]
 
     def read(self, what: str) -> Any:
         """Return what the server has written about itself."""
@@ -149,7 +158,7 @@ class Fake:
 def fake_python(folder: Path, *, has_vllm: bool = True) -> Path:
     """Write an interpreter that says whether it has vLLM and runs the fake server."""
     program, script = folder / "python", Path(__file__).with_name("fake_server.py")
-    program.write_text(f'#!/bin/sh\n[ "$1" = -I ] && exit {0 if has_vllm else 3}\nexec {sys.executable} {script} "$@"\n')
+    program.write_text(f'#!/bin/sh\n[ "$1" = -I ] && exit {0 if has_vllm else 3}\nexec {sys.executable} -S {script} "$@"\n')
     program.chmod(0o755)
     return program
 

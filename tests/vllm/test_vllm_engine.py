@@ -16,34 +16,35 @@ from tests.engines import fixtures
 from tests.vllm.fakes import CPU, CUDA, Fake, fake_python, gone, summed, until
 from workers.gpu.engines import canary
 from workers.gpu.engines.vllm import questions
+from workers.gpu.engines.vllm.reader import read_folder
 from workers.gpu.errors import BadInput, CallFailed, EngineDied, EngineFailed, NotResident
 
 CANARY = len(canary.questions(512, 512))
 ITEMS = [{"prompt": f"question {index}", "response": "yes " * (index % 7)} for index in range(30)]
 
 
-def expected_scores(models: Path) -> list[float]:
+def expected_scores(models: Path, template: str = "{prompt}\n{response}") -> list[float]:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(models / "rm-small")
-    return [summed(tokenizer(f"{item['prompt']}\n{item['response']}")["input_ids"]) for item in ITEMS]
+    return [summed(tokenizer(template.format(**item))["input_ids"]) for item in ITEMS]
 
 
 def test_scores_come_in_the_order_of_the_items_from_requests_no_larger_than_the_server_takes_at_once(fake: Fake) -> None:
     engine = fake.started()
     assert engine.score(ITEMS) == pytest.approx(expected_scores(fake.models), abs=0)
-    asked = [int(line.split()[1]) for line in fake.journal() if line.startswith("/classify")][CANARY:]
+    asked = [int(line.split()[1]) for line in fake.noted("/classify")][CANARY:]
     assert sorted(asked) == [6, 8, 8, 8]
 
 
 def test_many_most_likely_ids_come_in_several_answers(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = fake.started("logprobs")
     monkeypatch.setattr(questions, "MOST_ENTRIES", 100)
-    before = len(fake.journal())
+    before = len(fake.noted("/v1/completions"))
     found = engine.ranked([[token, 3, 4, 5] for token in range(6)], 8)
     assert [len(said.top_ids) for said in found] == [24] * 6
     # 100 // (1 + 8) tokens in each: two sequences
-    assert [line for line in fake.journal()[before:] if line.startswith("/v1")] == ["/v1/completions 2"] * 3
+    assert fake.noted("/v1/completions")[before:] == ["/v1/completions 2"] * 3
 
 
 def test_more_than_the_servers_own_bound_is_refused_in_one_line_and_never_sent(fake: Fake) -> None:
@@ -94,7 +95,7 @@ def test_a_server_is_there_only_once_it_has_answered_a_question(fake: Fake) -> N
     engine = fake.engine()
     thread = threading.Thread(target=lambda: engine.start(CUDA[:1]))
     thread.start()
-    until(lambda: any(line.startswith("/classify") for line in fake.journal()))
+    until(lambda: fake.noted("/classify"))
     assert engine.state == "starting"
     with pytest.raises(NotResident):
         engine.score(ITEMS)
@@ -103,13 +104,17 @@ def test_a_server_is_there_only_once_it_has_answered_a_question(fake: Fake) -> N
     assert engine.state == "resident"
 
 
-def test_an_evicted_server_sleeps_with_its_weights_in_host_memory_and_is_woken_before_it_is_asked(fake: Fake) -> None:
+def test_an_evicted_server_sleeps_with_its_weights_in_host_memory_and_is_woken_on_its_own_devices_before_it_is_asked(fake: Fake) -> None:
     engine = fake.started()
     assert engine.host_mb() == 0.0
     engine.evict()
+    assert engine.can_restore(CUDA[:1]) and not engine.can_restore(CUDA[1:])
     engine.restore(CUDA[:1])
     engine.score(ITEMS)
-    assert [line for line in fake.journal() if line.split()[0] in ("sleep", "wake", "ASLEEP")] == ["sleep /sleep?level=1&mode=wait", "wake"]
+    assert fake.noted("sleep", "wake", "ASLEEP") == ["sleep /sleep?level=1&mode=wait", "wake"]
+    engine.evict()
+    with pytest.raises(EngineFailed, match="was started on other devices"):
+        engine.restore(CUDA[1:])
 
 
 def test_on_cpu_devices_an_evicted_server_is_stopped_since_sleeping_would_free_nothing(fake: Fake) -> None:
@@ -118,18 +123,19 @@ def test_on_cpu_devices_an_evicted_server_is_stopped_since_sleeping_would_free_n
     engine.evict()
     assert (engine.state, engine.memory_mb()) == ("absent", 0.0)
     assert gone(fake.servers()[0])
-    assert not any(line.startswith("sleep") for line in fake.journal())
+    assert not fake.noted("sleep")
 
 
-def test_an_overloaded_server_is_asked_again_and_one_that_refuses_is_not(fake: Fake) -> None:
+def test_an_overloaded_server_is_asked_again_and_one_that_refuses_is_not(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.gpu.engines.vllm.api._PAUSE_S", 0.01)
     engine = fake.started()
     fake.be("busy", "1\n2\n3\n")
     assert len(engine.score(ITEMS[:1])) == 1
     fake.be("refuse")
     before = len(fake.journal())
-    with pytest.raises(CallFailed, match="the server answers 400"):
+    with pytest.raises(CallFailed, match="the server answers 400: .*not this one"):
         engine.score(ITEMS[:1])
-    assert len(fake.journal()) == before + 1
+    assert (len(fake.journal()), engine.state, engine.running) == (before + 1, "resident", 0)
 
 
 def test_a_server_that_sleeps_behind_our_back_is_sent_nothing_and_not_relied_on(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,21 +154,21 @@ def changed(models: Path, folder: Path, name: str = "rm-small", **keys: object) 
     return fixtures.changed(Path(shutil.copytree(models / name, folder / name)), **keys)
 
 
-def test_the_server_is_given_the_dtype_of_the_checkpoint_or_the_declared_one(fake: Fake, models: Path, tmp_path: Path) -> None:
-    for dtype, expected in (("auto", "bfloat16"), ("float32", "float32")):
-        folder = changed(models, tmp_path / dtype, dtype="bfloat16")
-        engine = fake.engine(model=folder, dtype=dtype)
-        engine.start(CUDA[:1])
-        words = fake.read("arguments")
-        engine.stop()
-        assert words[words.index("--dtype") + 1] == expected
+@pytest.mark.parametrize(("declared", "given"), [("auto", "bfloat16"), ("float32", "float32")])
+def test_the_dtype_is_that_of_the_checkpoint_or_the_declared_one(
+    fake: Fake, models: Path, tmp_path: Path, declared: str, given: str
+) -> None:
+    folder = changed(models, tmp_path, dtype="bfloat16")
+    assert read_folder(folder, fake.config(model=folder, dtype=declared)).dtype == given
 
 
-def test_a_reward_model_of_vllm_scores_by_the_value_of_the_last_token(fake: Fake, models: Path, tmp_path: Path) -> None:
-    folder = changed(models, tmp_path, architectures=["Qwen2ForRewardModel"])
-    engine = fake.started(model=folder, vllm={"pooling": "reward"})
-    assert engine.score(ITEMS) == pytest.approx(expected_scores(models), abs=0)
-    assert not [line for line in fake.journal() if "/classify" in line]
+def test_a_reward_model_of_vllm_scores_by_the_value_of_the_last_token_under_a_template_of_the_service(
+    fake: Fake, models: Path, tmp_path: Path
+) -> None:
+    folder, template = changed(models, tmp_path, architectures=["Qwen2ForRewardModel"], dtype="float16"), "Q: {prompt} A: {response}"
+    engine = fake.started(model=folder, vllm={"pooling": "reward"}, score_template=template)
+    assert engine.score(ITEMS) == pytest.approx(expected_scores(models, template), abs=0)
+    assert not fake.noted("/classify") and fake.argument("--dtype") == "float16"
 
 
 @pytest.mark.parametrize(
@@ -187,8 +193,7 @@ def adapter(folder: Path, **keys: object) -> Path:
 def test_questions_go_to_the_adapter_and_not_to_its_model(fake: Fake, tmp_path: Path) -> None:
     engine = fake.started("logprobs", adapter=adapter(tmp_path / "adapter", rank_pattern={"q_proj": 24}))
     assert engine.logprobs([[5, 17]]) == [[-summed([5, 17])]]
-    words = fake.read("arguments")
-    assert words[words.index("--max-lora-rank") + 1] == "32"
+    assert fake.argument("--max-lora-rank") == "32"
 
 
 def test_an_adapter_of_another_kind_is_refused_before_a_server_is_started(fake: Fake, tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_a_server_that_dies_while_nobody_asks_it_is_noticed_and_started_again(fa
 def test_all_calls_of_a_server_that_dies_end_and_one_start_serves_them_all(fake: Fake, host: ServiceHost) -> None:
     host.ensure_resident("rm", (0,))
     fake.be("hang")
-    before = sum(line.startswith("/classify") for line in fake.journal())
+    before = len(fake.noted("/classify"))
     died, answers = [], []
 
     def call() -> None:
@@ -86,7 +86,7 @@ def test_all_calls_of_a_server_that_dies_end_and_one_start_serves_them_all(fake:
     for thread in threads:
         thread.start()
     # Four are let in, two wait for their turn.
-    until(lambda: sum(line.startswith("/classify") for line in fake.journal()) == before + 4)
+    until(lambda: len(fake.noted("/classify")) == before + 4)
     os.kill(fake.servers()[0], signal.SIGKILL)
     fake.no_longer("hang")
     for thread in threads:
@@ -134,8 +134,8 @@ def test_a_server_whose_copy_has_no_room_in_host_memory_drops_its_weights_and_re
     evict(small_host)
     small_host.ensure_resident("rm", (0,))
 
-    changes = [line for line in fake.journal() if line.split()[0] in ("sleep", "wake", "rpc")]
-    assert changes == ["sleep /sleep?level=2&mode=wait", "wake /wake_up?tags=weights", "rpc reload_weights", "wake /wake_up?tags=kv_cache"]
+    changes = ["sleep /sleep?level=2&mode=wait", "wake /wake_up?tags=weights", "rpc reload_weights", "wake /wake_up?tags=kv_cache"]
+    assert fake.noted("sleep", "wake", "rpc") == changes
     assert (on(small_host).restores, on(small_host).starts, score(small_host)) == (1, 1, before)
 
 
@@ -153,7 +153,7 @@ def test_a_server_with_an_adapter_is_stopped_where_its_copy_has_no_room_since_it
         host.evict(InstanceName(name, (0,)))
 
         assert {status.name.service: status.state for status in host.status()}[name] == "absent"
-    assert not any(line.startswith("sleep") for line in fake.journal())
+    assert not fake.noted("sleep")
 
 
 @pytest.mark.parametrize("fault", ["die /wake_up", "die /collective_rpc", "die /classify", "unreadable"])
