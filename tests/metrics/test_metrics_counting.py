@@ -64,6 +64,14 @@ class Told:
     def value(self, name: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(name, labels)
 
+    def nodes(self, *states: str) -> tuple[float | None, ...]:
+        """Return how many nodes are up, or up, draining, silent or lost, as asked."""
+        return tuple(self.value(f"tangram_nodes{state and '_'}{state}") for state in states)
+
+    def units(self, *states: str) -> tuple[float | None, ...]:
+        """Return how many cores of node `n` are so."""
+        return tuple(self.value("tangram_node_units", node="n", resource="cores", state=state) for state in states)
+
     def labels(self, label: str) -> set[str]:
         return {one.labels[label] for family in self.registry.collect() for one in family.samples if label in one.labels}
 
@@ -81,16 +89,17 @@ def resized(name: str, *cores: int, background: bool = False) -> ActionResized:
 
 
 def ended(name: str, status: str = "succeeded", cause: str = "", at: float = 3.0, **parts: float | str) -> ActionEnded:
-    words: dict[str, Any] = {
-        "queue_s": 1.0,
-        "background_s": 0.25,
-        "overhead_s": 0.5,
-        "execution_s": 2.0,
-        "cpu_s": 1.5,
-        "unit_s": 4.0,
-        **parts,
-    }
-    return ActionEnded(end=Finish(id=name, status=status, reason="", by_worker=True, started_at=None, dop=1, cause=cause, **words), at=at)  # type: ignore[arg-type]
+    times = {"queue_s": 1.0, "background_s": 0.25, "overhead_s": 0.5, "execution_s": 2.0, "cpu_s": 1.5, "unit_s": 4.0}
+    words: dict[str, Any] = {"reason": "", "by_worker": True, "started_at": None, "dop": 1, **times, **parts}
+    return ActionEnded(end=Finish(id=name, status=status, cause=cause, **words), at=at)  # type: ignore[arg-type]
+
+
+def silent(name: str) -> NodeChanged:
+    return NodeChanged(name=name, state="silent", description={}, at=1.0)
+
+
+def environment(name: str, state: str, pod_cores: int = 0, node: str | None = "n") -> EnvironmentChanged:
+    return EnvironmentChanged(id=name, state=state, node=node, job="j", trajectory="t", memory_mb=1, pod_cores=pod_cores, at=0.0)
 
 
 def up(name: str = "n", cores: int = 4) -> NodeChanged:
@@ -106,15 +115,12 @@ def test_an_action_is_counted_from_its_reception_to_its_end() -> None:
     assert (told.value("tangram_actions_waiting", **GROUP), told.value("tangram_actions_running", **GROUP)) == (2, 0)
     # When one is granted, grows, is sent to the background and comes back
     told(granted("a", 0), resized("a", 0, 1))
-    assert told.value("tangram_node_units", node="n", resource="cores", state="granted") == 2
+    assert told.units("granted") == (2,)
     told(resized("a", background=True))
-    assert told.value("tangram_node_units", node="n", resource="cores", state="idle") == 4
+    assert told.units("idle") == (4,)
     told(resized("a", 3))
-    # Then each way is counted, and what it holds is known
-    directions = {
-        direction: told.value("tangram_resizes_total", direction=direction) for direction in ("grow", "shrink", "preempt", "resume")
-    }
-    assert directions == {"grow": 1, "shrink": None, "preempt": 1, "resume": 1}
+    ways = [told.value("tangram_resizes_total", direction=way) for way in ("grow", "shrink", "preempt", "resume")]
+    assert ways == [1, None, 1, 1]
     assert told.value("tangram_preemptions_total", job_name="j") == 1
     # And its end says how long all took, and gives its core back
     told(ended("a"))
@@ -124,7 +130,7 @@ def test_an_action_is_counted_from_its_reception_to_its_end() -> None:
     assert told.value("tangram_used_core_seconds_total", job_name="j") == 1.5
     assert told.value("tangram_actions_total", **GROUP, status="succeeded", fault="") == 1
     assert (told.value("tangram_actions_waiting", **GROUP), told.value("tangram_actions_running", **GROUP)) == (1, 0)
-    assert told.value("tangram_node_units", node="n", resource="cores", state="granted") == 0
+    assert told.units("granted") == (0,)
 
 
 def test_failures_of_the_system_are_counted_by_cause_and_those_of_programs_are_not() -> None:
@@ -159,7 +165,6 @@ def test_what_waits_again_keeps_its_age(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_scheduler_that_takes_over_knows_what_waits_and_runs_and_one_that_stands_by_nothing() -> None:
-    # Given what another scheduler has left
     header = {"job": "j", "kind": "cpu.exec"}
     waiting, running = (
         UnfinishedAction(id=name, header=header, message="", submitted_at=0.0, received_at=0.0, grant=grant)
@@ -168,7 +173,7 @@ def test_a_scheduler_that_takes_over_knows_what_waits_and_runs_and_one_that_stan
     told = Told(unfinished=Unfinished(actions=(waiting, running), environments=(), nodes=(up(),)))
     # When this one leads, it tells of it, without counting it as received
     assert (told.value("tangram_actions_waiting", **GROUP), told.value("tangram_actions_running", **GROUP)) == (1, 1)
-    assert told.value("tangram_node_units", node="n", resource="cores", state="granted") == 2
+    assert told.units("granted") == (2,)
     assert told.value("tangram_actions_received_total", **GROUP) is None
     told(ended("r"))
     # When it leads no longer, it keeps what it has counted, and tells of nothing else
@@ -182,66 +187,58 @@ def test_nodes_are_told_as_draining_while_they_are_up() -> None:
     # Given a node that an earlier scheduler had drained, one that is drained now, and one that is so before it is up
     told = Told(unfinished=Unfinished(actions=(), environments=(), nodes=(up(),), draining=("n",)))
     told(up("m"), NoteDraining(name="m", draining=True), NoteDraining(name="later", draining=True))
-    assert (told.value("tangram_nodes"), told.value("tangram_nodes_draining")) == (2, 2)
+    assert told.nodes("", "draining") == (2, 2)
     # When one is put back, one is lost, and the last one comes
     told(NoteDraining(name="m", draining=False))
-    assert told.value("tangram_nodes_draining") == 1
+    assert told.nodes("draining") == (1,)
     told(NodeChanged(name="n", state="lost", description={}, at=1.0))
-    assert told.value("tangram_nodes_draining") == 0
+    assert told.nodes("draining") == (0,)
     told(up("later"))
-    assert told.value("tangram_nodes_draining") == 1
+    assert told.nodes("draining") == (1,)
 
 
 def test_silent_nodes_are_told_apart_from_those_that_are_up() -> None:
     # Given two nodes, one of which an earlier scheduler knew as silent; when the other one falls silent
-    silent = NodeChanged(name="n", state="silent", description={}, at=1.0)
-    told = Told(unfinished=Unfinished(actions=(), environments=(), nodes=(silent,)))
-    told(up("m"), silent, NodeChanged(name="m", state="silent", description={}, at=1.0))
-    assert (told.value("tangram_nodes"), told.value("tangram_nodes_silent"), told.value("tangram_nodes_lost_total")) == (0, 2, 0)
+    told = Told(unfinished=Unfinished(actions=(), environments=(), nodes=(silent("n"),)))
+    told(up("m"), silent("n"), silent("m"))
+    assert told.nodes("", "silent", "lost_total") == (0, 2, 0)
     # And when one beats again, and one is lost
     told(up("m"), NodeChanged(name="n", state="lost", description={}, at=2.0))
-    assert (told.value("tangram_nodes"), told.value("tangram_nodes_silent"), told.value("tangram_nodes_lost_total")) == (1, 0, 1)
+    assert told.nodes("", "silent", "lost_total") == (1, 0, 1)
 
 
 def test_nodes_and_environments_are_told_while_they_stand() -> None:
     told = Told()
-    changed: dict[str, Any] = {"node": "n", "job": "j", "trajectory": "t", "memory_mb": 1, "pod_cores": 0, "at": 0.0}
-    told(up(), up("m"), EnvironmentChanged(id="e", state="open", **changed), EnvironmentChanged(id="f", state="opening", **changed))
+    told(up(), up("m"), environment("e", "open"), environment("f", "opening"))
     assert (told.value("tangram_nodes"), told.value("tangram_environments", state="open")) == (2, 1)
-    told(EnvironmentChanged(id="e", state="lost", **changed), NodeChanged(name="n", state="lost", description={}, at=1.0))
-    assert (told.value("tangram_nodes"), told.value("tangram_environments", state="open")) == (1, 0)
+    told(environment("e", "lost"), NodeChanged(name="n", state="lost", description={}, at=1.0))
+    assert (told.nodes("", "lost_total"), told.value("tangram_environments", state="open")) == ((1, 1), 0)
     assert told.value("tangram_environments_ended_total", state="lost") == 1
-    assert told.value("tangram_nodes_lost_total") == 1
     assert "n" not in told.labels("node")
 
 
 def test_cores_of_a_pod_are_granted_while_its_environment_stands() -> None:
-    def units() -> tuple[float | None, ...]:
-        return tuple(told.value("tangram_node_units", node="n", resource="cores", state=state) for state in ("granted", "idle"))
+    def of_environment(name: str, kind: str) -> ActionReceived:
+        return ActionReceived(id=name, header={"job": "j", "kind": kind, "environment": "f"}, message="", submitted_at=0, received_at=0)
 
     # Given a pod that an earlier scheduler had opened
-    words: dict[str, Any] = {"node": "n", "job": "j", "trajectory": "t", "memory_mb": 1, "at": 0.0}
-    earlier = EnvironmentChanged(id="e", state="open", pod_cores=1, **words)
-    told = Told(unfinished=Unfinished(actions=(), environments=(earlier,), nodes=(up(),)))
-    assert units() == (1, 3)
+    told = Told(unfinished=Unfinished(actions=(), environments=(environment("e", "open", 1),), nodes=(up(),)))
+    assert told.units("granted", "idle") == (1, 3)
     # When another one is opened on two cores, by an action that is granted these
-    opening = ActionReceived(id="o", header={"job": "j", "kind": "cpu.open", "environment": "f"}, message="", submitted_at=0, received_at=0)
-    told(opening, EnvironmentChanged(id="f", state="waiting", pod_cores=0, **{**words, "node": None}), granted("o", 1, 2))
-    told(EnvironmentChanged(id="f", state="opening", pod_cores=2, **words))
-    assert units() == (3, 1)
-    told(ended("o"), EnvironmentChanged(id="f", state="open", pod_cores=2, **words))
+    told(of_environment("o", "cpu.open"), environment("f", "waiting", node=None), granted("o", 1, 2), environment("f", "opening", 2))
+    assert told.units("granted", "idle") == (3, 1)
+    told(ended("o"), environment("f", "open", 2))
     # Then its cores are granted, whether a command runs on them or not, and so are those outside
-    assert units() == (3, 1)
-    command = ActionReceived(id="c", header={"job": "j", "kind": "cpu.exec", "environment": "f"}, message="", submitted_at=0, received_at=0)
-    told(command, granted("c", 1, 2))
-    assert units() == (3, 1)
+    assert told.units("granted", "idle") == (3, 1)
+    told(of_environment("c", "cpu.exec"), granted("c", 1, 2))
+    assert told.units("granted", "idle") == (3, 1)
     told(received("outside"), granted("outside", 3))
-    assert units() == (4, 0)
+    assert told.units("granted", "idle") == (4, 0)
     # until it is closed
-    told(ended("c"), EnvironmentChanged(id="f", state="closed", pod_cores=2, **words))
-    assert units() == (2, 2)
-    told(EnvironmentChanged(id="e", state="lost", pod_cores=1, **words))
-    assert units() == (1, 3)
+    told(ended("c"), environment("f", "closed", 2))
+    assert told.units("granted", "idle") == (2, 2)
+    told(environment("e", "lost", 1))
+    assert told.units("granted", "idle") == (1, 3)
 
 
 def test_counts_of_a_worker_that_is_started_anew_are_added_to_those_before() -> None:
@@ -256,7 +253,6 @@ def test_counts_of_a_worker_that_is_started_anew_are_added_to_those_before() -> 
     told(said(starts=4, wrong_answers=2))
     # When its worker is started anew, it counts from nought
     told(InstancesForgotten(node="n", at=1.0, reason=""), said(starts=1), said(starts=2, wrong_answers=1))
-    # Then ours go on
     assert told.value("tangram_service_starts_total", service="rm") == 3
     assert told.value("tangram_service_wrong_answers_total", service="rm") == 2
     # And what a sleeping instance keeps of its cells is residue
@@ -271,9 +267,9 @@ def test_however_many_jobs_and_kinds_there_are_the_page_is_bounded(names: list[s
     told = Told(jobs=5)
     for number, name in enumerate([*names, *(f"job {number}" for number in range(20))]):
         told(received(str(number), job=name, kind=name), granted(str(number)), ended(str(number), at=float(number)))
-    assert len(told.labels("job_name")) <= 6 and OTHER in told.labels("job_name")
-    assert len(told.labels("kind")) <= 51
-    assert all(len(name) <= LONGEST for name in told.labels("job_name") | told.labels("kind"))
+    jobs, kinds = told.labels("job_name"), told.labels("kind")
+    assert len(jobs) <= 6 and OTHER in jobs and len(kinds) <= 51
+    assert all(len(name) <= LONGEST for name in jobs | kinds)
 
 
 def test_a_job_that_is_over_gives_its_place_to_another_by_the_schedulers_clock() -> None:
@@ -306,7 +302,6 @@ def test_a_port_that_is_taken_is_one_line_and_no_end(caplog: pytest.LogCaptureFi
 
 
 def test_a_broker_that_hangs_does_not_hold_up_a_scrape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given a process that counts Celery's events, and whose broker has told it the lengths of its queues
     server = RedisServer(tmp_path, log=tmp_path / "redis.log")
     try:
         registry = CollectorRegistry()
@@ -314,11 +309,10 @@ def test_a_broker_that_hangs_does_not_hold_up_a_scrape(tmp_path: Path, monkeypat
         CeleryEvents(app, registry)
         assert b"celery_queue_length{" in generate_latest(registry)
         # When the broker stands still
-        monkeypatch.setattr("app.metrics.celery_events.LENGTHS_S", 0.5)
+        monkeypatch.setattr("app.metrics.celery_events.LENGTHS_S", 0.1)
         freeze(server.process.identity.pid)
         scraped = generate_latest(registry)
         os.kill(server.process.identity.pid, signal.SIGCONT)
-        # Then a scrape has all else without it
         assert b"celery_task_received_total" in scraped and b"celery_queue_length{" not in scraped
     finally:
         server.stop()

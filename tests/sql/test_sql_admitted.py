@@ -41,7 +41,6 @@ def test_amounts_that_no_column_holds_are_refused(intake: Deployment, tables: An
     # When the memory of an environment is given in bytes, or so much of something else is asked for
     header = {"kind": "cpu.open", "environment": "e"} if "memory_mb" in cost else {"kind": "my.task"}
     comes(intake, "a", {**header, "cost": cost})
-    # Then the caller is told, and the scheduler goes on
     assert intake.broker.end("a") == ("rejected", "bad_input")
     assert "amounts must be whole and from 1 to 2147483647" in tables.row(engine, "actions")["reason"]
     assert tables.rows(engine, "environments") == []
@@ -49,13 +48,11 @@ def test_amounts_that_no_column_holds_are_refused(intake: Deployment, tables: An
 
 def test_the_largest_amounts_and_the_longest_names_are_kept(intake: Deployment, tables: Any, engine: Engine) -> None:
     job, name = wide_text(LONGEST_ID), wide_text(LONGEST_ID - 1)
-    # When they are asked for while no node is there
     words = {"job": job, "trajectory": name, "action_class": name, "client": name}
     opening = Action(kind="cpu.open", environment=name, owner=name, cost=Cost.of(memory_mb=LARGEST_AMOUNT), **words)
     elastic = Action(kind=name, cost=Cost.of(cores=(1, LARGEST_AMOUNT)), **words)
     comes(intake, "open", opening.to_header())
     comes(intake, name, elastic.to_header())
-    # Then the journal has them
     (environment,) = tables.rows(engine, "environments")
     assert (environment["id"], environment["memory_mb"], environment["owner"]) == (name, LARGEST_AMOUNT, name)
     # And with a node, what can run there does so to its end
@@ -71,8 +68,6 @@ def test_an_id_that_cannot_be_stored_is_refused(intake: Deployment, tables: Any,
     for action_id in (wide_text(LONGEST_ID + 1), wide_text(2000), "a\0"):
         # When an action has an id that is too long for an index, or that no column holds
         comes(intake, action_id, Action(kind="my.task").to_header())
-        # Then its caller is told
         assert intake.broker.end(action_id) == ("rejected", "bad_input")
-    # And the scheduler goes on
     comes(intake, "a", Action(kind="my.task").to_header())
     assert tables.row(engine, "actions")["id"] == "a"

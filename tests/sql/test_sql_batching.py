@@ -85,16 +85,13 @@ def write_in_batches(engine: Engine, entries: list[Entry], cuts: set[int]) -> No
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_batches_leave_the_same_rows(shared_engine: Engine, make: Any, tables: Any, data: st.DataObject) -> None:
-    # Given a history, written entry by entry
     entries = data.draw(histories(make))
     tables.empty(shared_engine)
     write_in_batches(shared_engine, entries, set(range(1, len(entries))))
     expected = tables.everything(shared_engine)
-    # When it is written in other batches
     cuts = data.draw(st.sets(st.integers(0, len(entries)), max_size=6))
     tables.empty(shared_engine)
     write_in_batches(shared_engine, entries, cuts)
-    # Then the rows are the same
     assert tables.everything(shared_engine) == expected
 
 
@@ -132,7 +129,5 @@ def test_a_batch_written_twice_leaves_the_same_rows(shared_engine: Engine, make:
     with SqlJournal(shared_engine) as journal:
         journal.write(entries)
         expected = tables.everything(shared_engine)
-        # When it is tried again
         journal.write(entries)
-    # Then nothing has changed
     assert tables.everything(shared_engine) == expected

@@ -30,9 +30,7 @@ def test_environments_are_listed_with_owner_age_lease_and_what_runs_in_them(engi
         make.environment("closed", NOW - 5, id="ended"),
     )
     write(make.received("a", NOW - 60, environment="used"), make.granted("a", NOW - 59))
-    # When they are listed
     listed = found(engine, {"c": 1.0})
-    # Then the oldest comes first, with what is known of it
     assert list(listed) == ["own", "used", "opening"]
     own, used, opening = listed.values()
     assert (own.owner, own.client, own.node, own.state, own.age_s, own.lease_left_s) == ("host:7", "c", "n1", "open", 100.0, 50.0)
@@ -48,9 +46,7 @@ def test_an_orphan_is_one_whose_client_is_silent_or_whose_job_has_had_no_action_
     for job, ended_at in (("busy", 10.0), ("recent", NOW - IDLE_JOB_S + 1), ("idle", NOW - IDLE_JOB_S - 1)):
         write(make.received(f"{job}-1", 5.0, job=job), make.ended(f"{job}-1", ended_at))
     write(make.received("busy-2", 20.0, job="busy"))
-    # When they are listed
     listed = found(engine, {"lively": SILENCE_S - 1, "silent": SILENCE_S + 1, "forgotten": None})
-    # Then each orphan says why it is one
     assert {id: one.orphan for id, one in listed.items() if one.orphan} == {
         "silent": "its client gave no sign of life for 11 s",
         "forgotten": "its client is not known to the result store",

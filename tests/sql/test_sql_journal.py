@@ -23,11 +23,8 @@ def held(entry: ActionGranted) -> tuple[Grant, float]:
 
 
 def test_a_received_action_waits(engine: Engine, make: Any, tables: Any, write: Any) -> None:
-    # Given an action with a class, a service and a quota
     entry = make.received(action_class="pytest", service="rm-a", cost={"quota:search": [1]}, priority=7)
-    # When it is journaled
     write(entry)
-    # Then its row says so
     row = tables.row(engine, "actions")
     said = {
         name: row[name] for name in ("status", "job", "trajectory", "environment", "kind", "action_class", "service", "quota", "priority")
@@ -70,12 +67,10 @@ def test_the_message_of_an_end_without_a_worker_is_kept_until_the_result_is_stor
         journal.write([make.received("a1", now), make.granted("a1", now)])
         lost = make.ended("a1", now, status="lost", reason="its node was lost", by_worker=False)
         journal.write([lost, make.received("a2", now), make.ended("a2", now, status="rejected", reason="no", by_worker=False)])
-        # Then the next scheduler finds them, with what it needs to store them
         assert journal.unfinished().unpublished == (
             UnpublishedEnd(id="a1", message='["args"]', status="lost", reason="its node was lost"),
             UnpublishedEnd(id="a2", message='["args"]', status="rejected", reason="no"),
         )
-        # And when one is stored, the other
         journal.write([EndsPublished(ids=("a1",))])
         assert [end.id for end in journal.unfinished().unpublished] == ["a2"]
     assert tables.rows(engine, "messages") == [{"action": "a2", "message": '["args"]'}]
@@ -112,10 +107,8 @@ def test_unfinished_actions_come_back_in_order_of_reception_with_what_they_hold(
     entries = [make.received(id) for id in ("z", "running", "again", "done")]
     entries += [make.granted("running"), make.granted("again"), make.requeued("again"), make.granted("done"), make.ended("done")]
     write(*entries)
-    # When another scheduler loads what is unfinished
     with SqlJournal(engine) as journal:
         found = journal.unfinished().actions
-    # Then it has all but the ended, and the grant of the running one
     assert [action.id for action in found] == ["z", "running", "again"]
     assert [(action.grant, action.granted_at) for action in found] == [(None, None), held(make.granted("running")), (None, None)]
     assert found[0].header == entries[0].header
@@ -165,7 +158,6 @@ def test_environments_that_are_gone_are_known_for_a_while(engine: Engine, make: 
         journal.write([make.environment("closed", now - 9.0, id="closed", reason="unused", node=None)])
         journal.write([make.environment("lost", now - 5.0, id="lost", reason="it burned")])
         journal.write([make.environment("lost", now - 86_400.0, id="old"), make.environment("open", now, id="open")])
-        # Then the next scheduler knows how the first two ended
         assert journal.unfinished().gone == (
             EnvironmentGone(id="closed", state="closed", node="", reason="unused", at=now - 9.0),
             EnvironmentGone(id="lost", state="lost", node="n1", reason="it burned", at=now - 5.0),
@@ -208,12 +200,10 @@ def test_a_node_drains_whatever_else_is_said_of_it_until_that_is_undone(engine: 
         # Given a node that is drained in the batch in which it joins, and one that nobody knows
         journal.write([NoteDraining(name="n1", draining=True), NoteDraining(name="nobody", draining=True), make.node("up", 1.0)])
         assert [(node.name, node.draining) for node in status(engine, 2.0).nodes] == [("n1", True)]
-        # When it describes itself anew, is lost and joins again
         journal.write([make.node("up", 2.0, cores=4)])
         journal.write([make.node("lost", 3.0)])
         assert journal.unfinished().draining == ("n1",)
         journal.write([make.node("up", 4.0)])
-        # Then it drains still
         assert journal.unfinished().draining == ("n1",)
         journal.write([NoteDraining(name="n1", draining=True), NoteDraining(name="n1", draining=False)])
         assert journal.unfinished().draining == ()

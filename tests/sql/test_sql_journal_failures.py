@@ -58,7 +58,6 @@ def test_a_killed_writer_leaves_whole_batches(engine: Engine, tables: Any) -> No
     # Given a process that journals batches of 20 actions, each received and granted
     url = engine.url.render_as_string(hide_password=False)
     writer = subprocess.Popen([sys.executable, "-c", WRITER, url], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    # When it is killed while it writes
     assert writer.stdout is not None
     for _ in range(10):
         acknowledged = int(writer.stdout.readline())
@@ -76,7 +75,6 @@ def test_a_killed_writer_leaves_whole_batches(engine: Engine, tables: Any) -> No
     if engine.dialect.name == "sqlite":
         with engine.connect() as connection:
             assert connection.execute(text("PRAGMA integrity_check")).scalar_one() == "ok"
-    # And the next scheduler goes on from there
     with SqlJournal(engine) as journal:
         assert len(journal.unfinished().actions) == len(actions)
 
@@ -93,14 +91,11 @@ def test_a_full_disk_is_one_clear_line_and_none_of_the_batch(sqlite_path: Path, 
     event.listen(engine, "connect", cap)
     journal.close()
     engine.dispose()
-    # When a batch does not fit
     with pytest.raises(JournalError, match="database or disk is full") as caught:
         journal.write([make.received(f"a{number}", message="m" * 10_000) for number in range(20)])
-    # Then the error is one line that names the database, and nothing of the batch is there
     assert "\n" not in str(caught.value)
     assert str(sqlite_path) in str(caught.value)
     assert [row["id"] for row in tables.rows(engine, "actions")] == ["first"]
-    # And with room again the journal works on
     event.remove(engine, "connect", cap)
     engine.dispose()
     journal.write([make.received("second")])
@@ -128,20 +123,17 @@ def test_a_database_locked_for_too_long_is_one_clear_line(sqlite_path: Path, mak
 
 
 def test_readers_do_not_hold_up_the_journal(sqlite_path: Path, make: Any, tables: Any) -> None:
-    # Given a reader in the middle of a transaction
     engine = open_engine(sqlite_url(sqlite_path))
     with engine.connect() as reader, SqlJournal(engine) as journal:
         assert reader.execute(text("SELECT count(*) FROM actions")).scalar_one() == 0
         # When the journal writes, it does not wait
         journal.write([make.received()])
-        # Then the reader goes on seeing what it saw
         assert reader.execute(text("SELECT count(*) FROM actions")).scalar_one() == 0
     assert len(tables.rows(engine, "actions")) == 1
     engine.dispose()
 
 
 def test_a_broken_connection_is_made_anew(postgres_engine: Engine, make: Any, tables: Any) -> None:
-    # Given a journal whose server process is ended under it
     tables.empty(postgres_engine)
     with SqlJournal(postgres_engine) as journal:
         journal.write([make.received()])
@@ -150,10 +142,8 @@ def test_a_broken_connection_is_made_anew(postgres_engine: Engine, make: Any, ta
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
             )
             assert connection.execute(others).all() != []
-        # When it writes on
         journal.write([make.granted()])
         journal.write([make.ended()])
-    # Then nothing is missing
     assert tables.row(postgres_engine, "actions")["status"] == "succeeded"
     assert len(tables.rows(postgres_engine, "grants")) == 1
 
@@ -204,7 +194,6 @@ def test_a_lease_is_looked_at_only_where_it_may_have_been_taken(engine: Engine, 
     old = Lease(engine, "scheduler", "old", 10.0)
     old.acquire(time.time())
     with SqlJournal(engine, lease=old) as journal:
-        # Given a scheduler that has just taken its lease
         journal.write([make.received("first")])
         sent.clear()
         # Then a write does not ask for it
@@ -236,7 +225,6 @@ def test_a_scheduler_that_stands_still_before_its_commit_has_not_written(postgre
         event.listen(engine, "commit", stand_still, once=True)
         with pytest.raises(LeaseLost):
             journal.write([make.received("late")])
-    # Then nothing of it is there
     assert stood_still and [row["id"] for row in tables.rows(postgres_engine, "actions")] == ["before"]
     engine.dispose()
 
@@ -257,7 +245,6 @@ def test_a_scheduler_may_take_longer_for_what_it_reads_at_its_start_than_a_trans
         return load(connection, between)
 
     monkeypatch.setattr(writing, "load_unfinished", load_slowly)
-    # When it reads that, and takes half a second; then it has it
     with SqlJournal(engine, lease=lease, retry_s=0.0) as journal:
         assert journal.unfinished().actions == []
     engine.dispose()
@@ -277,18 +264,15 @@ class Slow(Clock):
 
 
 def test_nobody_takes_the_lease_of_a_scheduler_that_reads_for_longer_than_it_lasts(postgres_engine: Engine, make: Any, tables: Any) -> None:
-    # Given a journal with ten unfinished actions
     tables.empty(engine := postgres_engine)
     with SqlJournal(engine) as journal:
         journal.write([make.received(f"a{number}") for number in range(10)])
     with installed(slow := Slow()):
-        # When a scheduler takes longer to read them than its lease lasts
         lease = Lease(engine, "scheduler", "slow", 20.0)
         lease.acquire(slow.time())
         ends_at = tables.row(engine, "leases")["expires_at"]
         with SqlJournal(engine, lease=lease) as journal:
             assert len(journal.unfinished().actions) == 10 and slow.now > ends_at
-    # Then no standby takes it
     assert Lease(engine, "scheduler", "standby", 20.0).acquire(slow.now) is None
 
 

@@ -28,7 +28,6 @@ def test_leases_of_other_names_are_others(engine: Engine) -> None:
 
 @pytest.mark.parametrize("earlier", ["nobody", "one whose time is over"])
 def test_contenders_at_the_same_instant_do_not_both_win(engine: Engine, earlier: str) -> None:
-    # Given a lease that was never taken, or has run out
     if earlier != "nobody":
         contender(engine, "gone").acquire(1.0)
     contenders = [contender(engine, f"c{index}") for index in range(8)]
@@ -38,10 +37,8 @@ def test_contenders_at_the_same_instant_do_not_both_win(engine: Engine, earlier:
         gate.wait(60)
         return lease.acquire(100.0)
 
-    # When eight contend for it at once
     with ThreadPoolExecutor(len(contenders)) as pool:
         epochs = list(pool.map(contend, contenders))
-    # Then one gets it
     assert [epoch for epoch in epochs if epoch is not None] == [1 if earlier == "nobody" else 2]
 
 
@@ -51,11 +48,9 @@ steps = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["acquire", "
 @settings(max_examples=40, deadline=None)
 @given(steps)
 def test_one_holds_the_lease_until_its_time_is_over_or_it_gives_it_up(shared_engine: Engine, steps: list[tuple[str, str, float]]) -> None:
-    # Given three contenders for a fresh lease
     name = f"lease-{holder_name()}"
     contenders = {holder: Lease(shared_engine, name, holder, TTL_S) for holder in "abc"}
     held_by, epoch, until, now = "", 0, 0.0, 100.0
-    # When they act in any order
     for holder, step, pause_s in steps:
         now += pause_s
         lease, holds = contenders[holder], held_by == holder

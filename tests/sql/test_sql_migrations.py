@@ -30,11 +30,8 @@ from tangram.ends import CAUSES, FAULTS
 
 
 def test_migrations_build_what_the_models_say(engine: Engine) -> None:
-    # Given a database brought to the latest revision
     with engine.connect() as connection:
-        # When alembic compares it with the models
         context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
-        # Then it finds nothing to do
         assert compare_metadata(context, Base.metadata) == []
 
 
@@ -80,14 +77,12 @@ def test_downgrade_undoes_upgrade_on_postgresql(postgres_engine: Engine, postgre
 
 @pytest.mark.parametrize("database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.real)])
 def test_schedulers_that_start_together_migrate_once(database: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    # Given a database without tables
     if database == "postgresql":
         url = request.getfixturevalue("postgres_url")
         upgrade(url)
         downgrade(url, "base")
     else:
         url = sqlite_url(tmp_path / "x.sqlite")
-    # When two processes migrate it at the same time
     fork = get_context("fork")
     together = fork.Barrier(2)
 
@@ -100,7 +95,6 @@ def test_schedulers_that_start_together_migrate_once(database: str, tmp_path: Pa
         process.start()
     for process in both:
         process.join(200)
-    # Then both succeed
     assert [process.exitcode for process in both] == [0, 0]
     engine = open_engine(url)
     require_latest(engine)
@@ -113,10 +107,8 @@ def test_a_failed_migration_leaves_no_half_built_tables(tmp_path: Path) -> None:
     engine = open_engine(url)
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE leases (x INTEGER)"))
-    # When it is migrated
     with pytest.raises(DatabaseError, match="leases already exists"):
         upgrade(url)
-    # Then none of the earlier steps is there
     assert inspect(engine).get_table_names() == ["leases"]
     engine.dispose()
 
@@ -195,7 +187,6 @@ def test_grants_of_before_are_the_same_in_the_view(engine: Engine, make: Any, ta
     assert [(row.action, row.attempt, row.node, row.units, row.released_at) for row in rows] == [
         (row["action"], row["attempt"], row["node"], row["units"], row["released_at"]) for row in before["grants"]
     ]
-    # And as they were once it is migrated
     upgrade(url)
     assert tables.everything(engine) == before
 

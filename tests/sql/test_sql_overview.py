@@ -19,7 +19,6 @@ from app.journal.overview import overview, read_present
 from app.journal.recent import Recent
 from app.journal.status import status
 from app.journal.waits import Fact, explain
-from app.journal.writing import SqlJournal
 from scheduler.model.commands import NoteDraining
 
 NOW = 10_000.0
@@ -32,25 +31,37 @@ SHOWN: dict[str, Any] = {
 }
 
 
-def filled(engine: Engine, make: Any) -> None:
+@pytest.fixture
+def filled(engine: Engine, make: Any, write: Any) -> Engine:
     """Node n1 of two cores: `runs` holds both, `first` and `second` wait, `over` has ended well, `gone` by our fault."""
-    with SqlJournal(engine) as journal:
-        journal.write(
-            [
-                make.node("up", NOW - 500, cores=2, kinds=["cpu"], labels=["isolation:none"]),
-                make.environment("open", NOW - 400),
-                make.received("over", NOW - 300),
-                make.granted("over", NOW - 299),
-                make.ended("over", NOW - 290),
-                make.received("gone", NOW - 200, job="unlucky"),
-                make.granted("gone", NOW - 199),
-                make.ended("gone", NOW - 190, status="lost", reason="node n1 was lost", by_worker=False, cause="node_lost"),
-                make.received("runs", NOW - 100, job="holder", trajectory="t2"),
-                make.granted("runs", NOW - 99, core_ids=(0, 1)),
-                make.received("first", NOW - 50, cost={"cores": [1]}, environment="e1"),
-                make.received("second", NOW - 40, cost={"cores": [1]}, environment="e1"),
-            ]
-        )
+    write(
+        make.node("up", NOW - 500, cores=2, kinds=["cpu"], labels=["isolation:none"]),
+        make.environment("open", NOW - 400),
+        make.received("over", NOW - 300),
+        make.granted("over", NOW - 299),
+        make.ended("over", NOW - 290),
+        make.received("gone", NOW - 200, job="unlucky"),
+        make.granted("gone", NOW - 199),
+        make.ended("gone", NOW - 190, status="lost", reason="node n1 was lost", by_worker=False, cause="node_lost"),
+        make.received("runs", NOW - 100, job="holder", trajectory="t2"),
+        make.granted("runs", NOW - 99, core_ids=(0, 1)),
+        make.received("first", NOW - 50, cost={"cores": [1]}, environment="e1"),
+        make.received("second", NOW - 40, cost={"cores": [1]}, environment="e1"),
+    )
+    return engine
+
+
+def read(recent: Recent, engine: Engine, now: float) -> None:
+    with snapshot(engine) as connection:
+        recent.read(connection, now)
+
+
+def looked(engine: Engine, shown: Any) -> dict[str, Any]:
+    """Return the overview."""
+    recent = Recent()
+    read(recent, engine, NOW)
+    with snapshot(engine) as connection:
+        return overview(read_present(connection, NOW), recent, shown)
 
 
 def why(engine: Engine, shown: Any, *ids: str) -> dict[str, Sequence[Fact]]:
@@ -60,16 +71,12 @@ def why(engine: Engine, shown: Any, *ids: str) -> dict[str, Sequence[Fact]]:
         return {id: explain(connection, rows[id], shown, NOW) for id in ids or rows}
 
 
-def test_the_overview_puts_the_present_and_the_last_hour_together(engine: Engine, make: Any) -> None:
-    # Given
-    filled(engine, make)
-    recent = Recent()
-    # When
-    with snapshot(engine) as connection:
-        present = read_present(connection, NOW)
-        recent.read(connection, NOW)
-    found = overview(present, recent, SHOWN)
-    # Then
+def texts(engine: Engine, shown: Any, *ids: str) -> dict[str, list[str]]:
+    return {id: [fact.text for fact in facts] for id, facts in why(engine, shown, *ids).items()}
+
+
+def test_the_overview_puts_the_present_and_the_last_hour_together(filled: Engine) -> None:
+    found = looked(filled, SHOWN)
     assert found["cores"] == {"total": 2, "granted": 2, "idle": 0, "used": 1.5}
     assert found["queue"] == [{"job": "coding", "kind": "cpu.exec", "waiting": 2, "oldest_s": 50.5}]
     assert (found["waiting"], found["running"], found["environments"]) == (2, 1, {"open": 1})
@@ -79,9 +86,8 @@ def test_the_overview_puts_the_present_and_the_last_hour_together(engine: Engine
     assert (node["cores_granted"], node["ours"], node["isolation"], node["memory_held_mb"]) == (2, 1, "none", 512)
 
 
-def test_an_action_whose_environment_is_paused_says_who_holds_the_memory(engine: Engine, make: Any, write: Any) -> None:
+def test_an_action_whose_environment_is_paused_says_who_holds_the_memory(filled: Engine, make: Any, write: Any) -> None:
     # Given two environments on a node that grants memory by action, one of which is paused
-    filled(engine, make)
     write(
         make.environment("open", NOW - 90, id="e2", memory_mb=900, job="hungry"),
         make.received("grows", NOW - 80, environment="e1"),
@@ -91,8 +97,7 @@ def test_an_action_whose_environment_is_paused_says_who_holds_the_memory(engine:
     )
     memory = {"granted_mb": 700, "held_mb": 500, "reserve_mb": 200, "paused_count": 1, "paused": {"e1": 4.0}}
     shown = {**SHOWN, "nodes": {"n1": {**SHOWN["nodes"]["n1"], "memory": memory}}}
-    # Then its action says so, and who holds the node's memory; another one does not
-    said = why(engine, shown, "grows", "calm")
+    said = why(filled, shown, "grows", "calm")
     assert [fact.text for fact in said["grows"]] == [
         "Its environment wants more memory than it was granted, and has been paused for 4.0 s.",
         "700 MB of node n1 are granted to its environments, and 200 MB are kept, so that one of them at a time may grow to its limit.",
@@ -115,11 +120,7 @@ def test_what_a_breaker_holds_back_and_a_node_that_rests_are_told(engine: Engine
     )
     held = {"waiting": 2, "ours": 6, "ended": 21, "held_s": 4.0, "next_in_s": 3.25, "trials": ["tried"]}
     shown = {"held_back": {"coding": held}, "nodes": {"n1": {"beat_ago_s": 0.1, "busy_cores": None, "rests_s": 7.5}}}
-    # When
-    told = {id: [fact.text for fact in facts] for id, facts in why(engine, shown).items()}
-    with snapshot(engine) as connection:
-        found = overview(read_present(connection, NOW), Recent(), shown)
-    # Then
+    told, found = texts(engine, shown), looked(engine, shown)
     back = "Job coding is held back: 6 of 21 actions that ended within a minute failed by a fault of this system."
     assert told["task"][0].startswith(back) and told["open"][0].startswith(back) and told["parked"][1].startswith(back)
     assert "Node n1 rests for 7.5 s more: environments could not be opened there, or died there." in told["open"]
@@ -143,81 +144,59 @@ def test_cores_of_pods_are_granted_whether_an_action_runs_on_them_or_not(engine:
         make.granted("task", NOW - 5, core_ids=(6,)),
         make.received("waits", NOW - 1, kind="build", environment=None, cost={"cores": [1]}),
     )
-    # When
-    with snapshot(engine) as connection:
-        found = overview(read_present(connection, NOW), Recent(), SHOWN)
-    waits = why(engine, {}, "waits")["waits"]
-    # Then
+    found, waits = looked(engine, SHOWN), why(engine, {}, "waits")["waits"]
     assert found["cores"] == {"total": 8, "granted": 7, "idle": 1, "used": 1.5}
     assert (found["nodes"][0]["cores_granted"], found["environments"]) == (7, {"open": 2, "opening": 1})
-    # and what waits for cores is told so
     assert [fact.text for fact in waits] == ["It needs 1 core of node n1: 7 of 8 are held."]
     assert sorted(one.id for one in waits[0].holders) == ["idle", "opened", "task", "used"]
 
 
-def test_what_ended_an_hour_ago_counts_no_longer(engine: Engine, make: Any) -> None:
-    # Given
-    filled(engine, make)
+def test_what_ended_an_hour_ago_counts_no_longer(filled: Engine) -> None:
     recent = Recent()
-    # When
-    with snapshot(engine) as connection:
-        recent.read(connection, NOW)
-        before = sum(ended.actions for ended in recent)
-        recent.read(connection, NOW + 3600)
-    # Then
-    assert before == 2 and list(recent) == []
+    read(recent, filled, NOW)
+    assert sum(ended.actions for ended in recent) == 2
+    read(recent, filled, NOW + 3600)
+    assert list(recent) == []
 
 
-def test_a_minute_that_was_not_over_at_the_last_look_is_read_again(engine: Engine, make: Any, write: Any) -> None:
+def test_a_minute_that_was_not_over_at_the_last_look_is_read_again(filled: Engine, make: Any, write: Any) -> None:
     # Given a look in the first seconds of a minute
-    filled(engine, make)
     recent, minute = Recent(), NOW // 60 * 60
-    with snapshot(engine) as connection:
-        recent.read(connection, minute + 5)
+    read(recent, filled, minute + 5)
     # When actions fail in this minute and in the one before it, and the next look is ten minutes later
     lost: dict[str, Any] = {"status": "lost", "by_worker": False, "cause": "node_lost"}
     write(make.ended("first", minute + 20, **lost), make.ended("second", minute - 1, **lost))
-    with snapshot(engine) as connection:
-        recent.read(connection, minute + 600)
-    # Then they count
+    read(recent, filled, minute + 600)
     assert sum(ended.actions for ended in recent if ended.ours) == 3
 
 
-def test_the_close_of_a_lost_environment_is_no_failure(engine: Engine, make: Any, write: Any) -> None:
+def test_the_close_of_a_lost_environment_is_no_failure(filled: Engine, make: Any, write: Any) -> None:
     # Given a job whose environment was lost, and closed after that
-    filled(engine, make)
     lost: dict[str, Any] = {"status": "lost", "by_worker": False, "cause": "environment_lost", "kind": "cpu.close"}
     write(make.received("close", NOW - 10, kind="cpu.close", job="closing", cost={}))
     write(make.ended("close", NOW - 9, **lost))
     recent = Recent()
-    # When
-    with snapshot(engine) as connection:
+    with snapshot(filled) as connection:
         recent.read(connection, NOW)
         row = connection.execute(select(table(Action)).where(Action.id == "close")).one()
         job = job_detail(connection, "closing", recent, NOW)
-    report = act_report(engine, Selection(jobs=("closing",))).total
+    report = act_report(filled, Selection(jobs=("closing",))).total
     # Then its cause is kept, and nobody is to blame
     assert (row.cause, row.fault) == ("environment_lost", "")
     assert job is not None and (job.total.ended, job.total.ours, job.failures) == (1, 0, [])
     assert (report.by_status, report.by_cause, report.by_fault) == ({"lost": 1}, {}, {})
-    assert status(engine, NOW).infra_failed == {"node_lost": 1}
+    assert status(filled, NOW).infra_failed == {"node_lost": 1}
 
 
-def test_why_names_the_holders_the_place_in_the_queue_and_the_share(engine: Engine, make: Any) -> None:
-    # Given
-    filled(engine, make)
-    # When
-    facts, of_running = why(engine, SHOWN, "second", "runs").values()
-    without = why(engine, None, "second")["second"]
-    # Then
-    texts = [fact.text for fact in facts]
-    assert texts[0] == "It needs 1 core of node n1, where its environment is: 2 of 2 are held."
-    assert [(holder.id, holder.holds) for holder in facts[0].holders] == [("runs", "2 cores")]
-    assert texts[1] == "It is number 2 of 2 in the queue for the cores of node n1."
-    assert [holder.id for holder in facts[1].holders] == ["first"]
-    assert "Job coding holds 90% of all cores; its entitlement is 50%." in texts[2]
+def test_why_names_the_holders_the_place_in_the_queue_and_the_share(filled: Engine) -> None:
+    (needs, place, share), of_running = why(filled, SHOWN, "second", "runs").values()
+    assert needs.text == "It needs 1 core of node n1, where its environment is: 2 of 2 are held."
+    assert [(holder.id, holder.holds) for holder in needs.holders] == [("runs", "2 cores")]
+    assert place.text == "It is number 2 of 2 in the queue for the cores of node n1."
+    assert [holder.id for holder in place.holders] == ["first"]
+    assert "Job coding holds 90% of all cores; its entitlement is 50%." in share.text
     assert of_running == ()
-    assert without[0].text.startswith("No scheduler shows itself")
+    assert texts(filled, None, "second")["second"][0].startswith("No scheduler shows itself")
 
 
 def test_an_action_without_an_environment_has_one_place_in_the_queue_for_any_node(engine: Engine, make: Any, write: Any) -> None:
@@ -226,13 +205,11 @@ def test_an_action_without_an_environment_has_one_place_in_the_queue_for_any_nod
     write(*[make.node("up", NOW - 500, name=f"n{number}", cores=2, kinds=["cpu"]) for number in range(5)])
     write(*[make.received(name, NOW - 50, kind="build", environment=None, cost={"cores": [1]}) for name in names])
     shown = {"queues": [{"kind": "cores", "name": "", "waiting": 30, "first": names}]}
-    # When
     asked: list[str] = []
     with snapshot(engine) as connection:
         row = connection.execute(select(table(Action)).where(Action.id == "t19")).one()
         event.listen(connection, "before_cursor_execute", lambda *call: asked.append(call[2]))
         facts = explain(connection, row, shown, NOW)
-    # Then each node is told once, and the place in the one queue that there is, behind those before it
     needs = [f"It needs 1 core of node n{number}: 0 of 2 are held." for number in range(5)]
     assert [fact.text for fact in facts] == [*needs, "It is number 20 of 30 in the queue for cores of any node."]
     assert [(holder.id, holder.holds) for holder in facts[-1].holders] == [(name, f"place {n + 1}") for n, name in enumerate(names[:19])]
@@ -240,17 +217,13 @@ def test_an_action_without_an_environment_has_one_place_in_the_queue_for_any_nod
     assert len(asked) == 8, asked
 
 
-def test_what_needs_no_cores_is_not_said_to_wait_for_any(engine: Engine, make: Any, write: Any) -> None:
+def test_what_needs_no_cores_is_not_said_to_wait_for_any(filled: Engine, make: Any, write: Any) -> None:
     # Given an environment on a node whose cores are held, one that has cores of its own, and files to be read in each
-    filled(engine, make)
     write(
         make.environment("open", NOW - 400, id="pod", pod_cores=1),
         *(make.received(id, NOW - 5, kind="cpu.read_file", cost={}, environment=id) for id in ("e1", "pod")),
     )
-    # When
-    found = why(engine, {**SHOWN, "jobs": {}}, "e1", "pod")
-    # Then
-    assert not any(found.values())
+    assert not any(why(filled, {**SHOWN, "jobs": {}}, "e1", "pod").values())
 
 
 def test_an_open_says_which_environments_hold_the_memory(engine: Engine, make: Any, write: Any) -> None:
@@ -262,9 +235,7 @@ def test_an_open_says_which_environments_hold_the_memory(engine: Engine, make: A
         make.environment("waiting", NOW - 5, id="e2", node=None, memory_mb=300),
         make.received("exec", NOW - 4, cost={"cores": [1]}, environment="e2"),
     )
-    # When
     opening, within = why(engine, {}, "open", "exec").values()
-    # Then
     assert opening[0].text == "It needs 300 MB; node n1 has 200 of 1000 MB free."
     assert [(holder.sort, holder.id) for holder in opening[0].holders] == [("environment", "e1")]
     # and who waits for that environment is led to the same
@@ -279,9 +250,7 @@ def test_an_open_says_which_environments_hold_the_places_of_a_node(engine: Engin
         *(make.environment("open", NOW - 400, id=f"on-{name}", node=name) for name in ("n1", "n2", "nNone")),
         make.received("open", NOW - 5, kind="cpu.open", cost={}, environment="e2"),
     )
-    # When
     (opening,) = why(engine, {}, "open").values()
-    # Then only the full one is named
     assert [fact.text for fact in opening] == ["Node n1 holds 1 environment, and takes 1 at most."]
     assert [(holder.sort, holder.id) for holder in opening[0].holders] == [("environment", "on-n1")]
 
@@ -302,8 +271,7 @@ def test_why_names_a_draining_node_where_that_keeps_an_action_waiting(engine: En
         make.received("call", NOW - 6, kind="api.call", environment=None, cost={"quota:search": [1]}),
         make.received("within", NOW - 5, cost={"cores": [1]}, environment="e1"),
     )
-    # When
-    facts = {name: [fact.text for fact in found] for name, found in why(engine, {}).items()}
+    facts = texts(engine, {})
     # Then it is named where it is why, and what else there is to wait for is told of the others alone
     draining = "Node n1 is draining: what could run elsewhere does not begin there."
     assert all(draining in facts[name] for name in ("open", "large", "big", "nothing", "score", "call"))
@@ -322,25 +290,20 @@ def test_why_names_a_silent_node_also_where_an_action_is_bound_to_it(engine: Eng
         make.received("build", NOW - 8, kind="build", environment=None, cost={"cores": [2]}),
         make.received("within", NOW - 5, cost={"cores": [1]}, environment="e1"),
     )
-    # When
-    facts = {name: [fact.text for fact in found] for name, found in why(engine, {}).items()}
-    # Then that is all that they wait for
+    facts = texts(engine, {})
     silent = "Node n1 is silent: nothing begins there until it beats again. If it does not, it is lost."
     assert facts["open"] == facts["within"] == [silent] and facts["build"][0] == silent
 
 
 def test_lists_are_paged_and_filtered(engine: Engine, make: Any, write: Any) -> None:
-    # Given sixty that wait and sixty that ended
     write(*[make.received(f"w{number:02}", NOW - 100 + number) for number in range(60)])
     write(*[make.received(f"e{number:02}", NOW - 200 + number) for number in range(60)])
     write(*[make.ended(f"e{number:02}", NOW - 90 + number) for number in range(60)])
-    # When
     with snapshot(engine) as connection:
         pages = [list_actions(connection, ActionFilter(), page, NOW) for page in range(3)]
         found = list_actions(connection, ActionFilter(q="E0", state="succeeded"), 0, NOW)
         odd = list_actions(connection, ActionFilter(q="%"), 0, NOW)
         none = list_environments(connection, "", "", "", 0, NOW)
-    # Then each is seen once: what waits in order, then the latest that ended
     ids = [row.id for page in pages for row in page.rows]
     assert ids == [f"w{number:02}" for number in range(60)] + [f"e{number:02}" for number in reversed(range(60))]
     assert [page.more for page in pages] == [True, True, False]
@@ -348,62 +311,47 @@ def test_lists_are_paged_and_filtered(engine: Engine, make: Any, write: Any) -> 
     assert odd.rows == [] and none.rows == []
 
 
-def test_details_tell_the_way_of_an_action_and_who_failed_a_job(engine: Engine, make: Any) -> None:
-    # Given
-    filled(engine, make)
+def test_details_tell_the_way_of_an_action_and_who_failed_a_job(filled: Engine) -> None:
     recent = Recent()
-    # When
-    with snapshot(engine) as connection:
+    with snapshot(filled) as connection:
         recent.read(connection, NOW)
         action = action_detail(connection, "over", SHOWN, NOW)
         job, node = job_detail(connection, "unlucky", recent, NOW), node_detail(connection, "n1", NOW)
         environment = environment_detail(connection, "e1")
         unknown = action_detail(connection, "none", SHOWN, NOW)
-    # Then
-    assert action is not None and [step.what.split(":")[0] for step in action.way] == [
-        "submitted by its trainer",
-        "received by the scheduler",
-        "attempt 1",
-        "started by its worker",
-        "ended",
-    ]
+    way = ["submitted by its trainer", "received by the scheduler", "attempt 1", "started by its worker", "ended"]
+    assert action is not None and [step.what.split(":")[0] for step in action.way] == way
     assert job is not None and [row.id for row in job.failures] == ["gone"] and job.total.ours == 1
     assert node is not None and [row.id for row in node.failures] == ["gone"] and [row.id for row in node.running] == ["runs"]
     assert environment is not None and {row.id for row in environment.actions} >= {"over", "first", "second"}
     assert unknown is None
 
 
-def test_the_timeline_closes_what_has_given_its_cores_back(engine: Engine, make: Any, write: Any) -> None:
-    # Given
-    filled(engine, make)
-    lanes = Lanes(NOW)
+def look(lanes: Lanes, engine: Engine, now: float) -> None:
     with snapshot(engine) as connection:
-        lanes.read(connection, read_present(connection, NOW))
+        lanes.read(connection, read_present(connection, now))
+
+
+def test_the_timeline_closes_what_has_given_its_cores_back(filled: Engine, make: Any, write: Any) -> None:
+    lanes = Lanes(NOW)
+    look(lanes, filled, NOW)
     first = lanes.since(0)
+    assert [bar[:5] for bar in first["bars"] if bar[0] == "runs"] == [["runs", "n1", [0, 1], -99_000, None]]
     # When it goes to the background
     write(make.resized("runs", NOW + 1, core_ids=(), units=2))
-    with snapshot(engine) as connection:
-        lanes.read(connection, read_present(connection, NOW + 2))
-    changed = lanes.since(first["version"])
-    # Then
-    assert [bar[:5] for bar in first["bars"] if bar[0] == "runs"] == [["runs", "n1", [0, 1], -99_000, None]]
-    assert [(bar[0], bar[4]) for bar in changed["bars"]] == [("runs", 2000)]
+    look(lanes, filled, NOW + 2)
+    assert [(bar[0], bar[4]) for bar in lanes.since(first["version"])["bars"]] == [("runs", 2000)]
 
 
-def test_the_timeline_reads_what_ended_before_a_look_that_failed(engine: Engine, make: Any, write: Any) -> None:
-    # Given
-    filled(engine, make)
+def test_the_timeline_reads_what_ended_before_a_look_that_failed(filled: Engine, make: Any, write: Any) -> None:
     lanes = Lanes(NOW)
-    with snapshot(engine) as connection:
-        lanes.read(connection, read_present(connection, NOW))
+    look(lanes, filled, NOW)
     # When an action ends, the next look fails, and the one after that does not
     write(make.ended("runs", NOW + 5))
-    with snapshot(engine) as connection:
+    with snapshot(filled) as connection:
         present = read_present(connection, NOW + 20)
     with pytest.raises(ResourceClosedError):
         lanes.read(connection, present)
-    with snapshot(engine) as connection:
-        lanes.read(connection, read_present(connection, NOW + 21))
-    # Then its bar ends when it ended, and says how
+    look(lanes, filled, NOW + 21)
     (bar,) = (bar for bar in lanes.since(0)["bars"] if bar[0] == "runs")
     assert (bar[4], bar[7]) == (5000, "succeeded")

@@ -88,13 +88,10 @@ def test_the_third_scheduler_goes_on_without_an_action_on_which_two_have_failed(
     fragile.fails_on = is_poison(events.Submitted)
     good = [f"a{number}" for number in range(100)]
     fragile.send(*good[:50], "poison", *good[50:])
-    # When two schedulers have failed on it, and a third begins
     fragile.fail_and_succeed(2)
     fragile.service.step()
-    # Then that one has the others run, and has acknowledged all
     assert sorted(fragile.core.state.running) == sorted(good)
     assert fragile.broker.is_done()
-    # And they come to their ends
     fragile.finish(*good)
     assert fragile.ended() == {**dict.fromkeys(good, "succeeded"), "poison": "failed"}
     # And the trainer is told of the other one, with where the traceback is
@@ -105,14 +102,12 @@ def test_the_third_scheduler_goes_on_without_an_action_on_which_two_have_failed(
 
 
 def test_one_failure_sets_nothing_aside(fragile: Fragile) -> None:
-    # Given a scheduler that fails on an action once
     fragile.fails_on = is_poison(events.Submitted)
     fragile.send("poison")
     fragile.fail_and_succeed(1)
     # When the next one has no such bug
     fragile.fails_on = lambda event: False
     fragile.service.step()
-    # Then the action runs
     assert fragile.running == ["poison"]
     assert status(fragile.engine, 0.0).set_aside == ()
 
@@ -122,7 +117,6 @@ def test_an_action_whose_report_breaks_schedulers_has_failed_and_its_node_is_tol
     fragile.fails_on = is_poison(events.Finished)
     fragile.submit("poison", "good")
     fragile.broker.report(fragile.finished("poison"), fragile.finished("good"))
-    # When two schedulers have failed on one of them
     fragile.fail_and_succeed(2)
     fragile.service.step()
     # Then the other one counts, and what its node still may run of the first is stopped, and its result is void
@@ -140,7 +134,6 @@ def test_a_result_that_a_worker_has_stored_stands_though_its_report_is_set_aside
     fragile.broker.app.backend.store_result("poison", 7, "SUCCESS")
     fragile.broker.report(fragile.finished("poison"))
     fragile.fail_and_succeed(2)
-    # Then that is its only end
     assert fragile.ended() == {"poison": "succeeded"}
     assert fragile.broker.app.backend.get_result("poison") == 7
 
@@ -150,11 +143,9 @@ def test_an_action_whose_reload_breaks_schedulers_is_set_aside(fragile: Fragile)
     fragile.fails_on = lambda event: is_poison(events.Submitted)(event) and event.received_at is not None
     fragile.send("good", cost={"cores": CORES})
     fragile.submit("poison")
-    # When two schedulers cannot begin for it
     for _ in range(2):
         with pytest.raises(CoreBroken):
             fragile.succeed()
-    # Then the third can
     fragile.succeed()
     assert fragile.ended() == {"poison": "failed"}
     assert fragile.running == ["good"]
@@ -169,9 +160,7 @@ def test_an_environment_whose_opening_is_set_aside_is_lost(fragile: Fragile) -> 
     for _ in range(2):
         with pytest.raises(CoreBroken):
             fragile.succeed()
-    # When its opening is set aside
     fragile.succeed()
-    # Then it is gone, and nobody waits for it
     assert fragile.rows("SELECT state FROM environments") == [("lost",)]
     assert fragile.ended() == {"open": "failed", "exec": "lost"}
 
@@ -187,7 +176,6 @@ def test_a_node_whose_beats_break_schedulers_is_lost_until_its_worker_is_started
         with pytest.raises(CoreBroken):
             fragile.service.step()
         fragile.succeed()
-    # Then the third scheduler goes on without it
     fragile.service.step()
     assert fragile.broker.is_done()
     assert fragile.rows("SELECT state FROM nodes") == fragile.rows("SELECT state FROM environments") == [("lost",)]
@@ -203,7 +191,6 @@ def test_a_cancel_of_a_job_is_set_aside_for_a_while(fragile: Fragile) -> None:
     fragile.submit("a")
     cancel = {"cancel": {"job": "coding"}}
     fragile.broker.request(cancel)
-    # Given a cancel that two schedulers could not take
     fragile.fail_and_succeed(2)
     fragile.service.step()
     assert fragile.broker.is_done() and fragile.running == ["a"]
@@ -213,15 +200,12 @@ def test_a_cancel_of_a_job_is_set_aside_for_a_while(fragile: Fragile) -> None:
     fragile.now += CONTENT_S + 1.0
     fragile.broker.request(cancel)
     fragile.service.step()
-    # Then it is done
     assert ("tangram.stop", "a") in fragile.broker.orders()
 
 
 def test_ticks_on_which_schedulers_fail_are_shown_and_go_on(fragile: Fragile, caplog: pytest.LogCaptureFixture) -> None:
-    # Given a core that fails on ticks while something is wrong
     fragile.fails_on = lambda event: isinstance(event, events.Tick)
     fragile.now += 1.0
-    # When two schedulers have failed on one, and a third begins
     with pytest.raises(CoreBroken):
         fragile.service.step()
     for _ in range(2):
@@ -264,6 +248,5 @@ def test_a_failure_counts_once_for_each_scheduler(engine: Engine, tables: Any) -
         # When another scheduler fails on it
         journal.write([MessageFailed(**{**failed, "kind": "reload"}, epoch=5, at=2.0)])
         (found,) = journal.unfinished().set_aside
-    # Then it is set aside
     assert (found.message, found.kind, found.action, found.failures, found.failed_at) == ("action a", "reload", "a", 2, 2.0)
     assert found.error == "KeyError: 'a\N{REPLACEMENT CHARACTER}'"

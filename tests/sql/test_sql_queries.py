@@ -30,14 +30,11 @@ def test_a_report_and_the_status_of_nothing_are_empty(engine: Engine) -> None:
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.floats(0, 1000), min_size=1, max_size=20))
 def test_act_figures_are_those_of_numpy(shared_engine: Engine, make: Any, tables: Any, executions: list[float]) -> None:
-    # Given actions that ran for so many seconds
     tables.empty(shared_engine)
     with SqlJournal(shared_engine) as journal:
         for number, execution_s in enumerate(executions):
             journal.write([make.received(f"a{number}"), make.ended(f"a{number}", execution_s=execution_s)])
-    # When they are summed up
     total = act_report(shared_engine).total
-    # Then the figures are numpy's
     acts = np.array(executions) + 1.25
     figures = [total.act.mean, total.act.p50, total.act.p95, total.act.p99, total.mean_execution_s]
     assert figures == pytest.approx([acts.mean(), *np.percentile(acts, [50, 95, 99]), acts.mean() - 1.25])
@@ -100,7 +97,6 @@ def test_a_selection_says_which_actions_count(engine: Engine, make: Any, selecti
 
 
 def test_observations_are_the_last_successes_oldest_first(engine: Engine, make: Any, write: Any) -> None:
-    # Given actions of several kinds that ended one after another, one of them without success
     declared = [
         {"action_class": "pytest", "cost": {"cores": [1, 2, 4]}, "parallel_fraction": 0.9},
         {"action_class": "pytest"},
@@ -112,7 +108,6 @@ def test_observations_are_the_last_successes_oldest_first(engine: Engine, make: 
         status = "timed_out" if number == 1 else "succeeded"
         write(make.received(id, at, **header), make.granted(id, at))
         write(make.ended(id, at + 4, status=status, dop=2, unit_s=6.0 if number == 0 else 0.0, cpu_s=float(number)))
-    # When all that is wanted of them is asked for
     found = observations(engine)
     # Then each says what it declared, what it held on average and what it used
     usual = {
@@ -159,9 +154,7 @@ def test_status_says_what_waits_and_where_things_run(engine: Engine, make: Any, 
     write(make.environment("open", 1.0), make.environment("opening", 1.0, id="e2"), make.environment("closed", 1.0, id="e3"))
     write(make.received("r"), make.granted("r"), make.received("w", 100.0), make.received("v", 130.0, job="other"))
     write(make.received("d", 10.0), make.ended("d"))
-    # When one asks at 150
     found = status(engine, 150.0)
-    # Then nodes that are up come first, with what they hold
     assert [(node.name, node.state, node.running, node.environments) for node in found.nodes] == [
         ("n1", "up", 1, 2),
         ("a-lost-one", "lost", 0, 0),
@@ -185,9 +178,7 @@ def test_status_says_where_services_are_and_what_they_hold(engine: Engine, make:
     write(make.node("lost", 4.0, name="n2"))
     header = {"kind": "gpu.score", "service": "judge", "environment": None}
     write(make.received("a", **header), make.granted("a", core_ids=(), cell_ids=(0, 1)))
-    # When one asks
     found = {service.name: service for service in status(engine, 5.0).services}
-    # Then each is there with what it holds, and of the lost node that it is lost
     (judge,) = found["judge"].instances
     assert (judge.node, judge.cells, judge.state, judge.running) == ("n1", (0, 1), "resident", 1)
     assert (judge.memory_mb, judge.host_mb, judge.starts, judge.restores, judge.evictions, judge.wrong_answers) == (
@@ -204,12 +195,10 @@ def test_status_says_where_services_are_and_what_they_hold(engine: Engine, make:
 
 
 def test_what_is_forgotten_of_a_node_is_absent_until_it_is_told_again(engine: Engine, make: Any, tables: Any, write: Any) -> None:
-    # Given instances on two nodes
     write(make.instance("resident", 1.0, memory_mb=5.0), make.instance("host", 1.0, cell_ids=(2,)))
     write(make.instance("resident", 1.0, node="n2"))
     # When the worker of one of them joins anew, with one of its instances
     write(InstancesForgotten(node="n1", at=2.0, reason="joined anew"), make.instance("host", 2.0, cell_ids=(2,)))
-    # Then only what it told of is there
     rows = {
         (row["node"], row["cells"]): (row["state"], row["reason"], row["memory_mb"]) for row in tables.rows(engine, "service_instances")
     }
@@ -217,26 +206,21 @@ def test_what_is_forgotten_of_a_node_is_absent_until_it_is_told_again(engine: En
 
 
 def test_instances_of_nodes_that_left_for_good_are_deleted_when_another_joins(engine: Engine, make: Any, tables: Any, write: Any) -> None:
-    # Given instances on nodes that left long ago, that was lost today, and that is up
     for name, state, at in (("old", "left", 10.0), ("recent", "lost", 50_000.0), ("up", "up", 10.0)):
         write(make.node("up", 1.0, name=name), make.instance("resident", 1.0, node=name), make.node(state, at, name=name))
     # When a worker joins more than a day after the first has left
     write(InstancesForgotten(node="n1", at=100_000.0, reason="joined anew"))
-    # Then only what is not long gone is still known
     assert {row["node"] for row in tables.rows(engine, "service_instances")} == {"recent", "up"}
 
 
 def test_a_run_finds_its_actions_again(engine: Engine, make: Any, write: Any) -> None:
-    # Given a run of the job `coding`, and actions of it, before it, and of another job
     first = start_run(engine, policy="fcfs", trace="x.jsonl", jobs=["other"], options={}, started_at=10.0)
     run_id = start_run(engine, policy="elastic", trace="x.jsonl", jobs=["coding"], options={"nodes": 2}, started_at=50.0)
     for id, at, job in (("in", 60.0, "coding"), ("before", 40.0, "coding"), ("foreign", 60.0, "other")):
         write(make.received(id, at, job=job), make.ended(id))
-    # When it is finished and loaded
     assert load_run(engine, run_id).ended_at is None
     finish_run(engine, run_id, summary={"mean_act": 1.0}, ended_at=90.0)
     run = load_run(engine, "last")
-    # Then it has its options, figures and actions
     assert (run.id, run.policy, run.options, run.summary) == (run_id, "elastic", {"nodes": 2}, {"mean_act": 1.0})
     assert act_report(engine, Selection.of_run(run)).total.act.count == 1
     assert load_run(engine, first).policy == "fcfs"
@@ -250,9 +234,7 @@ def test_a_run_that_was_broken_off_ends_with_the_next_one_of_its_job(engine: Eng
     later = start_run(engine, jobs=["coding"], started_at=90.0, **words)
     for id, at in (("a", 55.0), ("b", 70.0), ("later", 95.0)):
         write(make.received(id, at, job="coding"), make.ended(id))
-    # When
     counts = [act_report(engine, Selection.of_run(load_run(engine, run))).total.act.count for run in (broken, later)]
-    # Then
     assert counts == [2, 1] and load_run(engine, broken).ended_at is None
 
 

@@ -58,9 +58,6 @@ def states(engine: Engine) -> dict[str, str]:
         return {row.id: row.state for row in connection.exec_driver_sql("select id, state from environments")}
 
 
-# Leases
-
-
 def test_a_lease_that_was_renewed_before_the_environment_stood_is_kept(begin: Callable[..., Deployed]) -> None:
     # Given an environment that is being opened and one that waits for room; when the leases of both are renewed and the scheduler restarts
     one = begin("elastic")
@@ -85,9 +82,6 @@ def test_a_lease_that_was_renewed_before_the_environment_stood_is_kept(begin: Ca
     assert one.core.state.environments["waiting"].ends_at == one.now + 600.0
 
 
-# Pods
-
-
 def test_pods_hold_the_cores_that_they_held(begin: Callable[..., Deployed]) -> None:
     # Given pods, one with a command that runs, one that is being opened, and another of a name that was used before
     one = begin("static:2")
@@ -101,10 +95,8 @@ def test_pods_hold_the_cores_that_they_held(begin: Callable[..., Deployed]) -> N
     pods, free = one.pods, one.cores.free_ids
     assert [len(pod) for pod in pods.values()] == [2, 2, 2]
 
-    # When another scheduler goes on
     one.start("static:2")
 
-    # Then they are as they were, and commands run inside of them
     assert (one.pods, one.cores.free_ids) == (pods, free)
     one.exec("next", "taken")
     assert set(one.core.state.running["next"].grant.core_ids) <= set(pods["taken"])
@@ -112,9 +104,6 @@ def test_pods_hold_the_cores_that_they_held(begin: Callable[..., Deployed]) -> N
     one.finish("next")
     one.close("taken", finish=True)
     assert one.cores.free_ids == sorted([*free, *pods["taken"]])
-
-
-# What was closing
 
 
 def test_an_environment_that_the_system_closes_goes_on_closing_and_its_memory_is_free_once(
@@ -125,7 +114,6 @@ def test_an_environment_that_the_system_closes_goes_on_closing_and_its_memory_is
     one.open("e0", trajectory="t", memory_mb=600)
     one.cancel("t")
 
-    # When another one goes on
     one.start("elastic")
 
     # Then it tells the node, and takes no more actions there
@@ -155,9 +143,6 @@ def test_an_environment_that_was_cancelled_while_it_opened_is_closed_when_it_sta
     assert one.broker.end("late") == ("failed", "cancelled")
 
 
-# What is silent
-
-
 def test_a_silent_node_has_its_full_time_under_the_next_scheduler(begin: Callable[..., Deployed], engine: Engine) -> None:
     # Given a node that is silent, with a command in an environment
     def state() -> str:
@@ -177,9 +162,6 @@ def test_a_silent_node_has_its_full_time_under_the_next_scheduler(begin: Callabl
     assert (state(), one.running) == ("lost", [])
 
 
-# What drains
-
-
 def drains(engine: Engine) -> dict[str, bool]:
     """Return which nodes are draining, as the journal has it."""
     with engine.connect() as connection:
@@ -187,14 +169,12 @@ def drains(engine: Engine) -> dict[str, bool]:
 
 
 def test_a_draining_node_goes_on_draining_under_the_next_scheduler(begin: Callable[..., Deployed], engine: Engine) -> None:
-    # Given a draining node with an environment, and what waits for it
     one = begin("elastic")
     one.open("e0")
     one.drain("n")
     one.open("e1")
     assert one.waiting == ["open-e1"]
 
-    # When another scheduler goes on
     one.start("elastic")
 
     # Then nothing begins there but in the environment that stands
@@ -218,7 +198,6 @@ def test_a_node_that_was_drained_while_it_was_away_drains_when_it_comes_back(beg
     # When it joins under the next one
     one.start("elastic")
     one.join(incarnation="2")
-    # Then it drains
     assert one.node.draining
     assert drains(engine) == {"n": True}
 
@@ -250,7 +229,6 @@ def test_what_an_action_that_has_ended_took_of_a_quota_still_counts(begin: Calla
     one.submit("before", kind="build", cost=cost)
     one.finish("before")
     one.start("fcfs", quotas)
-    # Then the next action waits for the ten seconds
     one.submit("after", kind="build", cost=cost)
     assert one.waiting == ["after"]
     one.now += 10.1
@@ -273,7 +251,6 @@ def test_the_next_scheduler_tells_the_ends_that_a_killed_one_had_only_written_do
 
 
 def test_tries_that_lost_a_node_are_counted_over_a_restart(begin: Callable[..., Deployed]) -> None:
-    # Given an action that has lost its node once, and waits for another one
     one = begin("fcfs")
     one.submit("a", idempotent=True)
     one.told({"type": "left", "name": "n"})
@@ -283,7 +260,6 @@ def test_tries_that_lost_a_node_are_counted_over_a_restart(begin: Callable[..., 
     one.join(incarnation="2")
     assert one.core.state.running["a"].grant.attempt == 2
     one.told({"type": "left", "name": "n"})
-    # Then it is not tried a third time
     assert one.broker.end("a") == ("lost", "node_lost")
 
 
@@ -309,7 +285,6 @@ def test_the_next_scheduler_knows_whose_an_environment_is(begin: Callable[..., D
     environment = one.core.state.environments["e"]
     assert (environment.client, environment.last_used) == ("c", opened_at)
     one.cancel("t")
-    # Then it is still theirs
     with engine.connect() as connection:
         (found,) = connection.exec_driver_sql("select state, trajectory, client, owner from environments")
     assert tuple(found) == ("closing", "t", "c", "host:7")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
-from sqlalchemy import Engine
+from sqlalchemy import Engine, event
 
 from app.journal import retention
 from app.journal.database import open_engine, size_mb, sqlite_url
@@ -21,7 +22,7 @@ from app.journal.runs import finish_run, load_run, start_run
 from app.journal.status import status
 from app.journal.writing import LeaseLost, SqlJournal
 from app.local.processes import wait_until
-from scheduler.live.entries import MessageFailed
+from scheduler.live.entries import Entry, MessageFailed
 from tangram.settings import Settings
 
 NOW = 100 * DAY_S
@@ -32,17 +33,26 @@ def pruned(engine: Engine, history: int = 0, now: float = NOW) -> int:
     return Retention(engine, keep_days=30, history=history).prune(now)
 
 
+def life(
+    make: Any, id: str, ended_at: float, *, cores: int = 2, job: str = "coding", kind: str = "cpu.exec", environment: str = "e1", **end: Any
+) -> list[Entry]:
+    """Return the whole life of an action that ends at a time."""
+    received = make.received(id, ended_at - 3.25, job=job, kind=kind, environment=environment)
+    return [received, make.granted(id, ended_at - 2.0, units=cores), make.ended(id, ended_at, **{"unit_s": 4.0, **end})]
+
+
 @pytest.fixture
 def live(make: Any, write: Any) -> Callable[..., None]:
-    """Return what journals the whole life of an action that ends at a time."""
+    """Return what journals the whole life of an action."""
+    return lambda id, ended_at, **more: write(*life(make, id, ended_at, **more))
 
-    def lives(
-        id: str, ended_at: float, *, cores: int = 2, job: str = "coding", kind: str = "cpu.exec", environment: str = "e1", **end: Any
-    ) -> None:
-        received = make.received(id, ended_at - 3.25, job=job, kind=kind, environment=environment)
-        write(received, make.granted(id, ended_at - 2.0, units=cores), make.ended(id, ended_at, **{"unit_s": 4.0, **end}))
 
-    return lives
+@pytest.fixture
+def own(sqlite_path: Path) -> Iterator[Engine]:
+    """Return a database of the test's own, whose size is that of what it writes."""
+    engine = open_engine(sqlite_url(sqlite_path))
+    yield engine
+    engine.dispose()
 
 
 def test_what_ended_long_ago_goes_with_its_grants_and_the_rest_stays(engine: Engine, make: Any, tables: Any, live: Any, write: Any) -> None:
@@ -57,9 +67,7 @@ def test_what_ended_long_ago_goes_with_its_grants_and_the_rest_stays(engine: Eng
     write(make.node("lost", OLD, name="gone"), make.instance("host", OLD, node="gone"), make.node("up", OLD, name="up"))
     for message, at in (("m-old", OLD), ("m-recent", RECENT)):
         write(MessageFailed(message=message, kind="action", action=None, epoch=1, traceback="", at=at))
-    # When what is older than 30 days is removed
     assert pruned(engine) == 3
-    # Then that is what ended before
     kept = {
         name: [next(iter(row.values())) for row in tables.rows(engine, name)]
         for name in ("actions", "grants", "messages", "environments", "nodes", "service_instances", "failed_messages")
@@ -81,7 +89,6 @@ def test_successes_go_before_all_else_that_ended(engine: Engine, tables: Any, li
         live(f"good-{when}", at)
         live(f"bad-{when}", at, status="failed", cause="exit")
     succeeded = Retention(engine, keep_days=30, keep_succeeded_days=3, history=0)
-    # When what succeeded more than three days ago is removed
     assert succeeded.prune(NOW) == 1
     # Then failures stay until their own time, and totals count all
     assert [row["id"] for row in tables.rows(engine, "actions")] == ["bad-now", "bad-recent", "good-now"]
@@ -91,39 +98,30 @@ def test_successes_go_before_all_else_that_ended(engine: Engine, tables: Any, li
     assert [row["id"] for row in tables.rows(engine, "actions")] == ["bad-now", "bad-recent"]
 
 
-def test_a_journal_above_its_size_gives_up_its_oldest_successes(sqlite_path: Path, make: Any, tables: Any) -> None:
-    # Given 300 actions of yesterday, every tenth of which failed
-    engine = open_engine(sqlite_url(sqlite_path))
-    with SqlJournal(engine) as journal:
+def test_a_journal_above_its_size_gives_up_its_oldest_successes(own: Engine, make: Any, tables: Any) -> None:
+    with SqlJournal(own) as journal:
         for number in range(300):
-            at, end = NOW - DAY_S + number, {} if number % 10 else {"status": "failed", "cause": "exit"}
-            journal.write([make.received(f"a{number:03}", at), make.granted(f"a{number:03}", at), make.ended(f"a{number:03}", at, **end)])
-    before = _size_mb(engine)
+            end = {} if number % 10 else {"status": "failed", "cause": "exit"}
+            journal.write(life(make, f"a{number:03}", NOW - DAY_S + number, **end))
+    before = _size_mb(own)
     # When the journal is a little larger than it may be
-    Retention(engine, keep_days=30, history=0, most_mb=before - 0.02).prune(NOW)
-    # Then a batch of the oldest successes is gone, and no failure
-    left = tables.rows(engine, "actions")
+    Retention(own, keep_days=30, history=0, most_mb=before - 0.02).prune(NOW)
+    left = tables.rows(own, "actions")
     assert (len(left), sum(row["status"] == "failed" for row in left)) == (100, 30)
     assert min(row["id"] for row in left if row["status"] == "succeeded") == "a223"
-    assert _size_mb(engine) < before
-    engine.dispose()
+    assert _size_mb(own) < before
 
 
-def test_a_journal_loses_no_more_than_it_has_to(sqlite_path: Path, make: Any, tables: Any) -> None:
+def test_a_journal_loses_no_more_than_it_has_to(own: Engine, make: Any, tables: Any) -> None:
     # Given 600 successes, half of them too old, as many as make the journal too large; and later ones, the last of them of this hour
-    engine = open_engine(sqlite_url(sqlite_path))
-    with SqlJournal(engine) as journal:
-        for number, at in enumerate([NOW - 5 * DAY_S] * 300 + [NOW - DAY_S] * 290 + [NOW - 3000.0] * 10):
-            id = f"a{number:03}"
-            journal.write([make.received(id, at), make.granted(id, at), make.ended(id, at)])
-    most_mb = _size_mb(engine) - 0.06
-    # When those go that are too old
-    retention = Retention(engine, keep_days=30, keep_succeeded_days=3, history=0, most_mb=most_mb)
-    assert retention.prune(NOW) == 300
+    ends = [NOW - 5 * DAY_S] * 300 + [NOW - DAY_S] * 290 + [NOW - 3000.0] * 10
+    with SqlJournal(own) as journal:
+        journal.write([entry for number, at in enumerate(ends) for entry in life(make, f"a{number:03}", at)])
+    most_mb = _size_mb(own) - 0.06
+    assert Retention(own, keep_days=30, keep_succeeded_days=3, history=0, most_mb=most_mb).prune(NOW) == 300
     # Then the journal is small enough. And where it never becomes so, what may come again stays
-    assert Retention(engine, keep_days=30, history=0, most_mb=0.001).prune(NOW) == 290
-    assert len(tables.rows(engine, "actions")) == 10
-    engine.dispose()
+    assert Retention(own, keep_days=30, history=0, most_mb=0.001).prune(NOW) == 290
+    assert len(tables.rows(own, "actions")) == 10
 
 
 def _size_mb(engine: Engine) -> float:
@@ -131,19 +129,19 @@ def _size_mb(engine: Engine) -> float:
         return size_mb(connection)
 
 
-def test_totals_count_what_was_rolled_up(engine: Engine, make: Any, live: Any, write: Any) -> None:
-    # Given actions of several jobs, kinds and ends over two hours and lately, and pods
+def test_totals_count_what_was_rolled_up(engine: Engine, make: Any, write: Any) -> None:
     rng = np.random.default_rng(1)
     executions = [float(seconds) for seconds in rng.lognormal(0.0, 1.5, 120)]
+    entries: list[Entry] = []
     for number, execution_s in enumerate(executions):
         end = "failed" if number % 7 == 0 else "cancelled" if number % 11 == 0 else "succeeded"
         at = (OLD if number % 3 else RECENT) + 60.0 * number
         cause = {"failed": ("sandbox_failed", "disk_limit")[number % 2], "cancelled": "cancelled"}.get(end, "exit" if number % 5 else "")
-        live(f"a{number}", at, job=("x", "y")[number % 2], execution_s=execution_s, status=end, cause=cause)
-    write(make.environment("open", OLD, pod_cores=3), make.environment("closed", OLD + 10.0, pod_cores=3))
+        job = ("x", "y")[number % 2]
+        entries += life(make, f"a{number}", at, job=job, execution_s=execution_s, status=end, cause=cause)
+    write(*entries, make.environment("open", OLD, pod_cores=3), make.environment("closed", OLD + 10.0, pod_cores=3))
     reports = [lambda: act_report(engine), lambda: act_report(engine, Selection(jobs=("y",), kind="cpu.exec"))]
     before, found = [report() for report in reports], status(engine, NOW)
-    # When the older ones are removed
     assert pruned(engine) == 81
     # Then counts, sums and means are as before, and percentiles are as near as the histograms say
     for old, new in zip(before, [report() for report in reports], strict=True):
@@ -179,14 +177,12 @@ def test_hours_count_where_all_of_them_was_selected(engine: Engine, live: Any) -
 
 
 def test_what_goes_later_is_added_to_its_hour(engine: Engine, live: Any, tables: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given five actions of one hour, and batches of two
     monkeypatch.setattr(retention, "BATCH", 2)
     for number in range(5):
         live(f"a{number}", OLD + 60.0 + number, execution_s=1.0)
     # When they are removed in two goes
     assert pruned(engine, now=OLD + 60.0 + 30 * DAY_S + 2.5) == 3
     assert pruned(engine) == 2
-    # Then they are one row of figures
     row = tables.row(engine, "action_hours")
     assert (row["actions"], row["execution_s"], row["core_s"], row["cpu_s"]) == (5, 5.0, 20.0, 7.5)
     assert row["histograms"]["execution_s"] == {str(bin_of(1.0)): 5}
@@ -194,8 +190,6 @@ def test_what_goes_later_is_added_to_its_hour(engine: Engine, live: Any, tables:
 
 @pytest.mark.parametrize("doomed", ["action_hours", "earlier_grants", "actions"])
 def test_a_batch_that_breaks_off_neither_loses_nor_doubles(engine: Engine, live: Any, tables: Any, doomed: str) -> None:
-    from sqlalchemy import event
-
     live("a", OLD)
     before = tables.everything(engine)
 
@@ -203,14 +197,12 @@ def test_a_batch_that_breaks_off_neither_loses_nor_doubles(engine: Engine, live:
         if statement.startswith(f"DELETE FROM {doomed}"):
             raise OSError("the power went out")
 
-    # Given a removal that ends between its statements
     event.listen(engine, "before_cursor_execute", break_off)
     try:
         with pytest.raises(Exception, match="power went out"):
             pruned(engine)
     finally:
         event.remove(engine, "before_cursor_execute", break_off)
-    # Then nothing has changed, and the next one does it all
     assert tables.everything(engine) == before
     assert pruned(engine) == 1
     assert tables.row(engine, "action_hours")["actions"] == 1
@@ -218,20 +210,15 @@ def test_a_batch_that_breaks_off_neither_loses_nor_doubles(engine: Engine, live:
 
 
 def test_what_durations_are_learned_from_stays(engine: Engine, live: Any) -> None:
-    # Given successes and failures, all of them old
     for number in range(10):
         live(f"a{number}", OLD + number, execution_s=float(number), status="failed" if number % 2 else "succeeded")
     learned = observations(engine, limit=3)
-    # When a scheduler that learns from three looks for what is too old
     assert pruned(engine, history=3) == 4
-    # Then it learns the same as before
     assert observations(engine, limit=3) == learned
     assert len(learned) == 3
 
 
 def test_what_recovery_reads_stays(engine: Engine, make: Any, live: Any) -> None:
-    import time
-
     # Given ends of the last hour, one of them not told yet, and one that drew on a quota
     now = time.time()
     with SqlJournal(engine) as journal:
@@ -242,9 +229,7 @@ def test_what_recovery_reads_stays(engine: Engine, make: Any, live: Any) -> None
         live("old", now - 2 * DAY_S)
         before = journal.unfinished()
         assert (len(before.ended), len(before.unpublished), len(before.spent)) == (3, 1, 1)
-        # When as little is kept as can be
         assert Retention(engine, keep_days=1, history=0).prune(now) == 1
-        # Then a scheduler that takes over finds the same
         assert journal.unfinished() == before
 
 
@@ -255,9 +240,7 @@ def test_the_cores_of_a_pod_stay_known_while_it_stands(engine: Engine, make: Any
             live(f"open-{id}", OLD, kind="cpu.open", environment=id)
             journal.write([make.environment("open", OLD, id=id, pod_cores=2)])
         journal.write([make.environment("closed", RECENT, id="closed", pod_cores=2)])
-        # When what is too old is removed, and what makes the journal too large
         assert Retention(engine, keep_days=30, history=0, most_mb=0.001).prune(NOW) == 1
-        # Then a scheduler that takes over knows which cores the other one holds
         assert journal.unfinished().pods == {"stands": (4, 5)}
 
 
@@ -269,9 +252,7 @@ def test_the_actions_of_a_recorded_run_stay(engine: Engine, live: Any, tables: A
     for id, at, job in (("in", OLD + 50.0, "x"), ("before", OLD - 50.0, "x"), ("other", OLD + 50.0, "y")):
         live(id, at, job=job)
     learned = observations(engine, of_run=load_run(engine, run_id))
-    # When what is too old is removed
     assert pruned(engine) == 2
-    # Then the run is whole
     assert [row["id"] for row in tables.rows(engine, "actions")] == ["in"]
     assert observations(engine, of_run=load_run(engine, run_id)) == learned
     assert act_report(engine, Selection.of_run(load_run(engine, run_id))).total.by_status == {"succeeded": 1}
@@ -289,18 +270,14 @@ def test_only_the_scheduler_that_leads_removes(engine: Engine, live: Any, tables
 
 
 def test_it_happens_by_itself_while_the_journal_is_written(
-    engine: Engine, live: Any, make: Any, tables: Any, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, live: Any, make: Any, write: Any, tables: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention, "FIRST_LOOK_S", 0.0)
     monkeypatch.setattr(retention, "BATCH", 50)
-    for number in range(150):
-        live(f"old{number}", OLD + number)
-    # Given a thread that removes
+    write(*(entry for number in range(150) for entry in life(make, f"old{number}", OLD + number)))
     with Pruning(Retention(engine, keep_days=30, history=0), clock=lambda: NOW):
-        # When the journal is written meanwhile
         for number in range(50):
             live(f"a{number}", RECENT + number)
-        # Then all that is too old goes
         assert wait_until(lambda: len(tables.rows(engine, "actions")) == 50, 60)
     assert status(engine, NOW).actions == {"succeeded": 200}
 
@@ -311,13 +288,11 @@ def test_a_bin_is_as_wide_as_it_says(seconds: float) -> None:
     assert seconds_of(bin_of(seconds)) == pytest.approx(seconds, rel=width - 1, abs=1e-4)
 
 
-def test_days_are_set_by_a_number_or_for_ever(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    found = []
-    for said in ("7", "0", "forever"):
+def test_days_are_set_by_a_number_or_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Settings().keep_days == 30
+    for said, days in (("7", 7), ("0", 30), ("forever", "forever")):
         monkeypatch.setenv("TANGRAM_KEEP_DAYS", said)
-        found.append(Settings().keep_days)
-    monkeypatch.delenv("TANGRAM_KEEP_DAYS")
-    assert [*found, Settings().keep_days] == [7, 30, "forever", 30]
+        assert Settings().keep_days == days
     for wrong in ("-1", "never"):
         monkeypatch.setenv("TANGRAM_KEEP_DAYS", wrong)
         with pytest.raises(ValidationError):
