@@ -18,9 +18,7 @@ compute, host_copy, weights = (Lazily(f"workers.gpu.engines.{name}") for name in
 
 
 @given(st.lists(st.integers(1, 100), max_size=60), st.integers(1, 300), st.integers(1, 5))
-def test_devices_get_like_shares_of_every_input_once_in_batches_within_the_bound(
-    lengths: list[int], most_tokens: int, devices: int
-) -> None:
+def test_devices_get_like_shares_of_every_input_once_in_batches_within_bounds(lengths: list[int], most_tokens: int, devices: int) -> None:
     shares = compute.share_out(lengths, most_tokens, devices)
 
     assert sorted(index for share in shares for batch in share for index in batch) == list(range(len(lengths)))

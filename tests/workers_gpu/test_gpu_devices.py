@@ -13,6 +13,7 @@ from tests.lazily import needs
 from workers.gpu.devices import Device, discover
 from workers.gpu.engines.factory import open_contexts
 from workers.gpu.errors import DeviceError
+from workers.memory import usable_mb
 
 ROOT = Path(__file__).parents[2]
 WITHOUT_TORCH = """
@@ -46,32 +47,22 @@ except ConfigError as error:
 """
 
 
+@pytest.fixture
 def without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workers.gpu.devices._cuda_devices", list)
 
 
-def test_a_machine_without_cuda_has_named_cpu_devices_with_the_declared_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    without_cuda(monkeypatch)
-
+def test_a_machine_without_cuda_has_named_cpu_devices_with_the_declared_budget_or_a_share_of_half_the_memory(without_cuda: None) -> None:
     devices = discover(2, 512)
-
     assert [device.name for device in devices] == [f"cpu:{index} (no GPU here, computing on the CPU)" for index in range(2)]
     assert {(device.kind, device.memory_mb, device.torch_device) for device in devices} == {("cpu", 512, "cpu")}
+    for count in (1, 4):
+        assert [device.memory_mb for device in discover(count)] == [pytest.approx(usable_mb() / 2 / count, abs=1)] * count
 
 
-def test_an_order_of_gpus_where_there_are_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    without_cuda(monkeypatch)
-
+def test_an_order_of_gpus_where_there_are_none_is_refused(without_cuda: None) -> None:
     with pytest.raises(DeviceError, match="gpu_order: 1,0 are declared, and no CUDA device is found here"):
         discover(order=[1, 0])
-
-
-def test_undeclared_budgets_share_half_the_memory_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    without_cuda(monkeypatch)
-
-    (whole,), shared = discover(), discover(4)
-
-    assert shared[0].memory_mb == pytest.approx(whole.memory_mb / 4, abs=1)
 
 
 def test_torch_is_imported_for_neither_a_machine_without_a_driver_nor_stubs_and_is_named_where_it_is_missing() -> None:

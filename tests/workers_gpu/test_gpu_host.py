@@ -65,14 +65,13 @@ class Failing(StubEngine):
 def test_a_service_starts_once_leaves_for_another_and_is_restored(cells: list[Device]) -> None:
     host = hosting(cells, "ab")
 
-    spent = host.ensure_resident("a", (0,))
+    assert host.ensure_resident("a", (0,)) >= 0.0
     host.ensure_resident("a", (0,))
     # What is not resident has nothing to leave
     host.ensure_resident("b", (0,), evict=[at("a", 0), at("b", 0)])
     evicted = of(host, "a")
     host.ensure_resident("a", (0,), evict=[at("b", 0)])
 
-    assert spent >= 0.0
     assert (evicted.state, on(evicted), evicted.memory_mb) == ("host", (), 0.0)
     now = of(host, "a")
     assert (now.state, on(now), now.memory_mb) == ("resident", (0,), 600.0)

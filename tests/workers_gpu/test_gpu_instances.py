@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from app.services_file import ServiceConfig
+from app.services_file import ServiceConfig, load_services_file
 from scheduler.model.lifecycle import SERVICE
 from tests.engines.waiting import until
-from tests.workers_gpu.support import ITEM, Copying, Mortal, at, copying, hosting, service, states
+from tests.workers_gpu.support import ITEM, Copying, Mortal, at, copying, hosting, of, service, states
 from workers.gpu.call_control import CallControl
 from workers.gpu.devices import Device
 from workers.gpu.engines.abstract import Engine
@@ -94,8 +94,7 @@ def test_host_memory_is_a_budget_and_what_is_dropped_is_loaded_again(cells: list
         "host memory: dropped the copy of a on cell 0, 600 MiB: the budget of host memory is 700 MiB"
     ]
     host.ensure_resident("a", (1,))
-    (back,) = [found for found in host.status() if found.name == at("a", 1)]
-    assert (back.starts, back.restores) == (1, 0)
+    assert (of(host, "a", 1).starts, of(host, "a", 1).restores) == (1, 0)
 
 
 def test_the_copy_that_is_being_restored_is_not_dropped_for_that_of_an_evicted_one(cells: list[Device]) -> None:
@@ -105,10 +104,7 @@ def test_the_copy_that_is_being_restored_is_not_dropped_for_that_of_an_evicted_o
 
     host.ensure_resident("a", (0,), [at("b", 0)])
 
-    assert [(str(found.name), found.state, found.restores) for found in host.status()] == [
-        ("a on cell 0", "resident", 1),
-        ("b on cell 0", "absent", 0),
-    ]
+    assert (states(host), of(host, "a").restores) == ({"a on cell 0": "resident", "b on cell 0": "absent"}, 1)
 
 
 def test_a_copy_too_large_for_host_memory_is_never_made(cells: list[Device], caplog: pytest.LogCaptureFixture) -> None:
@@ -117,7 +113,7 @@ def test_a_copy_too_large_for_host_memory_is_never_made(cells: list[Device], cap
 
     host.ensure_resident("b", (0,), [at("a", 0)])
 
-    (gone,) = [found for found in host.status() if found.name.service == "a"]
+    gone = of(host, "a")
     assert (gone.state, gone.evictions, gone.reason) == ("absent", 1, "its copy does not fit into the 200 MiB of host memory")
     assert len(caplog.records) == 1
 
@@ -131,12 +127,10 @@ def test_every_change_is_reported_in_order_and_is_in_the_table(cells: list[Devic
     host.ensure_resident("a", (0,))
     host.close()
 
-    def of(service: str) -> list[str]:
-        return [found.state for found in heard if found.name.service == service]
-
-    assert of("a") == ["starting", "resident", "evicting", "host", "restoring", "resident", "absent"]
-    assert of("b") == ["starting", "resident", "evicting", "host", "absent"]
-    for names in (of("a")[:-1], of("b")):
+    of_a, of_b = ([found.state for found in heard if found.name.service == service] for service in "ab")
+    assert of_a == ["starting", "resident", "evicting", "host", "restoring", "resident", "absent"]
+    assert of_b == ["starting", "resident", "evicting", "host", "absent"]
+    for names in (of_a[:-1], of_b):
         assert all(to in SERVICE.after(start) for start, to in pairwise(names))  # type: ignore[index]
     assert [(found.memory_mb, found.host_mb) for found in heard if found.state == "host"] == [(0.0, 600.0)] * 2
 
@@ -195,19 +189,16 @@ def test_a_restore_that_nobody_waits_for_is_reported_either_way(cells: list[Devi
     host = hosting(cells, {"a": service(600), "b": service(600, pinned=True)}, on_change=heard.append)
     restores = Prefetch(host)
 
-    assert restores.begin(at("a", 0))
-    assert restores.wait(60)
-    assert heard[-1].state == "resident"
-    restores.begin(at("b", 0))
-    restores.wait(60)
-    assert (states(host), heard[-1].state) == ({"a on cell 0": "host", "b on cell 0": "resident"}, "resident")
-    restores.begin(at("a", 0))
-    restores.wait(60)
-    assert (heard[-1].name, heard[-1].state) == (at("a", 0), "failed")
-    assert "a needs 600 MiB on cell 0, which has 1000 MiB and holds b 600" in heard[-1].reason
-    restores.begin(at("x", 0))
-    restores.wait(60)
-    assert (heard[-1].name, heard[-1].state, "no service 'x' here" in heard[-1].reason) == (at("x", 0), "failed", True)
+    def restored(name: str) -> InstanceStatus:
+        assert restores.begin(at(name, 0)) and restores.wait(60)
+        assert heard[-1].name == at(name, 0)
+        return heard[-1]
+
+    assert restored("a").state == "resident"
+    assert (restored("b").state, states(host)) == ("resident", {"a on cell 0": "host", "b on cell 0": "resident"})
+    for name, reason in (("a", "a needs 600 MiB on cell 0, which has 1000 MiB and holds b 600"), ("x", "no service 'x' here")):
+        failed = restored(name)
+        assert failed.state == "failed" and reason in failed.reason
 
 
 class Slow(StubEngine):
@@ -247,11 +238,12 @@ def written(path: Path, *services: tuple[str, float, str]) -> None:
     path.write_text("".join(FILE.format(name=name, memory_mb=memory_mb, cells=cells) for name, memory_mb, cells in services))
 
 
-@pytest.fixture
-def reloading(cells: list[Device], tmp_path: Path) -> tuple[Path, ServiceHost, Reload]:
-    """Return a services file that declares a and b, a host of them, and what reads the file again."""
-    from app.services_file import load_services_file
+Reloading = tuple[Path, ServiceHost, Reload]
 
+
+@pytest.fixture
+def reloading(cells: list[Device], tmp_path: Path) -> Reloading:
+    """Return a services file that declares a and b, a host of them, and what reads the file again."""
     path = tmp_path / "services.toml"
     written(path, ("a", 600, "[1]"), ("b", 300, "[1]"))
     host = ServiceHost(cells, load_services_file(path).services, tmp_path)
@@ -259,7 +251,7 @@ def reloading(cells: list[Device], tmp_path: Path) -> tuple[Path, ServiceHost, R
 
 
 def test_a_changed_file_counts_and_what_it_changes_is_started_anew_once_idle(
-    reloading: tuple[Path, ServiceHost, Reload], caplog: pytest.LogCaptureFixture
+    reloading: Reloading, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, host, reload = reloading
     host.ensure_resident("a", (0,))
@@ -288,15 +280,10 @@ def test_a_copy_that_is_just_being_changed_counts_until_it_is_gone(cells: list[D
         engine.start([cells[0]])
         return Instance(name=at(name, 0), config=service(400), engine=engine)
 
-    def stop(one: Instance) -> None:
-        assert one.engine is not None
-        one.engine.stop()
-
     there = [instance(name) for name in ("first", "second", "third")]
     for one in there[:2]:
-        assert one.engine is not None
-        one.engine.evict()
-    budget = HostMemory(800, lambda: there, stop)
+        one.engine.evict()  # type: ignore[union-attr]
+    budget = HostMemory(800, lambda: there, lambda one: one.engine.stop())  # type: ignore[union-attr]
 
     # When the copy that would go first is being changed by somebody else, then the next one goes
     with there[0].lock:
@@ -309,10 +296,8 @@ def test_a_copy_that_is_just_being_changed_counts_until_it_is_gone(cells: list[D
     assert budget.held_mb() == 400.0
 
 
-def test_an_instance_of_before_makes_way_for_the_first_who_asks_for_it(reloading: tuple[Path, ServiceHost, Reload]) -> None:
+def test_an_instance_of_before_makes_way_for_the_first_who_asks_for_it(reloading: Reloading) -> None:
     path, host, _ = reloading
-    from app.services_file import load_services_file
-
     host.ensure_resident("a", (0,))
     written(path, ("a", 450, "[1]"))
     host.reload(load_services_file(path).services)
@@ -327,9 +312,7 @@ def test_an_instance_of_before_makes_way_for_the_first_who_asks_for_it(reloading
 
 
 @pytest.mark.parametrize("text", ["[services.a", "", FILE.format(name="a", memory_mb=-1, cells="[1]")])
-def test_a_wrong_file_is_refused_once_and_the_old_one_stays(
-    reloading: tuple[Path, ServiceHost, Reload], text: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_wrong_file_is_refused_once_and_the_old_one_stays(reloading: Reloading, text: str, caplog: pytest.LogCaptureFixture) -> None:
     path, host, reload = reloading
     path.write_text(text)
 
@@ -341,9 +324,7 @@ def test_a_wrong_file_is_refused_once_and_the_old_one_stays(
     assert record.getMessage().startswith(f"the services file is refused, the worker goes on with what it had: {path}: ")
 
 
-def test_a_file_that_is_as_before_is_read_again_when_asked(
-    reloading: tuple[Path, ServiceHost, Reload], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_that_is_as_before_is_read_again_when_asked(reloading: Reloading, caplog: pytest.LogCaptureFixture) -> None:
     _, _, reload = reloading
     reload.check()
     assert caplog.text == ""
@@ -355,9 +336,7 @@ def test_a_file_that_is_as_before_is_read_again_when_asked(
     reload.stop()
 
 
-def test_callers_of_an_instance_that_is_declared_otherwise_wait_together_and_once(
-    cells: list[Device], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_callers_of_an_instance_declared_otherwise_wait_together_and_once(cells: list[Device], monkeypatch: pytest.MonkeyPatch) -> None:
     waits, wait_idle = list[float](), Instance.wait_idle
 
     def noted(self: Instance, timeout_s: float) -> bool:
@@ -380,9 +359,7 @@ def test_callers_of_an_instance_that_is_declared_otherwise_wait_together_and_onc
     assert host.held_mb(0) == 500.0
 
 
-def test_a_file_that_is_being_written_is_not_read_before_it_rests(
-    reloading: tuple[Path, ServiceHost, Reload], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_that_is_being_written_is_not_read_before_it_rests(reloading: Reloading, caplog: pytest.LogCaptureFixture) -> None:
     path, host, reload = reloading
     # Given a file that is written in place and is half there, which is a valid file by itself
     written(path, ("a", 600, "[1]"))

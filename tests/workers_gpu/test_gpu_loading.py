@@ -141,7 +141,7 @@ def test_a_tensor_in_another_ones_place_is_moved_and_not_lost() -> None:
         ({"dtype": None}, "float16"),
     ],
 )
-def test_the_dtype_is_what_the_checkpoint_says_or_else_that_of_its_first_tensor(
+def test_the_dtype_is_what_the_checkpoint_says_or_its_first_tensor_has(
     saved: Callable[..., Path], keys: dict[str, object], held: str
 ) -> None:
     folder = saved("Qwen2ForCausalLM", transformers.Qwen2Config(**SMALL))

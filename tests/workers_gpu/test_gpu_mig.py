@@ -23,11 +23,7 @@ class FakeTorch(ModuleType):
     def __init__(self, name: str, uuid: str, memory_mb: int) -> None:
         super().__init__("torch")
         properties = SimpleNamespace(name=name, uuid=uuid, total_memory=memory_mb * MIB)
-        self.cuda = SimpleNamespace(
-            is_available=lambda: True,
-            device_count=lambda: 1,
-            get_device_properties=lambda index: properties,
-        )
+        self.cuda = SimpleNamespace(is_available=lambda: True, device_count=lambda: 1, get_device_properties=lambda index: properties)
 
 
 @pytest.fixture
@@ -109,13 +105,14 @@ def test_gpus_without_mig_beside_one_with_it_are_cells_once_their_uuids_are_give
     assert [device.uuid for device in discover()] == ["GPU-a1", "GPU-b2", "GPU-c3"]
 
 
-def test_hidden_devices_are_not_asked_about_mig(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+@pytest.mark.parametrize("hidden", ["", "-1", "-1,0", "NoDevFiles"])
+def test_hidden_devices_are_not_asked_about_mig(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch, hidden: str) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
     assert discover()[0].kind == "cpu"
 
 
 @pytest.mark.parametrize("said", ["3", "0,0", "GPU-x"])
-def test_devices_that_torch_does_not_find_are_named_and_not_replaced_by_the_cpu(
+def test_devices_that_torch_does_not_find_are_named_not_replaced_by_the_cpu(
     fake: FakeNvml, monkeypatch: pytest.MonkeyPatch, said: str
 ) -> None:
     fake.modes = {}

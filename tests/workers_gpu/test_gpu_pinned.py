@@ -178,9 +178,7 @@ def test_a_host_that_cannot_pin_says_so_and_keeps_nothing(cuda: Cuda, engine: To
     assert (engine.state, engine.memory_mb(), engine.host_mb()) == ("failed", 0.0, 0.0)
 
 
-def test_an_engine_beside_cuda_devices_loads_into_pinned_memory_and_evicts_without_a_copy(
-    cuda: Cuda, engine: TorchEngine, shelf: Shelf
-) -> None:
+def test_an_engine_beside_cuda_loads_into_pinned_memory_and_evicts_without_a_copy(cuda: Cuda, engine: TorchEngine, shelf: Shelf) -> None:
     gpus = [Device(f"cuda:{index}", "cuda", 1000, "cpu") for index in range(3)]
     sequences = [[5, 17, 33], list(range(100, 180))]
     plain = shelf.engine("torch", "logprobs")

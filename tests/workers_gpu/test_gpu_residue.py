@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from app.services_file import ServiceConfig
 from tests.workers_gpu.cards import Cards, Server, gpu
-from tests.workers_gpu.support import at, hosting, of
+from tests.workers_gpu.support import at, hosting, of, service
 from workers.gpu.devices import Device
 from workers.gpu.engines.stub import StubEngine
 from workers.gpu.errors import OverBudget
@@ -130,19 +130,6 @@ def test_an_eviction_that_frees_nothing_stops_the_server() -> None:
     assert (host.held_mb(0), cards.used["GPU-0"]) == (6000.0, 6000.0)
 
 
-def test_where_residues_crowd_a_cell_the_least_recently_used_sleeper_is_stopped() -> None:
-    cards = Cards(10_000)
-    sleepers = [Server(name, 5000, cards, residue_mb=2000) for name in "abc"]
-    host = hosting_servers(cards, *sleepers, Server("d", 5000, cards))
-    for name in "abc":
-        cycle(host, name)
-
-    host.ensure_resident("d", (0,))
-
-    assert [of(host, name).state for name in "abcd"] == ["absent", "host", "host", "resident"]
-    assert (host.held_mb(0), cards.used["GPU-0"]) == (9000.0, 9000.0)
-
-
 def test_a_start_waits_for_memory_that_a_device_does_not_report_as_free_yet() -> None:
     cards = Cards(10_000, used={"GPU-0": 6000.0})
     host = hosting_servers(cards, Server("a", 5000, cards), settle_s=30.0)
@@ -224,10 +211,8 @@ def test_a_server_that_takes_more_than_declared_is_booked_with_that(caplog: pyte
 
 def test_what_a_vllm_server_takes_on_top_is_to_be_declared_as_that_of_its_process(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     cards = Cards(10_000)
-    config = ServiceConfig.model_validate(
-        {"engine": "vllm", "task": "score", "model": tmp_path, "memory_mb": 5000.0, "vllm": {"process_mb": 1000.0}}
-    )
-    host = ServiceHost([gpu()], {"a": config}, tmp_path, factory=lambda *_: Server("a", 5000, cards, held_mb=5600), memory=cards)
+    config = service(5000.0, engine="vllm", model=tmp_path, vllm={"process_mb": 1000.0})
+    host = hosting([gpu()], {"a": config}, {"a": Server("a", 5000, cards, held_mb=5600)}, memory=cards)
 
     host.ensure_resident("a", (0,))
 

@@ -92,16 +92,8 @@ def test_templates_and_adapters_are_relative_to_the_file(tmp_path: Path) -> None
     [
         ("restore_s = 0.5", 'score_template = "{prompt}"', "services.rm-small.score_template: must have {response} once"),
         ("restore_s = 0.5", 'score_template = "{prompt}{response}{prompt}"', "services.rm-small.score_template: must have {prompt} once"),
-        (
-            "restore_s = 0.5",
-            'score_template = "{prompt}{response}"\nseparator = " "',
-            "services.rm-small: separator: means nothing beside score_template",
-        ),
-        (
-            'task = "score"',
-            'task = "logprobs"\nchat_template = "chat.jinja"',
-            "services.rm-small: chat_template: means nothing with task 'logprobs'",
-        ),
+        ("restore_s = 0.5", 'score_template = "{prompt}{response}"\nseparator = " "', "separator: means nothing beside score_template"),
+        ('task = "score"', 'task = "logprobs"\nchat_template = "chat.jinja"', "chat_template: means nothing with task 'logprobs'"),
         ("restore_s = 0.5", 'adapter = "lora"', "services.rm-small: adapter: the torch engine loads none: use engine 'vllm', or"),
         ("max_concurrency = 3", "vllm = {}", "services.rm-small: vllm: means nothing with engine 'torch'"),
         ('engine = "torch"', 'engine = "magic"', "services.rm-small.engine: "),
@@ -131,9 +123,8 @@ def test_what_is_wrong_is_said_in_one_line_with_table_and_key(tmp_path: Path, ol
 
 
 def test_more_than_one_problem_is_counted(tmp_path: Path) -> None:
-    assert said(tmp_path, GOOD.replace("memory_mb = 200", "memory_mb = -1").replace("restore_s = 0.5", "restore_s = -1")).endswith(
-        "(and 1 more)"
-    )
+    two = GOOD.replace("memory_mb = 200", "memory_mb = -1").replace("restore_s = 0.5", "restore_s = -1")
+    assert said(tmp_path, two).endswith("(and 1 more)")
 
 
 @pytest.mark.parametrize(
@@ -142,57 +133,42 @@ def test_more_than_one_problem_is_counted(tmp_path: Path) -> None:
         (b"", "declares neither a service nor a quota"),
         (b"a = " + b"[" * 100_000, "is not TOML"),
         (b"\xff\xfe\x00", "is not UTF-8 text"),
+        (None, r"services\.toml: cannot be read: No such file"),
     ],
-    ids=["empty", "nested", "no text"],
+    ids=["empty", "nested", "no text", "missing"],
 )
-def test_a_file_that_is_no_services_file_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
-    (tmp_path / "services.toml").write_bytes(content)
+def test_a_file_that_is_no_services_file_is_refused(tmp_path: Path, content: bytes | None, words: str) -> None:
+    if content is not None:
+        (tmp_path / "services.toml").write_bytes(content)
     with pytest.raises(ConfigError, match=words):
         load_services_file(tmp_path / "services.toml")
 
 
-def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere\.toml: cannot be read: No such file"):
-        load_services_file(tmp_path / "nowhere.toml")
-    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
-        load_services_file(tmp_path)
+def problem(file: ServicesFile, tmp_path: Path) -> str:
+    """Return what is wrong with the folders that a file names."""
+    with pytest.raises(ConfigError) as caught:
+        check_models(tmp_path / "services.toml", file)
+    return str(caught.value)
 
 
 def test_a_model_folder_is_looked_into_and_the_first_lack_is_said(tmp_path: Path) -> None:
-    file = read(tmp_path, GOOD)
-    folder = tmp_path / "models" / "rm-small"
-    path = tmp_path / "services.toml"
-
-    def problem() -> str:
-        with pytest.raises(ConfigError) as caught:
-            check_models(path, file)
-        return str(caught.value)
-
-    start = f"{path}: services.rm-small.model: {folder} "
-    assert problem() == start + "does not exist"
+    file, folder = read(tmp_path, GOOD), tmp_path / "models" / "rm-small"
+    start = f"{tmp_path / 'services.toml'}: services.rm-small.model: {folder} "
+    assert problem(file, tmp_path) == start + "does not exist"
     folder.parent.mkdir()
     folder.write_text("a file")
-    assert problem() == start + "is a file, not a model folder"
+    assert problem(file, tmp_path) == start + "is a file, not a model folder"
     folder.unlink()
     folder.mkdir()
-    assert problem() == start + "has no config.json"
+    assert problem(file, tmp_path) == start + "has no config.json"
     (folder / "config.json").write_text("{}")
-    assert problem() == start + "has no weights (*.safetensors)"
+    assert problem(file, tmp_path) == start + "has no weights (*.safetensors)"
     (folder / "model.safetensors").write_bytes(b"")
-    check_models(path, file)
-
-
-def test_adapters_and_templates_that_are_not_there_are_named(tmp_path: Path) -> None:
-    folder, path = tmp_path / "m", tmp_path / "services.toml"
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    (folder / "model.safetensors").write_bytes(b"")
-    table = '[services.a]\nengine = "vllm"\ntask = "score"\nmodel = "m"\nmemory_mb = 1\n'
-
-    with pytest.raises(ConfigError, match=r"services\.a\.adapter: .*/lora has no adapter_config\.json$"):
-        check_models(path, read(tmp_path, table + 'adapter = "lora"'))
-    with pytest.raises(ConfigError, match=r"services\.a\.chat_template: .*/chat\.jinja is no file$"):
-        check_models(path, read(tmp_path, table + 'chat_template = "chat.jinja"'))
+    check_models(tmp_path / "services.toml", file)
+    # And so are adapters and templates
+    table = f'[services.a]\nengine = "vllm"\ntask = "score"\nmodel = "{folder}"\nmemory_mb = 1\n'
+    for line, lack in (('adapter = "lora"', "lora has no adapter_config.json"), ('chat_template = "chat.jinja"', "chat.jinja is no file")):
+        assert problem(read(tmp_path, table + line), tmp_path).endswith(f"services.a.{line.split()[0]}: {tmp_path}/{lack}")
 
 
 values = st.recursive(

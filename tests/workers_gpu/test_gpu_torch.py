@@ -13,23 +13,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.services_file import load_services_file
 from tests.engines.fixtures import changed
 from tests.engines.kinds import Shelf, Torch
 from tests.engines.waiting import until
 from tests.lazily import Lazily, needs
 from workers.gpu.devices import MIB, Device
 from workers.gpu.engines.abstract import Engine
-from workers.gpu.errors import BadInput, CallFailed, EngineFailed, NotResident, WrongAnswer
-from workers.gpu.host import ServiceHost
-from workers.gpu.instances import InstanceName
+from workers.gpu.errors import BadInput, CallFailed, EngineFailed, WrongAnswer
 from workers.gpu.items import Reading, TokenLogprobs
 
 if TYPE_CHECKING:
     from workers.gpu.engines.torch_hf import TorchEngine
 
 pytestmark = needs("torch", "transformers")
-torch, files, torch_hf, compute = map(Lazily, ("torch", "safetensors.torch", "workers.gpu.engines.torch_hf", "workers.gpu.engines.compute"))
+torch, files, tokenizers = map(Lazily, ("torch", "safetensors.torch", "tokenizers"))
+torch_hf, compute = map(Lazily, ("workers.gpu.engines.torch_hf", "workers.gpu.engines.compute"))
 
 CLOSE = 1e-4
 CELL = [Device("cpu:0", "cpu", 1000, "cpu")]
@@ -54,21 +52,19 @@ def torch_kind(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sh
     return Torch(models, tmp_path, monkeypatch, shelf)
 
 
-def close_to(rows: list[list[float]]) -> list[object]:
-    return [pytest.approx(row, abs=CLOSE) for row in rows]
+def must_be_close(found: list[TokenLogprobs], wanted: list[TokenLogprobs]) -> None:
+    for said, expected in zip(found, wanted, strict=True):
+        assert said.logprobs == pytest.approx(expected.logprobs, abs=CLOSE)
+        assert (said.ranks, said.top_logprobs) == (expected.ranks, pytest.approx(expected.top_logprobs, abs=CLOSE))
 
 
-def test_small_batches_and_logits_in_parts_give_the_same_answers_in_the_same_order(
-    teacher: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_batches_and_logits_in_parts_give_the_same_answers_in_order(teacher: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = teacher.ranked(SEQUENCES, 5)
 
     monkeypatch.setattr("workers.gpu.engines.torch_hf._BATCH_TOKENS", 8)
     monkeypatch.setattr("workers.gpu.engines.compute._LOGITS_AT_ONCE", 3 * 512)
 
-    for said, expected in zip(teacher.ranked(SEQUENCES, 5), whole, strict=True):
-        assert said.logprobs == pytest.approx(expected.logprobs, abs=CLOSE)
-        assert said.top_logprobs == pytest.approx(expected.top_logprobs, abs=CLOSE) and said.ranks == expected.ranks
+    must_be_close(teacher.ranked(SEQUENCES, 5), whole)
 
 
 def test_ids_that_are_as_likely_have_the_same_rank_and_a_small_vocabulary_is_given_whole() -> None:
@@ -87,9 +83,7 @@ def test_no_text_is_chosen_from_what_are_no_numbers(models: Path, tmp_path: Path
     folder = Path(shutil.copytree(models / "teacher-0", tmp_path / "poisoned"))
     weights = files.load_file(folder / "model.safetensors")
     engine = torch_hf.TorchEngine("poisoned", "logprobs", folder, tmp_path / "state")
-    from tokenizers import Tokenizer
-
-    (word,) = Tokenizer.from_file(str(folder / "tokenizer.json")).encode("Z").ids
+    (word,) = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).encode("Z").ids
     weights["model.embed_tokens.weight"][word] = math.nan
     files.save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     engine.start(CELL)
@@ -99,12 +93,12 @@ def test_no_text_is_chosen_from_what_are_no_numbers(models: Path, tmp_path: Path
     assert engine.generate(["What is"], 4)
 
 
-def test_calls_that_wait_are_computed_in_one_batch_each_with_its_own_top_k_and_bad_input_harms_nobody(
+def test_waiting_calls_are_one_batch_each_with_its_own_top_k_and_bad_input_harms_nobody(
     teacher: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given the answers of calls that are made alone
-    calls = [([[5, 17, 33]], None), ([[6, 17, 33, 40, 41]], 0), ([[9, 300], list(range(50))], 7)]
-    alone = [teacher.logprobs(ids) if top_k is None else teacher.ranked(ids, top_k) for ids, top_k in calls]
+    calls = [([[5, 17, 33], [4, 8]], 3), ([[6, 17, 33, 40, 41]], 0), ([[9, 300], list(range(50))], 7)]
+    alone = [teacher.ranked(*call) for call in calls]
     # And a call that holds the device
     began, gate, batches = threading.Event(), threading.Event(), list[list[int | None]]()
     real = compute.logprobs
@@ -113,7 +107,7 @@ def test_calls_that_wait_are_computed_in_one_batch_each_with_its_own_top_k_and_b
         batches.append([reading.top_k for reading in batch])
         began.set()
         assert gate.wait(60)
-        return real(model, batch)  # type: ignore[arg-type]
+        return real(model, batch)  # type: ignore[no-any-return]
 
     monkeypatch.setattr("workers.gpu.engines.compute.logprobs", slow)
     monkeypatch.setattr(teacher, "_limit", 5)
@@ -121,19 +115,16 @@ def test_calls_that_wait_are_computed_in_one_batch_each_with_its_own_top_k_and_b
         first = pool.submit(teacher.logprobs, [[1, 2]])
         assert began.wait(60)
         # When others wait for it, one of them with an id that the model does not know
-        asked = [pool.submit(teacher.logprobs, ids) if top_k is None else pool.submit(teacher.ranked, ids, top_k) for ids, top_k in calls]
+        asked = [pool.submit(teacher.ranked, *call) for call in calls]
         with pytest.raises(BadInput, match=r"sequences\[0\]: token id 512"):
             teacher.logprobs([[3, 512]])
         until(lambda: len(teacher._sequences._calls) == 4)  # type: ignore[attr-defined]
         gate.set()
         # Then they are computed together, and each gets what it gets alone
         assert len(first.result(120)[0]) == 1
-        assert asked[0].result(120) == close_to(alone[0])  # type: ignore[arg-type]
-        for call, expected in zip(asked[1:], alone[1:], strict=True):
-            for said, wanted in zip(call.result(120), expected, strict=True):
-                assert said.logprobs == pytest.approx(wanted.logprobs, abs=CLOSE)
-                assert (said.ranks, said.top_logprobs) == (wanted.ranks, pytest.approx(wanted.top_logprobs, abs=CLOSE))
-    assert batches[0] == [None] and sorted(batches[1], key=str) == [0, 7, 7, None]
+        for call, expected in zip(asked, alone, strict=True):
+            must_be_close(call.result(120), expected)
+    assert batches[0] == [None] and sorted(batches[1], key=str) == [0, 3, 3, 7, 7]
 
 
 def test_a_model_larger_than_its_cell_is_refused_before_it_is_read(models: Path, tmp_path: Path) -> None:
@@ -246,29 +237,3 @@ def test_weights_that_something_holds_on_to_are_seen(own: TorchEngine) -> None:
     assert own.memory_mb() == held.numel() / MIB > 0.0
     del held
     assert own.memory_mb() == 0.0
-
-
-def test_swapping_under_load_gives_right_answers_or_none(models: Path, tmp_path: Path) -> None:
-    services = load_services_file(models / "services.toml").services
-    host = ServiceHost([Device("cpu:0", "cpu", 250, "cpu")], services, tmp_path)
-    host.ensure_resident("teacher-0", (0,))
-    expected = host.run("teacher-0", (0,), lambda engine: engine.logprobs(SEQUENCES))
-
-    def ask(_: int) -> list[list[float]] | None:
-        try:
-            return host.run("teacher-0", (0,), lambda engine: engine.logprobs(SEQUENCES))
-        except NotResident:
-            return None
-
-    with ThreadPoolExecutor(3) as pool:
-        asked = [pool.submit(ask, index) for index in range(100)]
-        for _ in range(5):
-            host.ensure_resident("rm-small", (0,), evict=[InstanceName("teacher-0", (0,))])
-            host.ensure_resident("teacher-0", (0,), evict=[InstanceName("rm-small", (0,))])
-        answers = [call.result(timeout=120) for call in asked]
-
-    # Calls that were computed together may differ in their last bits; one by itself does not.
-    assert all(answer == close_to(expected) for answer in answers if answer is not None)
-    assert ask(0) == expected
-    host.close()
-    assert all(entry.state == "absent" for entry in host.status())

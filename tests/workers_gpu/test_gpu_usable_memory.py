@@ -61,9 +61,7 @@ def kernel(tmp_path: Path) -> Kernel:
     ],
     ids=["the own group", "the smallest on the way up", "a container, whose own group is the root", "outside of the mount"],
 )
-def test_the_smallest_limit_on_the_way_up_counts(
-    kernel: Kernel, version: int, path: str, limits: dict[str, int], root: str, mb: int
-) -> None:
+def test_the_smallest_limit_above_counts(kernel: Kernel, version: int, path: str, limits: dict[str, int], root: str, mb: int) -> None:
     kernel.group(version, path, {below: str(limit * MIB) for below, limit in limits.items()}, root)
     assert kernel.usable_mb() == mb
 
