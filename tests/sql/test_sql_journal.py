@@ -26,22 +26,10 @@ def test_a_received_action_waits(engine: Engine, make: Any, tables: Any, write: 
     entry = make.received(action_class="pytest", service="rm-a", cost={"quota:search": [1]}, priority=7)
     write(entry)
     row = tables.row(engine, "actions")
-    said = {
-        name: row[name] for name in ("status", "job", "trajectory", "environment", "kind", "action_class", "service", "quota", "priority")
-    }
-    assert said == {
-        "status": "waiting",
-        "job": "coding",
-        "trajectory": "t1",
-        "environment": "e1",
-        "kind": "cpu.exec",
-        "action_class": "pytest",
-        "service": "rm-a",
-        "quota": "search",
-        "priority": 7,
-    }
+    said = {"job": "coding", "trajectory": "t1", "environment": "e1", "kind": "cpu.exec", "action_class": "pytest", "service": "rm-a"}
+    said |= {"status": "waiting", "quota": "search", "priority": 7, "submitted_at": 99.5, "received_at": 100.0, "ended_at": None}
+    assert {name: row[name] for name in said} == said
     assert tables.row(engine, "messages") == {"action": "a1", "message": entry.message}
-    assert (row["submitted_at"], row["received_at"], row["ended_at"]) == (99.5, 100.0, None)
     assert tables.row(engine, "jobs") == {"name": "coding", "first_seen_at": 100.0}
 
 
@@ -104,14 +92,13 @@ def test_the_first_end_stands(engine: Engine, make: Any, tables: Any, commits: i
 
 def test_unfinished_actions_come_back_in_order_of_reception_with_what_they_hold(engine: Engine, make: Any, write: Any) -> None:
     # Given, received at the same instant, actions that wait, run, and wait for their second try, and one that ended
-    entries = [make.received(id) for id in ("z", "running", "again", "done")]
-    entries += [make.granted("running"), make.granted("again"), make.requeued("again"), make.granted("done"), make.ended("done")]
-    write(*entries)
+    received = [make.received(id) for id in ("z", "running", "again", "done")]
+    write(*received, *map(make.granted, ("running", "again", "done")), make.requeued("again"), make.ended("done"))
     with SqlJournal(engine) as journal:
         found = journal.unfinished().actions
     assert [action.id for action in found] == ["z", "running", "again"]
     assert [(action.grant, action.granted_at) for action in found] == [(None, None), held(make.granted("running")), (None, None)]
-    assert found[0].header == entries[0].header
+    assert found[0].header == received[0].header
     assert (found[0].message, found[0].submitted_at, found[0].received_at) == ('["args"]', 99.5, 100.0)
 
 

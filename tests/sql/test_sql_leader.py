@@ -21,11 +21,6 @@ def contender(engine: Engine, holder: str) -> Lease:
     return Lease(engine, "scheduler", holder, TTL_S)
 
 
-def test_leases_of_other_names_are_others(engine: Engine) -> None:
-    contender(engine, "a").acquire(100.0)
-    assert Lease(engine, "janitor", "b", TTL_S).acquire(100.0) == 1
-
-
 @pytest.mark.parametrize("earlier", ["nobody", "one whose time is over"])
 def test_contenders_at_the_same_instant_do_not_both_win(engine: Engine, earlier: str) -> None:
     if earlier != "nobody":

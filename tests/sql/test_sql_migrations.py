@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -55,8 +56,20 @@ def test_the_latest_revision_is_the_one_that_alembic_would_go_to(engine: Engine)
     assert scripts.get_heads() == [latest_revision()] == [current_revision(engine)]
 
 
-def test_downgrade_undoes_upgrade(tmp_path: Path) -> None:
-    url = sqlite_url(tmp_path / "x.sqlite")
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.real)])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Return a database without tables."""
+    if request.param == "sqlite":
+        yield sqlite_url(tmp_path / "x.sqlite")
+        return
+    address = request.getfixturevalue("postgres_url")
+    upgrade(address)
+    downgrade(address, "base")
+    yield address
+    upgrade(address)
+
+
+def test_downgrade_undoes_upgrade(url: str) -> None:
     upgrade(url)
     downgrade(url, "base")
     engine = open_engine(url)
@@ -66,23 +79,7 @@ def test_downgrade_undoes_upgrade(tmp_path: Path) -> None:
     engine.dispose()
 
 
-def test_downgrade_undoes_upgrade_on_postgresql(postgres_engine: Engine, postgres_url: str) -> None:
-    downgrade(postgres_url, "base")
-    try:
-        assert inspect(postgres_engine).get_table_names() == ["alembic_version"]
-    finally:
-        upgrade(postgres_url)
-    assert current_revision(postgres_engine) == latest_revision()
-
-
-@pytest.mark.parametrize("database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.real)])
-def test_schedulers_that_start_together_migrate_once(database: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    if database == "postgresql":
-        url = request.getfixturevalue("postgres_url")
-        upgrade(url)
-        downgrade(url, "base")
-    else:
-        url = sqlite_url(tmp_path / "x.sqlite")
+def test_schedulers_that_start_together_migrate_once(url: str) -> None:
     fork = get_context("fork")
     together = fork.Barrier(2)
 
@@ -117,10 +114,8 @@ def test_a_failed_migration_leaves_no_half_built_tables(tmp_path: Path) -> None:
 def test_a_database_that_is_not_up_to_date_is_refused(tmp_path: Path, is_there: bool) -> None:
     if is_there:
         (tmp_path / "x.sqlite").touch()
-    engine = open_engine(sqlite_url(tmp_path / "x.sqlite"))
     with pytest.raises(DatabaseError, match="run `tangram db upgrade`"):
-        require_latest(engine)
-    engine.dispose()
+        require_latest(open_engine(sqlite_url(tmp_path / "x.sqlite")))
 
 
 @pytest.mark.parametrize(

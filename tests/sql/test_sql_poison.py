@@ -84,10 +84,10 @@ def is_poison(kind: type[events.Event]) -> Callable[[events.Event], bool]:
 
 
 def test_the_third_scheduler_goes_on_without_an_action_on_which_two_have_failed(fragile: Fragile) -> None:
-    # Given a core with a bug that one of 101 actions of a batch meets
+    # Given a core with a bug that one of 21 actions of a batch meets
     fragile.fails_on = is_poison(events.Submitted)
-    good = [f"a{number}" for number in range(100)]
-    fragile.send(*good[:50], "poison", *good[50:])
+    good = [f"a{number}" for number in range(20)]
+    fragile.send(*good[:10], "poison", *good[10:])
     fragile.fail_and_succeed(2)
     fragile.service.step()
     assert sorted(fragile.core.state.running) == sorted(good)

@@ -32,8 +32,8 @@ def test_a_report_and_the_status_of_nothing_are_empty(engine: Engine) -> None:
 def test_act_figures_are_those_of_numpy(shared_engine: Engine, make: Any, tables: Any, executions: list[float]) -> None:
     tables.empty(shared_engine)
     with SqlJournal(shared_engine) as journal:
-        for number, execution_s in enumerate(executions):
-            journal.write([make.received(f"a{number}"), make.ended(f"a{number}", execution_s=execution_s)])
+        journal.write([make.received(f"a{number}") for number in range(len(executions))])
+        journal.write([make.ended(f"a{number}", execution_s=execution_s) for number, execution_s in enumerate(executions)])
     total = act_report(shared_engine).total
     acts = np.array(executions) + 1.25
     figures = [total.act.mean, total.act.p50, total.act.p95, total.act.p99, total.mean_execution_s]
@@ -64,12 +64,8 @@ def test_core_seconds_reserved_and_used(engine: Engine, make: Any, write: Any) -
     write(make.received("g", kind="gpu.score", service="rm"), make.granted("g", at=1.0, units=1, core_ids=(), cell_ids=(0,)))
     write(make.ended("g", at=6.0, cpu_s=0.25, unit_s=5.0))
     # And one that still holds its cores, and an environment that held 3 cores for 7 s
-    write(
-        make.received("r"),
-        make.granted("r"),
-        make.environment("open", 1.0, pod_cores=3),
-        make.environment("closed", 8.0, pod_cores=3),
-    )
+    pod = [make.environment("open", 1.0, pod_cores=3), make.environment("closed", 8.0, pod_cores=3)]
+    write(make.received("r"), make.granted("r"), *pod)
     report = act_report(engine)
     assert (report.total.core_s_reserved, report.total.cell_s_reserved, report.total.core_s_used) == (14.0, 5.0, 1.75)
     assert report.by_kind["cpu.exec"].core_s_reserved == 14.0
@@ -110,28 +106,12 @@ def test_observations_are_the_last_successes_oldest_first(engine: Engine, make: 
         write(make.ended(id, at + 4, status=status, dop=2, unit_s=6.0 if number == 0 else 0.0, cpu_s=float(number)))
     found = observations(engine)
     # Then each says what it declared, what it held on average and what it used
-    usual = {
-        "job": "coding",
-        "kind": "cpu.exec",
-        "action_class": None,
-        "service": None,
-        "held_units": 2.0,
-        "execution_s": 2.0,
-        "environment": "e1",
-    }
+    usual = {"job": "coding", "kind": "cpu.exec", "action_class": None, "service": None, "environment": "e1"}
+    usual |= {"held_units": 2.0, "execution_s": 2.0}
+    scored = {"kind": "gpu.score", "service": "rm", "environment": None, "units": (1, 2), "curve": Table(((1, 1.0), (2, 0.75)))}
     assert found == [
         Observation(**{**usual, "action_class": "pytest", "units": (1, 2, 4), "curve": Amdahl(0.9), "held_units": 1.5, "cpu_s": 0.0}),
-        Observation(
-            **{
-                **usual,
-                "kind": "gpu.score",
-                "service": "rm",
-                "environment": None,
-                "units": (1, 2),
-                "curve": Table(((1, 1.0), (2, 0.75))),
-                "cpu_s": None,
-            }
-        ),
+        Observation(**{**usual, **scored, "cpu_s": None}),
         Observation(**{**usual, "job": "other", "units": (1,), "curve": FLAT, "cpu_s": 3.0}),
     ]
     # And fewer are the last ones
@@ -155,10 +135,8 @@ def test_status_says_what_waits_and_where_things_run(engine: Engine, make: Any, 
     write(make.received("r"), make.granted("r"), make.received("w", 100.0), make.received("v", 130.0, job="other"))
     write(make.received("d", 10.0), make.ended("d"))
     found = status(engine, 150.0)
-    assert [(node.name, node.state, node.running, node.environments) for node in found.nodes] == [
-        ("n1", "up", 1, 2),
-        ("a-lost-one", "lost", 0, 0),
-    ]
+    nodes = [(node.name, node.state, node.running, node.environments) for node in found.nodes]
+    assert nodes == [("n1", "up", 1, 2), ("a-lost-one", "lost", 0, 0)]
     assert found.nodes[0].description["cores"] == 8
     assert found.environments == {"open": 1, "opening": 1, "closed": 1}
     assert found.actions == {"running": 1, "waiting": 2, "succeeded": 1}
@@ -170,25 +148,15 @@ def test_status_says_where_services_are_and_what_they_hold(engine: Engine, make:
     # Given a node that declares two services, one of them at work there, and a lost node on which a third was resident
     declared = {"judge": {"memory_mb": 500}, "idle": {"memory_mb": 1}}
     write(make.node("up", 1.0, services=declared), make.node("up", 1.0, name="n2", services={"old": {}}))
-    write(
-        make.instance("starting", 2.0),
-        make.instance("resident", 3.0, memory_mb=900.0, host_mb=450.0, starts=2, evictions=1, wrong_answers=3),
-    )
-    write(make.instance("host", 3.0, service="old", node="n2", cell_ids=(0,), host_mb=7.0))
-    write(make.node("lost", 4.0, name="n2"))
+    counts = {"starts": 2, "restores": 0, "evictions": 1, "wrong_answers": 3}
+    write(make.instance("starting", 2.0), make.instance("resident", 3.0, memory_mb=900.0, host_mb=450.0, **counts))
+    write(make.instance("host", 3.0, service="old", node="n2", cell_ids=(0,), host_mb=7.0), make.node("lost", 4.0, name="n2"))
     header = {"kind": "gpu.score", "service": "judge", "environment": None}
     write(make.received("a", **header), make.granted("a", core_ids=(), cell_ids=(0, 1)))
     found = {service.name: service for service in status(engine, 5.0).services}
     (judge,) = found["judge"].instances
     assert (judge.node, judge.cells, judge.state, judge.running) == ("n1", (0, 1), "resident", 1)
-    assert (judge.memory_mb, judge.host_mb, judge.starts, judge.restores, judge.evictions, judge.wrong_answers) == (
-        900.0,
-        450.0,
-        2,
-        0,
-        1,
-        3,
-    )
+    assert (judge.memory_mb, judge.host_mb, {name: getattr(judge, name) for name in counts}) == (900.0, 450.0, counts)
     assert (found["judge"].declared, found["idle"].instances) == ({"n1": {"memory_mb": 500}}, ())
     (old,) = found["old"].instances
     assert (found["old"].declared, old.state, old.reason, old.host_mb) == ({}, "lost", "node n2 is lost; it was host", 0.0)
@@ -199,10 +167,12 @@ def test_what_is_forgotten_of_a_node_is_absent_until_it_is_told_again(engine: En
     write(make.instance("resident", 1.0, node="n2"))
     # When the worker of one of them joins anew, with one of its instances
     write(InstancesForgotten(node="n1", at=2.0, reason="joined anew"), make.instance("host", 2.0, cell_ids=(2,)))
-    rows = {
-        (row["node"], row["cells"]): (row["state"], row["reason"], row["memory_mb"]) for row in tables.rows(engine, "service_instances")
-    }
-    assert rows == {("n1", "0,1"): ("absent", "joined anew", 0.0), ("n1", "2"): ("host", "", 0.0), ("n2", "0,1"): ("resident", "", 0.0)}
+    rows = tables.rows(engine, "service_instances")
+    assert [tuple(row[name] for name in ("node", "cells", "state", "reason", "memory_mb")) for row in rows] == [
+        ("n1", "0,1", "absent", "joined anew", 0.0),
+        ("n1", "2", "host", "", 0.0),
+        ("n2", "0,1", "resident", "", 0.0),
+    ]
 
 
 def test_instances_of_nodes_that_left_for_good_are_deleted_when_another_joins(engine: Engine, make: Any, tables: Any, write: Any) -> None:
@@ -241,7 +211,6 @@ def test_a_run_that_was_broken_off_ends_with_the_next_one_of_its_job(engine: Eng
 def test_a_run_that_is_not_there_is_named(engine: Engine) -> None:
     with pytest.raises(DatabaseError, match="no runs yet"):
         load_run(engine, "last")
-    with pytest.raises(DatabaseError, match="no run 'abc'"):
-        load_run(engine, "abc")
-    with pytest.raises(DatabaseError, match="no run 'abc'"):
-        finish_run(engine, "abc", summary={}, ended_at=1.0)
+    for look in (lambda: load_run(engine, "abc"), lambda: finish_run(engine, "abc", summary={}, ended_at=1.0)):
+        with pytest.raises(DatabaseError, match="no run 'abc'"):
+            look()

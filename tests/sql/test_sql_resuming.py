@@ -106,9 +106,7 @@ def test_pods_hold_the_cores_that_they_held(begin: Callable[..., Deployed]) -> N
     assert one.cores.free_ids == sorted([*free, *pods["taken"]])
 
 
-def test_an_environment_that_the_system_closes_goes_on_closing_and_its_memory_is_free_once(
-    begin: Callable[..., Deployed], engine: Engine
-) -> None:
+def test_what_the_system_closes_goes_on_closing_and_its_memory_is_free_once(begin: Callable[..., Deployed], engine: Engine) -> None:
     # Given an environment whose trajectory was cancelled, and a scheduler that may have died before it told the node
     one = begin("elastic")
     one.open("e0", trajectory="t", memory_mb=600)
