@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -147,9 +148,7 @@ def test_a_whole_text_is_scored_as_it_is_and_a_conversation_as_the_chat_template
         ({"chat_template": "chat.jinja"}, {"prompt": TALK[1:], "response": "5"}, "[user] 2 + 3?[assistant] 5"),
     ],
 )
-def test_a_service_may_say_how_its_texts_are_put_together(
-    kind: Kind, table: dict[str, str], item: dict[str, object], written: str, tmp_path: Path
-) -> None:
+def test_a_service_may_say_how_its_texts_are_put_together(kind: Kind, table: Any, item: Any, written: str, tmp_path: Path) -> None:
     file = tmp_path / "chat.jinja"
     file.write_text("{% for message in messages %}[{{ message['role'] }}] {{ message['content'] }}{% endfor %}")
     judge = kind.started(**{key: file if value == file.name else value for key, value in table.items()})

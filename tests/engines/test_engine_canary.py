@@ -178,9 +178,7 @@ def test_a_start_after_a_wrong_answer_must_answer_as_the_start_before(kind: Kind
 
 @engines(computes=False)
 @pytest.mark.parametrize(("while_restoring", "wrong_answers"), [(True, 0), (False, 1)])
-def test_if_the_folder_cannot_be_loaded_either_the_action_fails_and_the_cells_are_free(
-    kind: Kind, while_restoring: bool, wrong_answers: int
-) -> None:
+def test_if_the_folder_is_gone_too_the_action_fails_and_the_cells_are_free(kind: Kind, while_restoring: bool, wrong_answers: int) -> None:
     host = kind.host("score")
     host.ensure_resident(*AT)
     host.evict(AT)

@@ -27,7 +27,7 @@ def open_files() -> set[str]:
 
 
 @pytest.mark.parametrize("path", ["/sleep", "/wake_up"])
-def test_a_server_that_ends_while_it_changes_leaves_a_failed_engine_that_says_why(
+def test_a_server_that_ends_in_a_change_leaves_a_failed_engine_that_says_why(
     fake: Fake, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     monkeypatch.setattr("workers.gpu.engines.vllm.engine._END_S", 60.0)
@@ -42,7 +42,7 @@ def test_a_server_that_ends_while_it_changes_leaves_a_failed_engine_that_says_wh
     assert len(engine.score(ITEMS)) == 1
 
 
-def test_an_answer_that_ends_half_way_is_none_and_one_that_stops_half_way_can_be_cancelled(
+def test_an_answer_that_ends_half_way_is_none_and_one_that_stops_there_can_be_cancelled(
     fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("workers.gpu.engines.vllm.engine._END_S", 60.0)

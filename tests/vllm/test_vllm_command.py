@@ -56,9 +56,7 @@ def test_a_server_on_the_cpu_skips_the_check_of_memory_and_does_not_compile(fake
         (["--max-logprobs", "1000"], 128),
     ],
 )
-def test_a_teacher_gives_as_many_most_likely_tokens_as_callers_may_ask_for_unless_told_otherwise(
-    fake: Fake, args: list[str], most: int
-) -> None:
+def test_a_teacher_gives_as_many_likely_tokens_as_callers_may_ask_for_unless_told_otherwise(fake: Fake, args: list[str], most: int) -> None:
     asked = launch(fake, CPU, task="logprobs", vllm={"args": args})
     assert value(asked.arguments(PYTHON, SOCKET)[: -len(args) or None], "--max-logprobs") == "128"
     assert asked.most_top_k == most

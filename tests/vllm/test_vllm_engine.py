@@ -155,16 +155,12 @@ def changed(models: Path, folder: Path, name: str = "rm-small", **keys: object) 
 
 
 @pytest.mark.parametrize(("declared", "given"), [("auto", "bfloat16"), ("float32", "float32")])
-def test_the_dtype_is_that_of_the_checkpoint_or_the_declared_one(
-    fake: Fake, models: Path, tmp_path: Path, declared: str, given: str
-) -> None:
+def test_the_dtype_is_that_of_the_checkpoint_or_as_declared(fake: Fake, models: Path, tmp_path: Path, declared: str, given: str) -> None:
     folder = changed(models, tmp_path, dtype="bfloat16")
     assert read_folder(folder, fake.config(model=folder, dtype=declared)).dtype == given
 
 
-def test_a_reward_model_of_vllm_scores_by_the_value_of_the_last_token_under_a_template_of_the_service(
-    fake: Fake, models: Path, tmp_path: Path
-) -> None:
+def test_a_reward_model_of_vllm_scores_by_the_last_token_under_a_template_of_the_service(fake: Fake, models: Path, tmp_path: Path) -> None:
     folder, template = changed(models, tmp_path, architectures=["Qwen2ForRewardModel"], dtype="float16"), "Q: {prompt} A: {response}"
     engine = fake.started(model=folder, vllm={"pooling": "reward"}, score_template=template)
     assert engine.score(ITEMS) == pytest.approx(expected_scores(models, template), abs=0)

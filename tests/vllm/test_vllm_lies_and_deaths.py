@@ -139,9 +139,7 @@ def test_a_server_whose_copy_has_no_room_in_host_memory_drops_its_weights_and_re
     assert (on(small_host).restores, on(small_host).starts, score(small_host)) == (1, 1, before)
 
 
-def test_a_server_with_an_adapter_is_stopped_where_its_copy_has_no_room_since_it_cannot_read_its_weights_again(
-    fake: Fake, tmp_path: Path
-) -> None:
+def test_a_server_with_an_adapter_is_stopped_where_its_copy_has_no_room(fake: Fake, tmp_path: Path) -> None:
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 8}')
     given = [{"adapter": tmp_path / "adapter"}, {"vllm": {"args": ["--enable_lora"]}}]

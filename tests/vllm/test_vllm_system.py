@@ -15,9 +15,7 @@ pytestmark = pytest.mark.real
 ITEMS = [{"prompt": "a", "response": "b"}, {"prompt": "c", "response": "d e f"}]
 
 
-def test_servers_take_turns_on_a_cell_and_one_that_is_killed_at_work_is_started_once(
-    real_component: None, tmp_path: Path, models: Path
-) -> None:
+def test_servers_take_turns_on_a_cell_and_one_killed_at_work_is_started_once(real_component: None, tmp_path: Path, models: Path) -> None:
     fakes = {name: Fake(tmp_path / name, models, fake_python(tmp_path)) for name in ("rm", "teacher")}
     rm, teacher = (
         Served(model=models / model, env={"FAKE_DIR": str(fake.folder)})
