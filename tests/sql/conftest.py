@@ -97,11 +97,18 @@ def write(engine: Engine) -> Iterator[Callable[..., None]]:
 
 
 @pytest.fixture
-def sqlite_path(tmp_path: Path) -> Path:
-    """Return a file that is an empty SQLite journal, for tests that break it."""
-    path = tmp_path / "tangram.sqlite"
-    new_journal(path)
-    return path
+def own(tmp_path: Path) -> Iterator[Engine]:
+    """Return a SQLite database of the test's own, for tests that break it or look at its size."""
+    engine = open_engine(new_journal(tmp_path / "tangram.sqlite"))
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def postgres(postgres_engine: Engine) -> Engine:
+    """Return the PostgreSQL database, its tables empty."""
+    empty(postgres_engine)
+    return postgres_engine
 
 
 @pytest.fixture(scope="session")

@@ -47,8 +47,6 @@ def test_declarations_have_the_headers_and_the_services_that_they_name(engine: E
     write(make.node("up", 1.0, cells=2, services=services))
     write(make.received("g", kind="gpu.score", service="judge", environment=None, cost={"cells": [1]}), make.ended("g"))
     write(make.received("c", 101.0, cost={"cores": [1, 4]}), make.received("x", job="other"))
-
     found = declarations(engine, Selection(jobs=("coding",)))
-
     assert [(one.past.id, one.header["cost"]) for one in found.actions] == [("g", {"cells": [1]}), ("c", {"cores": [1, 4]})]
     assert list(found.services) == ["judge"] and found.services["judge"]["cells"] == [1]

@@ -8,8 +8,8 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Engine, event, text
 from app.gateway.errors import NotFound
 from app.gateway.journal import Journal
 from app.journal import writing
-from app.journal.database import open_engine, sqlite_url
+from app.journal.database import open_engine
 from app.journal.leader import Lease
 from app.journal.unfinished import Unfinished
 from app.journal.writing import JournalError, LeaseLost, SqlJournal
@@ -79,73 +79,55 @@ def test_a_killed_writer_leaves_whole_batches(engine: Engine, tables: Any) -> No
         assert len(journal.unfinished().actions) == len(actions)
 
 
-def test_a_full_disk_is_one_clear_line_and_none_of_the_batch(sqlite_path: Path, make: Any, tables: Any) -> None:
-    # Given a database that cannot grow
-    engine = open_engine(sqlite_url(sqlite_path))
-    journal = SqlJournal(engine)
-    journal.write([make.received("first")])
-
+def test_a_full_disk_is_one_clear_line_and_none_of_the_batch(own: Engine, make: Any, tables: Any) -> None:
     def cap(connection: sqlite3.Connection, _: object) -> None:
         connection.execute("PRAGMA max_page_count=1")
 
-    event.listen(engine, "connect", cap)
-    journal.close()
-    engine.dispose()
-    with pytest.raises(JournalError, match="database or disk is full") as caught:
-        journal.write([make.received(f"a{number}", message="m" * 10_000) for number in range(20)])
-    assert "\n" not in str(caught.value)
-    assert str(sqlite_path) in str(caught.value)
-    assert [row["id"] for row in tables.rows(engine, "actions")] == ["first"]
-    event.remove(engine, "connect", cap)
-    engine.dispose()
-    journal.write([make.received("second")])
-    assert len(tables.rows(engine, "actions")) == 2
-    journal.close()
-    engine.dispose()
+    with SqlJournal(own) as journal:
+        journal.write([make.received("first")])
+        # Given a database that cannot grow
+        journal.close()
+        own.dispose()
+        event.listen(own, "connect", cap)
+        with pytest.raises(JournalError, match="database or disk is full") as caught:
+            journal.write([make.received(f"a{number}", message="m" * 10_000) for number in range(20)])
+        assert "\n" not in str(caught.value) and str(own.url.database) in str(caught.value)
+        assert [row["id"] for row in tables.rows(own, "actions")] == ["first"]
+        event.remove(own, "connect", cap)
+        own.dispose()
+        journal.write([make.received("second")])
+        assert len(tables.rows(own, "actions")) == 2
 
 
-def test_a_database_locked_for_too_long_is_one_clear_line(sqlite_path: Path, make: Any) -> None:
-    engine = open_engine(sqlite_url(sqlite_path))
-
-    @event.listens_for(engine, "connect")
-    def hurry(connection: sqlite3.Connection, _: object) -> None:
-        connection.execute("PRAGMA busy_timeout=20")
-
-    other = sqlite3.connect(sqlite_path, isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    with SqlJournal(engine) as journal:
+def test_a_database_locked_for_too_long_is_one_clear_line(own: Engine, make: Any) -> None:
+    event.listen(own, "connect", lambda connection, _: connection.execute("PRAGMA busy_timeout=20"))
+    with closing(sqlite3.connect(str(own.url.database), isolation_level=None)) as other, SqlJournal(own) as journal:
+        other.execute("BEGIN IMMEDIATE")
         with pytest.raises(JournalError, match="database is locked"):
             journal.write([make.received()])
         other.execute("ROLLBACK")
         journal.write([make.received()])
-    other.close()
-    engine.dispose()
 
 
-def test_readers_do_not_hold_up_the_journal(sqlite_path: Path, make: Any, tables: Any) -> None:
-    engine = open_engine(sqlite_url(sqlite_path))
-    with engine.connect() as reader, SqlJournal(engine) as journal:
+def test_readers_do_not_hold_up_the_journal(own: Engine, make: Any, tables: Any) -> None:
+    with own.connect() as reader, SqlJournal(own) as journal:
         assert reader.execute(text("SELECT count(*) FROM actions")).scalar_one() == 0
         # When the journal writes, it does not wait
         journal.write([make.received()])
         assert reader.execute(text("SELECT count(*) FROM actions")).scalar_one() == 0
-    assert len(tables.rows(engine, "actions")) == 1
-    engine.dispose()
+    assert len(tables.rows(own, "actions")) == 1
 
 
-def test_a_broken_connection_is_made_anew(postgres_engine: Engine, make: Any, tables: Any) -> None:
-    tables.empty(postgres_engine)
-    with SqlJournal(postgres_engine) as journal:
+def test_a_broken_connection_is_made_anew(postgres: Engine, make: Any, tables: Any) -> None:
+    others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    with SqlJournal(postgres) as journal:
         journal.write([make.received()])
-        with postgres_engine.connect() as connection:
-            others = text(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-            )
-            assert connection.execute(others).all() != []
+        with postgres.connect() as connection:
+            assert connection.execute(text(others)).all() != []
         journal.write([make.granted()])
         journal.write([make.ended()])
-    assert tables.row(postgres_engine, "actions")["status"] == "succeeded"
-    assert len(tables.rows(postgres_engine, "grants")) == 1
+    assert tables.row(postgres, "actions")["status"] == "succeeded"
+    assert len(tables.rows(postgres, "grants")) == 1
 
 
 def test_a_server_that_stays_away_is_one_clear_line_after_the_given_time(make: Any) -> None:
@@ -158,14 +140,13 @@ def test_a_server_that_stays_away_is_one_clear_line_after_the_given_time(make: A
     assert "secret" not in str(caught.value)
 
 
-def test_what_the_database_refuses_is_not_tried_again(postgres_engine: Engine, make: Any, tables: Any) -> None:
-    tables.empty(postgres_engine)
-    with SqlJournal(postgres_engine, retry_s=200.0) as journal:
+def test_what_the_database_refuses_is_not_tried_again(postgres: Engine, make: Any, tables: Any) -> None:
+    with SqlJournal(postgres, retry_s=200.0) as journal:
         began = time.monotonic()
         with pytest.raises(JournalError, match="out of range"):
             journal.write([make.received(), make.granted(units=2**40)])
         assert time.monotonic() - began < 150.0
-    assert tables.rows(postgres_engine, "actions") == []
+    assert tables.rows(postgres, "actions") == []
 
 
 @pytest.mark.parametrize("name", ["a\0b", "\ud800"])
@@ -206,36 +187,39 @@ def test_a_lease_is_looked_at_only_where_it_may_have_been_taken(engine: Engine, 
     assert {row["id"] for row in tables.rows(engine, "actions")} == {"first", "second"}
 
 
-def test_a_scheduler_that_stands_still_before_its_commit_has_not_written(postgres_engine: Engine, make: Any, tables: Any) -> None:
+@pytest.fixture
+def limited(postgres: Engine) -> Iterator[Engine]:
+    """Return PostgreSQL over connections of a scheduler's own, whose transactions may not stand still for long."""
+    engine = open_engine(postgres.url.render_as_string(hide_password=False))
+    yield engine
+    engine.dispose()
+
+
+def test_a_scheduler_that_stands_still_before_its_commit_has_not_written(postgres: Engine, limited: Engine, make: Any, tables: Any) -> None:
     # Given a scheduler that stands still when it has looked at its lease and is about to commit
-    tables.empty(postgres_engine)
-    engine = open_engine(postgres_engine.url.render_as_string(hide_password=False))
-    old = Lease(postgres_engine, "scheduler", "old", 2.0)
+    old = Lease(postgres, "scheduler", "old", 2.0)
     old.acquire(time.time())
     stood_still: list[int] = []
 
     def stand_still(connection: Connection) -> None:
         stood_still.append(connection.connection.dbapi_connection.info.backend_pid)  # type: ignore[union-attr]
-        wait_until(lambda: not is_connected(postgres_engine, stood_still[0]), 30.0)
+        wait_until(lambda: not is_connected(postgres, stood_still[0]), 30.0)
         # When its standby takes over meanwhile
-        Lease(postgres_engine, "scheduler", "standby", 10.0).acquire(time.time() + 60.0)
+        Lease(postgres, "scheduler", "standby", 10.0).acquire(time.time() + 60.0)
 
-    with SqlJournal(engine, lease=old) as journal:
+    with SqlJournal(limited, lease=old) as journal:
         journal.write([make.received("before")])
-        event.listen(engine, "commit", stand_still, once=True)
+        event.listen(limited, "commit", stand_still, once=True)
         with pytest.raises(LeaseLost):
             journal.write([make.received("late")])
-    assert stood_still and [row["id"] for row in tables.rows(postgres_engine, "actions")] == ["before"]
-    engine.dispose()
+    assert stood_still and [row["id"] for row in tables.rows(postgres, "actions")] == ["before"]
 
 
-def test_a_scheduler_may_take_longer_for_what_it_reads_at_its_start_than_a_transaction_may_stand_still(
-    postgres_engine: Engine, make: Any, tables: Any, monkeypatch: pytest.MonkeyPatch
+def test_reading_at_the_start_may_take_longer_than_a_transaction_may_stand_still(
+    postgres: Engine, limited: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a scheduler whose lease lets transactions stand still for 40 ms, and a journal in which much is unfinished
-    tables.empty(postgres_engine)
-    engine = open_engine(postgres_engine.url.render_as_string(hide_password=False))
-    lease = Lease(postgres_engine, "scheduler", "slow", 0.1)
+    lease = Lease(postgres, "scheduler", "slow", 0.1)
     lease.acquire(time.time())
     load = writing.load_unfinished
 
@@ -245,9 +229,8 @@ def test_a_scheduler_may_take_longer_for_what_it_reads_at_its_start_than_a_trans
         return load(connection, between)
 
     monkeypatch.setattr(writing, "load_unfinished", load_slowly)
-    with SqlJournal(engine, lease=lease, retry_s=0.0) as journal:
+    with SqlJournal(limited, lease=lease, retry_s=0.0) as journal:
         assert journal.unfinished().actions == []
-    engine.dispose()
 
 
 class Slow(Clock):
@@ -263,17 +246,16 @@ class Slow(Clock):
     monotonic = time
 
 
-def test_nobody_takes_the_lease_of_a_scheduler_that_reads_for_longer_than_it_lasts(postgres_engine: Engine, make: Any, tables: Any) -> None:
-    tables.empty(engine := postgres_engine)
-    with SqlJournal(engine) as journal:
+def test_nobody_takes_the_lease_of_a_scheduler_that_reads_for_longer_than_it_lasts(postgres: Engine, make: Any, tables: Any) -> None:
+    with SqlJournal(postgres) as journal:
         journal.write([make.received(f"a{number}") for number in range(10)])
     with installed(slow := Slow()):
-        lease = Lease(engine, "scheduler", "slow", 20.0)
+        lease = Lease(postgres, "scheduler", "slow", 20.0)
         lease.acquire(slow.time())
-        ends_at = tables.row(engine, "leases")["expires_at"]
-        with SqlJournal(engine, lease=lease) as journal:
+        ends_at = tables.row(postgres, "leases")["expires_at"]
+        with SqlJournal(postgres, lease=lease) as journal:
             assert len(journal.unfinished().actions) == 10 and slow.now > ends_at
-    assert Lease(engine, "scheduler", "standby", 20.0).acquire(slow.now) is None
+    assert Lease(postgres, "scheduler", "standby", 20.0).acquire(slow.now) is None
 
 
 def is_connected(engine: Engine, pid: int) -> bool:

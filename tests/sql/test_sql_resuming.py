@@ -113,13 +113,11 @@ def test_what_the_system_closes_goes_on_closing_and_its_memory_is_free_once(begi
     one.cancel("t")
 
     one.start("elastic")
-
     # Then it tells the node, and takes no more actions there
     assert one.broker.orders() == [("tangram.close_environment", "e0")]
     one.exec("late", "e0")
     assert not one.running and not one.waiting
     assert (one.broker.end("late"), one.node.memory_free) == (("failed", "cancelled"), 400)
-
     # And when the node has closed it, it is closed and not lost
     for _ in range(3):
         one.beat()
@@ -131,10 +129,8 @@ def test_an_environment_that_was_cancelled_while_it_opened_is_closed_when_it_sta
     one = begin("elastic")
     one.open("e0", finish=False, trajectory="t")
     one.cancel("t")
-
     one.start("elastic")
     one.finish("open-e0")
-
     assert ("tangram.close_environment", "e0") in one.broker.orders()
     assert one.core.state.environments["e0"].state == "closing"
     one.exec("late", "e0")
@@ -174,7 +170,6 @@ def test_a_draining_node_goes_on_draining_under_the_next_scheduler(begin: Callab
     assert one.waiting == ["open-e1"]
 
     one.start("elastic")
-
     # Then nothing begins there but in the environment that stands
     assert one.waiting == ["open-e1"]
     one.exec("runs", "e0")

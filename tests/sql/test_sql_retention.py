@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from pydantic import ValidationError
 from sqlalchemy import Engine, event
 
 from app.journal import retention
-from app.journal.database import open_engine, size_mb, sqlite_url
+from app.journal.database import size_mb
 from app.journal.figures import Selection, act_report, observations
 from app.journal.leader import Lease
 from app.journal.retention import DAY_S, Pruning, Retention
@@ -45,14 +44,6 @@ def life(
 def live(make: Any, write: Any) -> Callable[..., None]:
     """Return what journals the whole life of an action."""
     return lambda id, ended_at, **more: write(*life(make, id, ended_at, **more))
-
-
-@pytest.fixture
-def own(sqlite_path: Path) -> Iterator[Engine]:
-    """Return a database of the test's own, whose size is that of what it writes."""
-    engine = open_engine(sqlite_url(sqlite_path))
-    yield engine
-    engine.dispose()
 
 
 def test_what_ended_long_ago_goes_with_its_grants_and_the_rest_stays(engine: Engine, make: Any, tables: Any, live: Any, write: Any) -> None:
