@@ -12,7 +12,6 @@ It is started with vLLM's arguments. `FAKE_DIR` names a folder by which a test t
 | `hang` | questions are not answered while the file is there |
 | `busy` | as many questions as it holds lines are answered 503, a line each |
 | `refuse` | questions are answered 400 |
-| `liar` | it says that it sleeps, and keeps its memory, while the file is there |
 | `lie`, `spoil`, `leak` | removed by the first server that obeys: its next sleep frees nothing; its next wake brings wrong weights; |
 | | each of its sleeps keeps more than the one before |
 | `headless` | what computes has died: nothing is answered but `/health`, with 503 |
@@ -146,7 +145,7 @@ class Gpu:
             growth = [*NATURE["growth_mb"], 0.0]
             self.kept_mb += growth[min(self.sleeps, len(growth) - 1)] + (NATURE["leak_mb"] if self.leaks else 0.0)
             self.sleeps += 1
-            if (HERE / "liar").exists() or once("lie"):
+            if once("lie"):
                 self.hold(NATURE["model_mb"])
             else:
                 self.hold(self.draws.uniform(-1.0, 1.0) * NATURE["jitter_mb"])
@@ -269,15 +268,8 @@ class Handler(BaseHTTPRequestHandler):
             values = [[[model.score(ids[: place + 1])] for place, _ in enumerate(ids)] for ids in inputs]
             self.reply(200, {"data": [{"index": index, "data": value} for index, value in enumerate(values)]})
         elif "prompt_logprobs" in body:
-            self.reply(
-                200,
-                {
-                    "choices": [
-                        {**model.generate(body), "index": index, **model.logprobs(ids, body["prompt_logprobs"])}
-                        for index, ids in enumerate(inputs)
-                    ]
-                },
-            )
+            said = [{**model.generate(body), **model.logprobs(ids, body["prompt_logprobs"])} for ids in inputs]
+            self.reply(200, {"choices": [{"index": index, **one} for index, one in enumerate(said)]})
         else:
             self.reply(200, {"choices": [{**model.generate(body), "index": 0}]})
 
@@ -333,9 +325,7 @@ def main() -> None:
     (HERE / "arguments").write_text(json.dumps(sys.argv[1:]))
     if (HERE / "exit0").exists():
         print("ERROR 11-20 10:00:00 [core.py:1] ValueError: head size 16 is not supported", flush=True)
-        print(
-            "(APIServer pid=1) WARNING 11-20 10:00:01 [x.py:2] beware of errors like `OSError: [Errno 24] Too many open files`", flush=True
-        )
+        print("(APIServer pid=1) WARNING 11-20 10:00:01 [x.py:2] beware of errors like `OSError: [Errno 24] Too many`", flush=True)
         print("some more words", flush=True)
         return
     gpu, model = Gpu(), Model()

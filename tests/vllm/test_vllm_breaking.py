@@ -26,26 +26,23 @@ def open_files() -> set[str]:
     return {os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()}
 
 
-@pytest.mark.parametrize("path", ["/sleep", "/wake_up"])
-def test_a_server_that_ends_in_a_change_leaves_a_failed_engine_that_says_why(
-    fake: Fake, monkeypatch: pytest.MonkeyPatch, path: str
-) -> None:
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that has ended is waited for as long as a busy machine needs to say how."""
     monkeypatch.setattr("workers.gpu.engines.vllm.engine._END_S", 60.0)
+
+
+def test_a_server_that_ends_as_it_falls_asleep_leaves_a_failed_engine_that_says_why(fake: Fake) -> None:
     engine = fake.started()
-    if path == "/wake_up":
-        engine.evict()
-    fake.be("die", path)
+    fake.be("die", "/sleep")
     with pytest.raises(EngineFailed, match="ended by itself with exit code 1"):
-        engine.evict() if path == "/sleep" else engine.restore(CUDA[:1])
+        engine.evict()
     assert (engine.state, engine.memory_mb()) == ("failed", 0.0) and "exit code 1" in engine.failure
     engine.start(CUDA[:1])
     assert len(engine.score(ITEMS)) == 1
 
 
-def test_an_answer_that_ends_half_way_is_none_and_one_that_stops_there_can_be_cancelled(
-    fake: Fake, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("workers.gpu.engines.vllm.engine._END_S", 60.0)
+def test_an_answer_that_ends_half_way_is_none_and_one_that_stops_there_can_be_cancelled(fake: Fake) -> None:
     engine = fake.started()
     fake.be("half")
     control = CallControl()

@@ -29,9 +29,7 @@ def test_a_server_that_wakes_is_left_alone_up_to_the_noise_of_its_numbers_and_re
     host = ServiceHost(CUDA, {"rm": fake.config(task, **words)}, fake.folder, factory=fake.make, memory=fake.memory, drain_s=60.0)
     host.ensure_resident("rm", (0,))
     fake.be("spoilt", str(noise))
-
     host.evict(InstanceName("rm", (0,)))
     host.ensure_resident("rm", (0,))
-
     (status,) = host.status()
     assert (status.restores, status.wrong_answers, len(fake.servers())) == (1 - wrong, wrong, 1 + wrong)

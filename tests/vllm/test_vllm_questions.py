@@ -61,9 +61,7 @@ def test_a_logprob_of_another_token_or_none_is_named(given_logprobs: Any) -> Non
 def test_an_id_among_the_most_likely_is_ranked_after_those_that_are_more_likely_and_any_other_as_the_server_says() -> None:
     top = {"7": {"logprob": -1.0, "rank": 1}, "5": {"logprob": -1.0, "rank": 2}}
     other = {"6": {"logprob": -9.0, "rank": 40}, **top}
-
     (said,) = questions.read_logprobs({"choices": [{"index": 0, "prompt_logprobs": [None, top, other]}]}, [[4, 5, 6]], 0, 2)
-
     assert (said.ranks, said.top_ids, said.top_logprobs) == ([1, 40], [7, 5, 7, 5], [-1.0] * 4)
 
 
@@ -101,9 +99,7 @@ def test_a_text_whose_tokens_have_no_log_probs_is_none(logprobs: tuple[object, .
 def test_an_answer_to_a_fixed_question_has_the_log_probs_of_its_own_ids_and_of_those_that_continue_it() -> None:
     prompt = [None, {"5": {"logprob": -1.0}}]
     whole = {"index": 0, "prompt_logprobs": prompt, "token_ids": [1, 2, 3, 4], "logprobs": {"token_logprobs": [-2.0, -3.0, -4.0, -5.0]}}
-
     found = questions.read_canary({"choices": [whole]}, "logprobs", [4, 5])
-
     assert found == Answer((-1.0, -2.0, -3.0, -4.0, -5.0), (1, 2, 3, 4))
     for broken in ({**whole, "logprobs": None}, {**whole, "logprobs": {"token_logprobs": [-2.0]}}, {**whole, "token_ids": [1]}):
         with pytest.raises(CallFailed, match="no log-prob for each of 4 tokens"):
@@ -113,7 +109,6 @@ def test_an_answer_to_a_fixed_question_has_the_log_probs_of_its_own_ids_and_of_t
 def test_a_reward_model_is_asked_for_every_token_and_the_last_one_counts() -> None:
     asked = questions.score_request("rm", [[1, 2], [3]], "reward")
     answer = {"data": [{"index": 1, "data": [[3.5]]}, {"index": 0, "data": [[0.5], [-2]]}]}
-
     assert asked == (
         "POST",
         "/pooling",
