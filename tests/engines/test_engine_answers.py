@@ -33,7 +33,6 @@ few = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_
 @engines(computes=True)
 def test_scores_are_the_raw_numbers_of_the_model(kind: Kind) -> None:
     scores = kind.shared("score").score(ITEMS)
-
     assert scores == pytest.approx(kind.expected_scores([f"{item['prompt']}\n{item['response']}" for item in ITEMS]), abs=kind.can.close)
     assert max(scores) - min(scores) > 0.1
 
@@ -41,7 +40,6 @@ def test_scores_are_the_raw_numbers_of_the_model(kind: Kind) -> None:
 @engines(computes=True)
 def test_log_probs_are_those_of_the_model(kind: Kind) -> None:
     answers = kind.shared("logprobs").logprobs(SEQUENCES)
-
     for values, wanted in zip(answers, kind.expected_logprobs(SEQUENCES), strict=True):
         assert values == pytest.approx(wanted, abs=kind.can.close)
 
@@ -50,7 +48,6 @@ def test_log_probs_are_those_of_the_model(kind: Kind) -> None:
 def test_equal_questions_get_equal_answers_in_their_order_and_others_get_others(kind: Kind) -> None:
     first, other, again = kind.shared("score").score([ITEMS[0], ITEMS[1], ITEMS[0]])
     long, short, last, before, single = kind.shared("logprobs").logprobs([[1, 2, 3], [1, 2], [1, 2, 4], [400, 2, 3], [7]])
-
     assert first == pytest.approx(again, abs=kind.can.close) and abs(first - other) > kind.can.close
     assert [len(values) for values in (long, short, single)] == [2, 1, 0]
     # A log-prob depends on the ids before it, and on none behind it
@@ -61,7 +58,6 @@ def test_equal_questions_get_equal_answers_in_their_order_and_others_get_others(
 @engines()
 def test_empty_requests_get_empty_answers(kind: Kind) -> None:
     teacher = kind.shared("logprobs")
-
     assert (kind.shared("score").score([]), teacher.logprobs([]), teacher.ranked([], 3), teacher.generate([])) == ([], [], [], [])
 
 
@@ -70,7 +66,6 @@ def test_empty_requests_get_empty_answers(kind: Kind) -> None:
 @given(sequences=st.lists(st.lists(st.integers(0, 511), min_size=1, max_size=40), max_size=9))
 def test_a_batch_gives_the_log_probs_of_one_by_one(kind: Kind, sequences: list[list[int]]) -> None:
     teacher = kind.shared("logprobs")
-
     for values, ids in zip(teacher.logprobs(sequences), sequences, strict=True):
         assert values == pytest.approx(teacher.logprobs([ids])[0], abs=kind.can.close)
 
@@ -82,7 +77,6 @@ def test_a_batch_gives_the_scores_of_one_by_one(kind: Kind, pairs: list[tuple[st
     texts = [[text.encode("utf-8", "replace").decode() for text in pair] for pair in pairs]
     items = [{"prompt": prompt, "response": response} for prompt, response in texts]
     judge = kind.shared("score")
-
     assert judge.score(items) == pytest.approx([judge.score([item])[0] for item in items], abs=kind.can.close)
 
 
@@ -90,12 +84,10 @@ def test_a_batch_gives_the_scores_of_one_by_one(kind: Kind, pairs: list[tuple[st
 def test_many_callers_at_once_get_the_answers_of_one(kind: Kind) -> None:
     judge, teacher = kind.shared("score"), kind.shared("logprobs")
     scores, logprobs, texts = judge.score(ITEMS), teacher.logprobs(SEQUENCES), teacher.generate(["What is", "def add"], 6)
-
     with ThreadPoolExecutor(8) as pool:
         scored = [pool.submit(judge.score, ITEMS) for _ in range(12)]
         taught = [pool.submit(teacher.logprobs, SEQUENCES) for _ in range(12)]
         made = [pool.submit(teacher.generate, ["What is", "def add"], 6) for _ in range(4)]
-
         assert all(call.result(120) == pytest.approx(scores, abs=kind.can.close) for call in scored)
         for call in taught:
             assert call.result(120) == [pytest.approx(values, abs=kind.can.close) for values in logprobs]
@@ -106,7 +98,6 @@ def test_many_callers_at_once_get_the_answers_of_one(kind: Kind) -> None:
 def test_temperature_0_is_greedy_and_above_it_the_seed_decides(kind: Kind) -> None:
     teacher = kind.shared("logprobs")
     greedy, drawn = teacher.generate(["What is"], 16, seed=3), teacher.generate(["What is"], 16, temperature=1.0, seed=7)
-
     if kind.name != "made-up vllm":  # which has nothing but seeds
         assert teacher.generate(["What is"], 16, seed=4) == greedy
     if kind.name == "torch":  # as small as it may be
@@ -117,20 +108,16 @@ def test_temperature_0_is_greedy_and_above_it_the_seed_decides(kind: Kind) -> No
 @engines(transformers=True)
 def test_greedy_texts_and_conversations_are_continued_as_transformers_does(kind: Kind) -> None:
     prompts = ["def add(left", "What is"]
-
     texts = kind.shared("logprobs").generate([*prompts, TALK], max_tokens=12)
-
     assert texts == greedy_texts(kind.models / MODELS["logprobs"], [*prompts, WRITTEN], 12)
 
 
 @engines(computes=True)
 def test_a_whole_text_is_scored_as_it_is_and_a_conversation_as_the_chat_template_writes_it(kind: Kind) -> None:
     judge, answer = kind.shared("score"), [{"role": "assistant", "content": "5"}]
-
     scores = judge.score(
         [{"prompt": TALK, "response": answer}, {"prompt": TALK, "response": "5"}, {"response": f"{WRITTEN}<|assistant|>5\n"}]
     )
-
     assert scores == pytest.approx(kind.expected_scores([f"{WRITTEN}<|assistant|>5\n"]) * 3, abs=kind.can.close)
 
 
@@ -152,7 +139,6 @@ def test_a_service_may_say_how_its_texts_are_put_together(kind: Kind, table: Any
     file = tmp_path / "chat.jinja"
     file.write_text("{% for message in messages %}[{{ message['role'] }}] {{ message['content'] }}{% endfor %}")
     judge = kind.started(**{key: file if value == file.name else value for key, value in table.items()})
-
     assert judge.score([item]) == pytest.approx(kind.expected_scores([written]), abs=kind.can.close)
 
 
@@ -173,9 +159,7 @@ def must_fit(said: TokenLogprobs, ids: list[int], top_k: int) -> None:
 def test_ranks_and_most_likely_ids_fit_the_log_probs(kind: Kind, top_k: int) -> None:
     teacher = kind.shared("logprobs")
     sequences = [[5, 17, 34, 33], [9], *([[(37 * place) % 300 for place in range(120)]] if kind.name != "made-up vllm" else [])]
-
     found = teacher.ranked(sequences, top_k)
-
     for said, ids, values in zip(found, sequences, teacher.logprobs(sequences), strict=True):
         assert said.logprobs == pytest.approx(values, abs=kind.can.close)
         must_fit(said, ids, top_k)
@@ -186,7 +170,6 @@ def test_ranks_and_most_likely_ids_fit_the_log_probs(kind: Kind, top_k: int) -> 
 @pytest.mark.parametrize("top_k", [1, 8, 128])
 def test_ranks_and_most_likely_ids_are_those_of_transformers(kind: Kind, top_k: int) -> None:
     found, close = kind.shared("logprobs").ranked(SEQUENCES, top_k), kind.can.close
-
     for said, ids, known in zip(found, SEQUENCES, known_logprobs(kind.models / MODELS["logprobs"], SEQUENCES), strict=True):
         tops = zip(by_position(said.top_ids, len(ids) - 1), by_position(said.top_logprobs, len(ids) - 1), strict=True)
         for row, token, rank, (top_ids, values) in zip(known, ids[1:], said.ranks, tops, strict=False):

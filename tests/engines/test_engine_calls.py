@@ -82,10 +82,8 @@ class Counting(StubEngine):
 def test_never_more_calls_run_than_the_service_allows() -> None:
     engine = Counting()
     engine.start(CPUS[:1])
-
     with ThreadPoolExecutor(12) as pool:
         list(pool.map(lambda _: engine.score(ITEMS, CallControl(work_s=0.01)), range(60)))
-
     assert (engine.calls, max(engine.seen), engine.running) == (60, 3, 0)
 
 

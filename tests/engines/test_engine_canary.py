@@ -44,10 +44,8 @@ def test_a_restore_with_other_weights_fails_and_holds_nothing(kind: Kind) -> Non
     engine = kind.started()
     engine.evict()
     kind.spoil()
-
     with pytest.raises(WrongAnswer, match=r"rm: restoring failed: fixed question 0 is answered with .*; they may"):
         engine.restore(kind.devices[:1])
-
     assert (engine.state, engine.memory_mb(), engine.host_mb()) == ("failed", 0.0, 0.0)
     engine.start(kind.devices[:1])
     engine.evict()
@@ -60,10 +58,8 @@ def test_an_engine_that_no_longer_answers_has_given_a_wrong_answer(kind: Kind) -
     engine = kind.started()
     engine.evict()
     kind.refuse()
-
     with pytest.raises(WrongAnswer, match="rm: restoring failed: fixed questions are no longer answered: .*not this one"):
         engine.restore(kind.devices[:1])
-
     assert (engine.state, engine.memory_mb()) == ("failed", 0.0)
 
 
@@ -71,10 +67,8 @@ def test_an_engine_that_no_longer_answers_has_given_a_wrong_answer(kind: Kind) -
 def test_weights_that_answer_no_numbers_are_not_started(kind: Kind) -> None:
     kind.no_numbers()
     engine = kind.make()
-
     with pytest.raises(EngineFailed, match=r"rm: starting failed: .*(with nan: its weights are of no use|score is .nan)"):
         engine.start(kind.devices[:1])
-
     assert (engine.state, engine.memory_mb()) == ("failed", 0.0)
 
 
@@ -102,7 +96,6 @@ def refused(before: Answer, now: Answer, most: float) -> str:
 
 def test_without_a_tolerance_the_last_bit_counts() -> None:
     before = Answer((-1.5, -2.0), (4,))
-
     assert not refused(before, before, 0.0)
     assert "answered with -2, at the start with -1.5" in refused(before, Answer((-2.0, -2.0), (4,)), 0.0)
     assert "they may not differ" in refused(before, Answer((-1.5, math.nextafter(-2.0, 0.0)), (4,)), 0.0)
@@ -112,7 +105,6 @@ def test_without_a_tolerance_the_last_bit_counts() -> None:
 @pytest.mark.parametrize("wrong", [1.02, 0.98, math.nan, math.inf])
 def test_with_a_tolerance_numbers_may_be_off_by_that_and_no_more(wrong: float) -> None:
     before = Answer((-3.0, 1.0))
-
     assert not refused(before, Answer((-3.005, 1.005)), 0.01)
     assert "they may differ by 0.01" in refused(before, Answer((-3.0, wrong)), 0.01)
 
@@ -129,7 +121,6 @@ def test_a_continuation_may_turn_off_where_two_tokens_are_almost_equally_likely(
 
 def test_the_tolerance_follows_the_dtype_and_the_size_of_the_answers() -> None:
     small, large = (Answer((0.1,)),), (Answer((0.1, -16.0)),)
-
     assert [canary.tolerance(dtype, small) for dtype in ("float32", "float16", "bfloat16")] == [1e-4, 1 / 256, 1 / 32]
     assert canary.tolerance("bfloat16", large) == 0.5
     assert canary.tolerance("something", small) == canary.tolerance("bfloat16", small)
@@ -141,9 +132,7 @@ def test_the_copy_of_another_instance_is_checked_too(kind: Kind) -> None:
     host.ensure_resident(*AT)
     host.evict(AT)
     kind.spoil()
-
     host.ensure_resident("rm", (0, 1))
-
     assert {one.name.cells: (one.state, one.starts, one.wrong_answers) for one in host.status()} == {
         (0,): ("absent", 1, 0),
         (0, 1): ("resident", 1, 1),

@@ -55,7 +55,6 @@ def test_an_engine_that_computes_takes_no_pretended_time(kind: Kind) -> None:
 def test_a_conversation_without_a_chat_template_is_refused(kind: Kind, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(kind.models / "rm-small", tmp_path / "model"))
     (folder / "chat_template.jinja").unlink()
-
     with pytest.raises(BadInput, match=r"items\[1\]: the model has no chat template"):
         kind.started(model=folder).score([ITEM, {"prompt": [{"role": "user", "content": "hi"}], "response": "x"}])
 
@@ -132,7 +131,6 @@ def test_any_input_is_answered_or_refused_in_one_line(value: object) -> None:
 def test_packed_ids_are_read_as_lists_are() -> None:
     engine = resident("logprobs")
     negative = {"dtype": "int32", "data": base64.b64encode(struct.pack("<3i", 1, 2, -3)).decode(), "offsets": [0, 1, 3]}
-
     assert engine.logprobs(json.loads(json.dumps(pack_ints([[1, 2, 3], [7]])))) == engine.logprobs([[1, 2, 3], [7]])
     assert engine.logprobs(pack_ints([])) == []
     with pytest.raises(BadInput, match=r"sequences\[1\]: List should have at least 1 item"):

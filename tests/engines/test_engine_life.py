@@ -93,10 +93,8 @@ def test_an_engine_comes_back_on_more_devices_and_on_fewer(kind: Kind) -> None:
 @engines(made=True)
 def test_an_engine_that_holds_more_than_it_may_fails_to_start(kind: Kind) -> None:
     engine = kind.make()
-
     with pytest.raises(EngineFailed, match=r"it holds [58]00?0\.0 MiB on a device and may hold 0\.1|alone take 0\.4 MiB.*room for 0\.1"):
         engine.start(kind.devices[:2], most_mb=0.1)
-
     assert (engine.state, engine.memory_mb()) == ("failed", 0.0)
 
 
@@ -196,10 +194,8 @@ def test_a_start_or_a_call_that_breaks_is_one_line_and_costs_nothing() -> None:
         engine.score(ITEMS)
     engine.start(CPUS[:1])
     assert (engine.state, engine.failure) == ("resident", "")
-
     with pytest.raises(CallFailed, match="breaking: ZeroDivisionError: oops"):
         engine.score(ITEMS)
-
     assert (engine.state, engine.running) == ("resident", 0)
 
 

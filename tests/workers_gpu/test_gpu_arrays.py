@@ -66,7 +66,6 @@ def test_what_is_no_number_of_float32_is_refused_with_the_list_named(wrong: Any)
 )
 def test_a_damaged_value_is_refused_with_the_key_named(key: str, value: object) -> None:
     packed: dict[str, object] = {**pack_floats([[1.0, 2.0, 3.0]])}
-
     with pytest.raises(ArrayError, match="^" + key):
         unpack_floats({**packed, key: value})
 
@@ -84,7 +83,6 @@ def test_arrays_of_any_width_are_the_same_as_lists(dtype: str) -> None:
     numpy = pytest.importorskip("numpy")
     whole = numpy.arange(12, dtype=dtype).reshape(3, 4)
     expected = pack_ints([[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]])
-
     assert pack_ints(whole) == expected
     assert pack_ints([row.tolist() for row in whole]) == expected
     assert pack_ints([list(row) for row in whole]) == expected
@@ -94,7 +92,6 @@ def test_arrays_of_any_width_are_the_same_as_lists(dtype: str) -> None:
 
 def test_lists_and_arrays_need_no_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "numpy", raising=False)
-
     assert unpack_ints(pack_ints([[1, 2], array("q", [3]), (4,), range(2), iter([5])])) == [[1, 2], [3], [4], [0, 1], [5]]
 
 

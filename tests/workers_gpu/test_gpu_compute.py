@@ -20,7 +20,6 @@ compute, host_copy, weights = (Lazily(f"workers.gpu.engines.{name}") for name in
 @given(st.lists(st.integers(1, 100), max_size=60), st.integers(1, 300), st.integers(1, 5))
 def test_devices_get_like_shares_of_every_input_once_in_batches_within_bounds(lengths: list[int], most_tokens: int, devices: int) -> None:
     shares = compute.share_out(lengths, most_tokens, devices)
-
     assert sorted(index for share in shares for batch in share for index in batch) == list(range(len(lengths)))
     for batch in (batch for share in shares for batch in share):
         assert len(batch) * max(lengths[index] for index in batch) <= most_tokens or len(batch) == 1
@@ -59,12 +58,10 @@ def test_a_block_holds_every_kind_of_tensor_and_gives_it_back_bit_by_bit() -> No
     module = odd().requires_grad_(False)
     before, shapes = values(module), [tensor.shape for tensor in module.parameters()]
     layout = weights.Layout.of(module)
-
     block = torch.zeros(layout.size_bytes, dtype=torch.uint8)
     layout.take(module, block)
     left = [tensor.numel() for tensor in [*module.parameters(), *module.buffers()]]
     layout.fill(module, block)
-
     assert set(left) == {0}
     assert values(module) == before
     assert [tensor.shape for tensor in module.parameters()] == shapes
@@ -74,6 +71,5 @@ def test_a_block_holds_every_kind_of_tensor_and_gives_it_back_bit_by_bit() -> No
 def test_a_file_copy_that_was_cut_short_is_an_error_and_not_wrong_weights(tmp_path: Path) -> None:
     copy = host_copy.FileCopy(torch.ones(1000, dtype=torch.uint8), tmp_path)
     copy._file.truncate(400)
-
     with pytest.raises(OSError, match="ends after 400 of 1000 bytes"):
         copy.load([torch.zeros(1000, dtype=torch.uint8)])

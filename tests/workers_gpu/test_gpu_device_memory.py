@@ -31,7 +31,6 @@ def driver(with_nvml: Callable[[ModuleType], None]) -> FakeNvml:
 
 def test_a_gpu_is_measured_by_its_uuid(driver: FakeNvml) -> None:
     memory = device_memory([gpu(0), gpu(1)])
-
     assert [memory.total_mb(gpu(number)) for number in (0, 1)] == [80_000.0] * 2
     assert [memory.used_mb(gpu(number)) for number in (0, 1)] == [10_000.0, 79_000.0]
     with pytest.raises(DeviceError, match="the memory of the GPU GPU-7 cannot be read: Not Found"):
@@ -61,7 +60,6 @@ def test_gpu_memory_without_nvml_is_an_error_that_says_so(monkeypatch: pytest.Mo
 )
 def test_what_processes_hold_is_known_where_the_drivers_ids_are_ours(driver: FakeNvml, listed: list[Any], held: float | None) -> None:
     driver.processes = listed
-
     assert NvmlMemory().held_mb(gpu(), [ME, ABOVE]) == held
     assert NvmlMemory().held_mb(gpu(), []) == 0.0
 
@@ -99,7 +97,6 @@ def test_a_change_is_measured_against_what_the_devices_held_just_before() -> Non
 def test_a_cell_offers_what_is_free_of_it_or_what_is_declared(caplog: pytest.LogCaptureFixture) -> None:
     cards = Cards(10_000, used={"GPU-0": 600.5})
     devices = [gpu(0), gpu(1)]
-
     assert [device.memory_mb for device in offered(devices, cards, None)] == [9399, 10_000]
     assert [device.memory_mb for device in offered(devices, cards, 9500)] == [9500, 9500]
     assert [record.message for record in caplog.records] == ["cuda:0 (made up): 9500 MiB are declared, and 9399 are free"]

@@ -67,7 +67,6 @@ def test_an_order_of_gpus_where_there_are_none_is_refused(without_cuda: None) ->
 
 def test_torch_is_imported_for_neither_a_machine_without_a_driver_nor_stubs_and_is_named_where_it_is_missing() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, timeout=200, cwd=ROOT)
-
     assert done.returncode == 0, done.stderr
     imported, scores, *others = done.stdout.splitlines()
     assert (imported, scores) == ("False", "1")
@@ -85,6 +84,5 @@ def test_a_gpu_on_which_the_worker_gets_no_context_is_named(monkeypatch: pytest.
     monkeypatch.setattr(torch, "ones", no_room)
     services = {"t": ServiceConfig(engine="torch", task="score", memory_mb=10, model=Path("m"))}
     open_contexts([Device("cpu:0 (no GPU)", "cpu", 100, "cpu")], services)
-
     with pytest.raises(DeviceError, match=r"cuda:3 \(made up\) cannot be used: OutOfMemoryError: CUDA out of memory on cuda:3"):
         open_contexts([Device("cuda:3 (made up)", "cuda", 100, "cuda:3")], services)

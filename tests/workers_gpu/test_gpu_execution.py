@@ -69,19 +69,15 @@ def score(engine: Engine, control: CallControl) -> list[float]:
 
 def test_an_action_whose_engine_dies_is_asked_again_and_both_tries_count(host: ServiceHost, engine: Mortal) -> None:
     asked, control = call(), CallControl(work_s=0.05)
-
     answer = Execution(asked, control, 60.0).answer(host, NAME, (), score)
-
     assert (len(answer), engine.starts) == (1, 2)
     assert asked.execution_s is not None and asked.execution_s >= 0.1
 
 
 def test_both_tries_have_the_time_of_one(host: ServiceHost, engine: Mortal) -> None:
     asked, engine.lives_s = call(), 59.9
-
     with pytest.raises(ActionTimedOut, match="ran longer than timeout_s = 60"):
         Execution(asked, CallControl(work_s=600.0), 60.0).answer(host, NAME, (), score)
-
     # The second one has what the first one left, and not 60 seconds of its own
     assert asked.execution_s is not None and 60.0 <= asked.execution_s < 100.0
 
@@ -89,18 +85,14 @@ def test_both_tries_have_the_time_of_one(host: ServiceHost, engine: Mortal) -> N
 def test_an_action_that_is_cancelled_has_no_engine_started_for_it(host: ServiceHost, engine: Mortal) -> None:
     asked, control = call(), CallControl()
     asked.cancel_reason, engine.cancel_as_it_dies = "no longer wanted", control
-
     with pytest.raises(ActionCancelled, match="no longer wanted"):
         Execution(asked, control, 60.0).answer(host, NAME, (), score)
-
     assert engine.starts == 1
 
 
 @pytest.mark.parametrize(("idempotent", "starts"), [(False, 1), (True, 2)])
 def test_an_action_is_repeated_once_and_only_if_it_may_be(host: ServiceHost, engine: Mortal, idempotent: bool, starts: int) -> None:
     engine.deaths = 2
-
     with pytest.raises(EngineDied):
         Execution(call(idempotent=idempotent), CallControl(), 60.0).answer(host, NAME, (), score)
-
     assert engine.starts == starts

@@ -83,9 +83,7 @@ def test_a_service_starts_once_leaves_for_another_and_is_restored(cells: list[De
 def test_a_service_may_come_back_on_other_cells(cells: list[Device]) -> None:
     host = hosting(cells, "a")
     host.ensure_resident("a", (0,))
-
     host.ensure_resident("a", (1, 0), evict=[at("a", 0)])
-
     now, before = of(host, "a", 0, 1), of(host, "a", 0)
     assert (on(now), now.memory_mb, now.restores) == ((0, 1), 1200.0, 1)
     assert (before.state, before.reason, before.evictions) == ("absent", "its copy went to a on cells 0, 1", 1)
@@ -95,10 +93,8 @@ def test_a_service_may_come_back_on_other_cells(cells: list[Device]) -> None:
 def test_what_does_not_fit_beside_the_others_is_refused_and_nothing_changes(cells: list[Device]) -> None:
     host = hosting(cells, {"a": 600, "b": 600, "c": 400})
     host.ensure_resident("a", (1,))
-
     with pytest.raises(OverBudget, match="b needs 600 MiB on cell 1, which has 1000 MiB and holds a 600"):
         host.ensure_resident("b", (0, 1))
-
     assert (of(host, "b", 0, 1).state, on(of(host, "b", 0, 1)), host.held_mb(0)) == ("absent", (), 0.0)
     host.ensure_resident("c", (1,))
     assert host.held_mb(1) == 1000.0
@@ -107,7 +103,6 @@ def test_what_does_not_fit_beside_the_others_is_refused_and_nothing_changes(cell
 def test_decisions_that_make_no_sense_are_refused(cells: list[Device]) -> None:
     host = hosting(cells, {"a": service(cells=[1])})
     host.ensure_resident("a", (0,), evict=[at("x", 0)])
-
     with pytest.raises(UnknownService, match="no service 'x' here; there are a"):
         host.ensure_resident("x", (0,))
     with pytest.raises(UnknownService):
@@ -120,10 +115,8 @@ def test_decisions_that_make_no_sense_are_refused(cells: list[Device]) -> None:
 
 def test_a_service_that_fails_to_load_says_why_frees_its_cell_and_is_tried_again(cells: list[Device]) -> None:
     host = hosting(cells, "ab", {"a": Failing("start")})
-
     with pytest.raises(EngineFailed, match="No space left on device"):
         host.ensure_resident("a", (0,), evict=[at("b", 0)])
-
     failed = of(host, "a")
     assert (failed.state, on(failed), "No space left on device" in failed.reason) == ("failed", (), True)
     with pytest.raises(NotResident):
@@ -135,9 +128,7 @@ def test_a_service_that_fails_to_load_says_why_frees_its_cell_and_is_tried_again
 def test_an_evicted_service_that_fails_to_evict_does_not_hold_up_who_wants_its_cell(cells: list[Device]) -> None:
     host = hosting(cells, "ab", {"a": Failing("evict")})
     host.ensure_resident("a", (0,))
-
     host.ensure_resident("b", (0,), evict=[at("a", 0)])
-
     evicted = of(host, "a")
     assert (of(host, "b").state, evicted.state, on(evicted), evicted.evictions) == ("resident", "failed", (), 0)
     assert "No space left on device" in evicted.reason
@@ -176,10 +167,8 @@ def test_a_service_to_be_evicted_whose_calls_do_not_end_is_left_in_place(cells: 
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(host.run, "a", (0,), lambda engine: engine.score([ITEM], control))
         until(lambda: of(host, "a").running == 1)
-
         with pytest.raises(EngineBusy):
             host.ensure_resident("b", (0,), evict=[at("a", 0)])
-
         assert (of(host, "a").state, on(of(host, "a"))) == ("resident", (0,))
         assert [found.name for found in host.status()] == [at("a", 0)]
         control.cancelled.set()
@@ -197,7 +186,6 @@ def test_many_threads_wanting_one_service_start_it_once(cells: list[Device]) -> 
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(want, range(8)))
-
     assert (of(host, "a").starts, of(host, "a").restores) == (1, 0)
 
 

@@ -67,7 +67,6 @@ def test_what_is_stopped_for_another_declaration_stays_booked_until_it_is_measur
     host.ensure_resident("a", (0,))
     engines["a"] = StubEngine("a", "score", 500.0)
     host.reload({"a": service(500), "b": service()})
-
     # Given memory that something refers to: neither the next look nor a caller forgets it
     host.check()
     assert (of(host, "a").reserved, host.held_mb(0), "600.0 MiB are still taken" in of(host, "a").reason) == (True, 600.0, True)
@@ -78,7 +77,6 @@ def test_what_is_stopped_for_another_declaration_stays_booked_until_it_is_measur
     # When it is let go
     first.held = False
     host.ensure_resident("a", (0,))
-
     # Then the cell is free for what is declared now
     assert (of(host, "a").state, host.held_mb(0), of(host, "a").reason) == ("resident", 500.0, "")
 
@@ -104,7 +102,6 @@ def test_what_sleepers_keep_is_booked_and_the_least_recently_used_go_for_a_start
         host.ensure_resident(name, (0,))
         host.evict(at(name, 0))
     assert host.held_mb(0) == 300.0
-
     # One has to go for 750 of 1000 MiB, and it is not the pinned one, though that was used first
     host.ensure_resident("d", (0,))
     assert stands() == (["host", "absent", "host", "resident"], 950.0)

@@ -50,19 +50,16 @@ def test_what_does_not_fit_by_memory_goes_least_recently_used_first_and_never_pi
 def test_a_node_holds_no_more_instances_than_declared(cells: list[Device]) -> None:
     host = hosting(cells, {"a": service(instances=1)})
     host.ensure_resident("a", (0,))
-
     assert host.in_the_way("a", (0,)) == []
     assert host.in_the_way("a", (1,)) == [at("a", 0)]
 
 
 def test_an_instance_that_is_being_served_from_is_not_evicted(cells: list[Device]) -> None:
     host = hosting(cells, {"a": 800, "b": 800}, drain_s=0.01)
-
     with host.serving("a", (0,)):
         assert host.in_the_way("b", (0,)) == []
         with pytest.raises(TimeoutError):
             host.ensure_resident("b", (0,), [at("a", 0)])
-
     host.ensure_resident("b", (0,), [at("a", 0)])
     assert states(host) == {"a on cell 0": "host", "b on cell 0": "resident"}
 
@@ -73,7 +70,6 @@ def copy(name: str, mb: float, used_at: float, **more: bool) -> Copy:
 
 def test_the_least_recently_used_copy_goes_first_pinned_ones_last_and_before_all_one_that_can_never_fit() -> None:
     copies = [copy("new", 40, 3), copy("old", 40, 2), copy("pinned", 40, 1, pinned=True), copy("resident", 40, 0, stays=True)]
-
     assert to_drop(copies, 160) == []
     assert to_drop(copies, 130) == [at("old", 0)]
     assert to_drop(copies, 100) == [at("old", 0), at("new", 0)]
@@ -86,9 +82,7 @@ def test_host_memory_is_a_budget_and_what_is_dropped_is_loaded_again(cells: list
     host = hosting(cells, "abc", copying, host_memory_mb=700)
     host.ensure_resident("a", (0,))
     host.ensure_resident("b", (0,), [at("a", 0)])
-
     host.ensure_resident("c", (0,), [at("b", 0)])
-
     assert (states(host)["a on cell 0"], states(host)["b on cell 0"], host.host_mb()) == ("absent", "host", 600.0)
     assert [record.message for record in caplog.records] == [
         "host memory: dropped the copy of a on cell 0, 600 MiB: the budget of host memory is 700 MiB"
@@ -101,18 +95,14 @@ def test_the_copy_that_is_being_restored_is_not_dropped_for_that_of_an_evicted_o
     host = hosting(cells, "ab", copying, host_memory_mb=700)
     host.ensure_resident("a", (0,))
     host.ensure_resident("b", (0,), [at("a", 0)])
-
     host.ensure_resident("a", (0,), [at("b", 0)])
-
     assert (states(host), of(host, "a").restores) == ({"a on cell 0": "resident", "b on cell 0": "absent"}, 1)
 
 
 def test_a_copy_too_large_for_host_memory_is_never_made(cells: list[Device], caplog: pytest.LogCaptureFixture) -> None:
     host = hosting(cells, {"a": service(600, host_memory_mb=300.0), "b": service(600)}, copying, host_memory_mb=200)
     host.ensure_resident("a", (0,))
-
     host.ensure_resident("b", (0,), [at("a", 0)])
-
     gone = of(host, "a")
     assert (gone.state, gone.evictions, gone.reason) == ("absent", 1, "its copy does not fit into the 200 MiB of host memory")
     assert len(caplog.records) == 1
@@ -140,12 +130,10 @@ def test_an_engine_that_fails_by_itself_is_reported_at_the_next_check_and_gives_
     engine = Mortal("a", "score", 600.0)
     host = hosting(cells, "a", lambda *_: engine, on_change=heard.append)
     host.ensure_resident("a", (0,))
-
     host.check()
     engine.die()
     host.check()
     host.check()
-
     assert [found.state for found in heard] == ["starting", "resident", "failed"]
     assert host.held_mb(0) == 0.0
 
@@ -215,10 +203,8 @@ def test_an_instance_is_restored_once_at_a_time(cells: list[Device]) -> None:
     engine = Slow("a", "score", 600.0)
     host = hosting(cells, "a", lambda *_: engine)
     restores = Prefetch(host)
-
     begun = [restores.begin(at("a", 0)), restores.begin(at("a", 0))]
     engine.go.set()
-
     assert begun == [True, False]
     assert restores.wait(60)
     assert restores.begin(at("a", 0))
@@ -284,7 +270,6 @@ def test_a_copy_that_is_just_being_changed_counts_until_it_is_gone(cells: list[D
     for one in there[:2]:
         one.engine.evict()  # type: ignore[union-attr]
     budget = HostMemory(800, lambda: there, lambda one: one.engine.stop())  # type: ignore[union-attr]
-
     # When the copy that would go first is being changed by somebody else, then the next one goes
     with there[0].lock:
         assert budget.reserve(there[2])
@@ -301,9 +286,7 @@ def test_an_instance_of_before_makes_way_for_the_first_who_asks_for_it(reloading
     host.ensure_resident("a", (0,))
     written(path, ("a", 450, "[1]"))
     host.reload(load_services_file(path).services)
-
     host.ensure_resident("a", (0,))
-
     assert host.held_mb(0) == 450.0
     written(path, ("a", 450, "[2]"))
     host.reload(load_services_file(path).services)
@@ -315,10 +298,8 @@ def test_an_instance_of_before_makes_way_for_the_first_who_asks_for_it(reloading
 def test_a_wrong_file_is_refused_once_and_the_old_one_stays(reloading: Reloading, text: str, caplog: pytest.LogCaptureFixture) -> None:
     path, host, reload = reloading
     path.write_text(text)
-
     for _ in range(3):
         reload.check()
-
     assert list(host.services) == ["a", "b"]
     (record,) = caplog.records
     assert record.getMessage().startswith(f"the services file is refused, the worker goes on with what it had: {path}: ")
@@ -329,9 +310,7 @@ def test_a_file_that_is_as_before_is_read_again_when_asked(reloading: Reloading,
     reload.check()
     assert caplog.text == ""
     reload.start()
-
     reload.ask()
-
     until(lambda: "nothing has changed" in caplog.text)
     reload.stop()
 
@@ -367,9 +346,7 @@ def test_a_file_that_is_being_written_is_not_read_before_it_rests(reloading: Rel
     written(path, ("a", 600, "[1]"), ("b", 400, "[1]"))
     reload.check()
     assert (list(host.services), caplog.text) == (["a", "b"], "")
-
     # When it has not changed from one look to the next, it counts
     reload.check()
-
     assert host.services["b"].memory_mb == 400.0
     assert "the services file was read again; changed: b" in caplog.text

@@ -73,9 +73,7 @@ def same_as_transformers(folder: Path, task: str, dtype: str) -> Blocks:
 def test_a_sharded_checkpoint_is_loaded_whole(saved: Callable[..., Path], dtype: str) -> None:
     folder = saved("Qwen2ForCausalLM", transformers.Qwen2Config(**SMALL), max_shard_size="40KB")
     assert len(list(folder.glob("model-*.safetensors"))) > 2
-
     blocks = same_as_transformers(folder, "logprobs", dtype)
-
     assert len(blocks.sizes) == 1
 
 
@@ -83,7 +81,6 @@ def test_a_shard_that_is_missing_is_named(saved: Callable[..., Path]) -> None:
     folder = saved("Qwen2ForCausalLM", transformers.Qwen2Config(**SMALL), max_shard_size="40KB")
     gone = sorted(folder.glob("model-*.safetensors"))[1]
     gone.unlink()
-
     with pytest.raises(ConfigError, match=rf"cannot be loaded: model\.safetensors\.index\.json names {gone.name}, which is not in"):
         loading.load(folder, "logprobs", "auto", Blocks())
 
@@ -92,7 +89,6 @@ def test_tied_weights_are_held_once(saved: Callable[..., Path]) -> None:
     blocks = same_as_transformers(
         saved("Qwen2ForCausalLM", transformers.Qwen2Config(**SMALL, tie_word_embeddings=True)), "logprobs", "auto"
     )
-
     untied = weights.Layout.of(transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**SMALL, tie_word_embeddings=False)))
     assert blocks.sizes[0] <= untied.size_bytes - 512 * 32 * 4
 
@@ -100,7 +96,6 @@ def test_tied_weights_are_held_once(saved: Callable[..., Path]) -> None:
 def test_weights_that_transformers_puts_together_from_several_are_loaded(saved: Callable[..., Path]) -> None:
     # Given a mixture of experts, which is stored expert by expert and held as one tensor
     folder = saved("MixtralForCausalLM", transformers.MixtralConfig(**SMALL, num_local_experts=4, num_experts_per_tok=2))
-
     same_as_transformers(folder, "logprobs", "bfloat16")
 
 
@@ -111,7 +106,6 @@ def test_weights_that_stay_in_float32_in_a_model_of_less_are_not_rounded(saved: 
         decoder_start_token_id=0,
     )  # fmt: skip
     folder = saved("T5ForSequenceClassification", config)
-
     # Then the size of its block is known when it has been read once
     first, second = same_as_transformers(folder, "score", "float16").sizes
     assert second > first
@@ -126,10 +120,8 @@ def test_a_tensor_in_another_ones_place_is_moved_and_not_lost() -> None:
     first.fill_(2.0)
     second.fill_(1.0)
     module[0].data, module[1].data = second, first
-
     layout.take(module, block)
     layout.fill(module, block)
-
     assert (float(module[0].mean()), float(module[1].mean())) == (1.0, 2.0)
 
 
@@ -146,15 +138,12 @@ def test_the_dtype_is_what_the_checkpoint_says_or_its_first_tensor_has(
 ) -> None:
     folder = saved("Qwen2ForCausalLM", transformers.Qwen2Config(**SMALL))
     transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float16).save_pretrained(folder)
-
     loaded = loading.load(changed(folder, **keys), "logprobs", "auto", Blocks())
-
     assert {parameter.dtype for parameter in loaded.model.parameters()} == {getattr(torch, held)}
 
 
 def test_a_dtype_that_no_engine_computes_in_is_refused_unless_another_is_declared(saved: Callable[..., Path]) -> None:
     folder = changed(saved("Qwen2ForCausalLM", transformers.Qwen2Config(**SMALL)), dtype="float64")
-
     with pytest.raises(ConfigError, match="config.json says dtype 'float64': declare dtype as one of float32, bfloat16, float16"):
         loading.load(folder, "logprobs", "auto", Blocks())
     loading.load(folder, "logprobs", "bfloat16", Blocks())

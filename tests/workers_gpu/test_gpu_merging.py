@@ -71,9 +71,7 @@ def test_a_round_is_bounded_and_nobody_overtakes(bench: Bench) -> None:
     until(lambda: bool(bench.rounds))
     # Given a call that needs two rounds, one that would fit beside its first, and an input larger than any round
     calls = [bench.call(60, 60), bench.call(10), bench.call(500), bench.call(7)]
-
     bench.open()
-
     assert [call.result(60) for call in calls] == [[600, 600], [100], [5000], [70]]
     assert first.result(60) == [10]
     assert bench.rounds == [[1], [60], [60, 10], [500], [7]]
@@ -83,9 +81,7 @@ def test_a_call_that_breaks_a_round_fails_alone(bench: Bench) -> None:
     first = bench.call(1)
     until(lambda: bool(bench.rounds))
     good, bad, after = bench.call(3), bench.call(2, 13), bench.call(4)
-
     bench.open()
-
     assert (first.result(60), good.result(60), after.result(60)) == ([10], [30], [40])
     with pytest.raises(ArithmeticError, match="13"):
         bad.result(60)
@@ -100,9 +96,7 @@ def test_a_call_cancelled_in_a_round_of_others_ends_at_once(bench: Bench) -> Non
     leads, rides = bench.call(2), bench.call(3, control=control)
     bench.open(1)
     until(lambda: bench.rounds == [[1], [2, 3]])
-
     control.cancelled.set()
-
     with pytest.raises(CallCancelled):
         rides.result(60)
     assert not leads.done()

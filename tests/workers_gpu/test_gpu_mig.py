@@ -48,9 +48,7 @@ def test_a_mig_device_that_is_named_is_the_cell_and_its_servers_are_given_its_wh
     if with_torch:
         on_mig(monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", said)
-
     devices = discover()
-
     assert devices == [Device("cuda:0 (H100 MIG 2g.20gb)", "cuda", PART_MB, "cuda:0", "MIG-e1f")]
     assert visible({"CUDA_VISIBLE_DEVICES": said}, devices) == ["MIG-e1f"]
     assert NvmlMemory().used_mb(devices[0]) == NvmlMemory().total_mb(devices[0]) - 7.0
@@ -61,7 +59,6 @@ def test_without_nvml_the_name_of_a_mig_device_is_taken_as_it_is_given(fake: Fak
     on_mig(monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-e1f")
     assert [device.uuid for device in discover()] == ["MIG-e1f"]
-
     # One that is not named is known by what torch calls it
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     with pytest.raises(DeviceError, match="H100 MIG 2g.20gb is a MIG device: set CUDA_VISIBLE_DEVICES to its UUID"):

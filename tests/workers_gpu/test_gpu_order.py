@@ -28,7 +28,6 @@ def numbers(devices: list[Device]) -> list[int]:
 
 def test_gpus_are_cells_in_the_order_in_which_cuda_counts_them(fake: FakeNvml) -> None:
     devices = discover()
-
     assert numbers(devices) == [0, 1, 2, 3]
     assert devices[2] == Device("cuda:2 (H100)", "cuda", 80_000, "cuda:2", "GPU-c2")
     assert numbers(discover(2)) == [0, 1]
@@ -37,7 +36,6 @@ def test_gpus_are_cells_in_the_order_in_which_cuda_counts_them(fake: FakeNvml) -
 def test_the_order_may_be_declared(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TANGRAM_GPU_ORDER", "3, 1,0")
     assert numbers(discover(order=Settings().gpu_order or None)) == [3, 1, 0]
-
     for order, problem in (([0, 0], "each device once"), ([4], "no CUDA device 4, this machine has 4"), ([], "each device once")):
         with pytest.raises(DeviceError, match=problem):
             discover(order=order)
@@ -99,5 +97,4 @@ def test_visible_devices_are_read_as_cuda_reads_them(said: str | None, left: lis
 
 def test_without_a_driver_there_are_no_gpus(fake: FakeNvml) -> None:
     fake.driver = False
-
     assert (nvml.gpus(), discover()[0].kind) == (None, "cpu")

@@ -128,11 +128,9 @@ def test_a_copy_waits_for_the_compute_stream_before_and_for_its_own_events_after
     copy = host_copy.PinnedCopy(2500)
     want = filled(copy).clone()
     blocks = [torch.empty(2500, dtype=torch.uint8) for _ in range(2)]
-
     copy.load(blocks[:1])
     first, cuda.calls = cuda.calls, []
     copy.load(blocks)
-
     one = ["waits for compute", "block bound to the stream", "piece", "piece", "piece", "event recorded"]
     assert first == ["stream made", *one, "event awaited"]
     assert cuda.calls == [*one, *one, "event awaited", "event awaited"]
@@ -145,10 +143,8 @@ def test_a_copy_that_breaks_is_waited_for_before_the_pinned_bytes_can_go(cuda: C
     copy = host_copy.PinnedCopy(2500)
     blocks = [torch.empty(2500, dtype=torch.uint8) for _ in range(2)]
     cuda.breaks_at = len(["stream made", *["."] * 6, "waits for compute", "block bound to the stream"])
-
     with pytest.raises(RuntimeError, match="illegal memory access"):
         copy.load(blocks)
-
     assert cuda.calls[-2:] == ["stream awaited", "event awaited"]
     copy.close()
 
@@ -158,10 +154,8 @@ def test_pinned_memory_is_exactly_as_large_as_asked_for_and_goes_with_the_last_t
     assert list(cuda.pinned.values()) == [5 * MIB + 1]
     assert pinned.block.data_ptr() % 4096 == 0
     view = pinned.block[100:200]
-
     pinned.close()
     pinned.close()
-
     # What something refers to counts until nothing does
     assert pinned.held_bytes() == 5 * MIB + 1 and int(view.sum()) == 0
     del view
@@ -174,7 +168,6 @@ def test_a_host_that_cannot_pin_says_so_and_keeps_nothing(cuda: Cuda, engine: To
     cuda.code = 2
     with pytest.raises(EngineFailed, match=r"CUDA cannot pin 0 MiB of host memory \(error 2\)"):
         engine.start([Device("cuda:0", "cuda", 1000, "cpu")])
-
     assert (engine.state, engine.memory_mb(), engine.host_mb()) == ("failed", 0.0, 0.0)
 
 
@@ -206,9 +199,7 @@ def test_an_engine_beside_cuda_loads_into_pinned_memory_and_evicts_without_a_cop
 def test_what_the_largest_batch_takes_of_a_cuda_device_is_held_beside_the_weights(cuda: Cuda, engine: TorchEngine) -> None:
     gpus = [Device(f"cuda:{index}", "cuda", 1000, "cpu") for index in range(2)]
     cuda.peak_mb = 70
-
     engine.start(gpus)
-
     weights_mb = engine.host_mb()
     assert engine.held_mb() == [pytest.approx(weights_mb + 70)] * 2
     engine.evict()
@@ -225,7 +216,6 @@ def test_a_device_without_room_for_the_largest_batch_is_named(cuda: Cuda, engine
     monkeypatch.setattr("workers.gpu.engines.compute.logprobs", full)
     with pytest.raises(EngineFailed, match=r"no room beside the weights on cuda:0 for a batch of 1024 tokens"):
         engine.start([Device("cuda:0", "cuda", 1000, "cpu")])
-
     assert (engine.state, engine.memory_mb(), engine.host_mb()) == ("failed", 0.0, 0.0)
 
 
@@ -236,9 +226,7 @@ def test_an_engine_that_may_keep_no_copy_makes_it_when_it_is_evicted(cuda: Cuda,
     engine.start(gpu)
     assert (cuda.pinned, engine.host_mb()) == ({}, 0.0)
     before, held_mb = engine.logprobs([[5, 17, 33]]), engine.memory_mb()
-
     engine.evict()
-
     assert (engine.memory_mb(), engine.host_mb()) == (0.0, pytest.approx(held_mb))
     engine.restore(gpu)
     assert engine.logprobs([[5, 17, 33]]) == before

@@ -48,10 +48,8 @@ def test_a_server_on_two_devices_is_measured_on_each_and_booked_with_the_larger(
             return 1500.0 if device.uuid == "GPU-0" else 900.0
 
     host = hosting_servers(cards, Uneven("a", 5000, cards), gpus=2)
-
     host.ensure_resident("a", (0, 1))
     host.evict(at("a", 0, 1))
-
     assert (host.held_mb(0), host.held_mb(1), of(host, "a").memory_mb) == (1500.0, 1500.0, 2400.0)
 
 
@@ -65,7 +63,6 @@ def test_the_first_sleeps_set_the_residue_and_a_later_one_that_keeps_more_is_a_l
         a.residue_mb = residue_mb
         assert cycle(host, "a").leaks == (1 if residue_mb > 1912 else 0)
         booked.append(host.held_mb(0))
-
     # Given residues that stay within 512 MiB of the largest of the first three, that is booked, or more where more is kept
     assert booked == [1000, 1400, 1400, 1900, 1400, 0]
     leaked = of(host, "a")
@@ -81,7 +78,6 @@ def test_where_only_the_device_can_be_measured_a_leak_is_what_shows_twice() -> N
     host = hosting_servers(cards, a)
     for _ in range(3):
         cycle(host, "a")
-
     a.residue_mb = 2000
     assert (cycle(host, "a").leaks, host.held_mb(0)) == (0, 2000.0)
     a.residue_mb = 1000
@@ -108,11 +104,9 @@ def test_a_server_that_woke_while_another_ended_on_its_device_is_not_taken_for_o
     # And a server that is measured to hold 100 MiB, since the other one has freed the rest
     host.ensure_resident("a", (0,))
     assert a.held_mb() == (100.0,)
-
     # When it sleeps and more becomes free than that
     host.evict(at("a", 0))
     host.check()
-
     # Then it is assumed to keep some memory, which is no leak
     assert (of(host, "a").state, of(host, "a").leaks, host.held_mb(0)) == ("host", 0, 500.0)
 
@@ -121,10 +115,8 @@ def test_an_eviction_that_frees_nothing_stops_the_server() -> None:
     cards = Cards(10_000)
     a = Server("a", 6000, cards, residue_mb=5500)
     host = hosting_servers(cards, a, Server("b", 6000, cards))
-
     host.ensure_resident("a", (0,))
     host.ensure_resident("b", (0,), [at("a", 0)])
-
     assert (of(host, "a").state, of(host, "a").leaks, of(host, "b").state) == ("absent", 1, "resident")
     assert of(host, "a").reason == "its eviction did not free the memory of its cells: it keeps 5500 of 6000 MiB"
     assert (host.held_mb(0), cards.used["GPU-0"]) == (6000.0, 6000.0)
@@ -133,11 +125,9 @@ def test_an_eviction_that_frees_nothing_stops_the_server() -> None:
 def test_a_start_waits_for_memory_that_a_device_does_not_report_as_free_yet() -> None:
     cards = Cards(10_000, used={"GPU-0": 6000.0})
     host = hosting_servers(cards, Server("a", 5000, cards), settle_s=30.0)
-
     timer = threading.Timer(0.2, cards.take, (gpu(), -6000.0))
     timer.start()
     host.ensure_resident("a", (0,))
-
     assert (of(host, "a").state, cards.used["GPU-0"]) == ("resident", 5000.0)
 
 
@@ -146,7 +136,6 @@ def test_memory_that_others_took_costs_a_sleeper_and_then_is_refused_with_figure
     a, b = Server("a", 5000, cards, residue_mb=1500), Server("b", 5000, cards)
     host = hosting_servers(cards, a, b)
     cycle(host, "a")
-
     # Given a program that nobody here knows, beside which b fits once the sleeper has gone
     cards.take(gpu(), 4000)
     host.ensure_resident("b", (0,))
@@ -213,9 +202,7 @@ def test_what_a_vllm_server_takes_on_top_is_to_be_declared_as_that_of_its_proces
     cards = Cards(10_000)
     config = service(5000.0, engine="vllm", model=tmp_path, vllm={"process_mb": 1000.0})
     host = hosting([gpu()], {"a": config}, {"a": Server("a", 5000, cards, held_mb=5600)}, memory=cards)
-
     host.ensure_resident("a", (0,))
-
     assert "declare services.a.vllm.process_mb = 1600" in caplog.text
 
 
@@ -223,10 +210,8 @@ def test_a_server_that_would_overrun_its_cell_is_refused() -> None:
     cards = Cards(10_000)
     host = hosting_servers(cards, Server("a", 5000, cards, held_mb=5600), Server("b", 4700, cards))
     host.ensure_resident("b", (0,))
-
     with pytest.raises(Exception, match=r"it holds 5600\.0 MiB on a device and may hold 5300"):
         host.ensure_resident("a", (0,))
-
     assert (of(host, "a").state, host.held_mb(0), cards.used["GPU-0"]) == ("failed", 4700.0, 4700.0)
 
 
@@ -235,9 +220,7 @@ def test_a_server_whose_copy_has_no_room_in_host_memory_leaves_without_one() -> 
     a, b = Server("a", 5000, cards), Server("b", 5000, cards)
     host = hosting_servers(cards, a, b, host_memory_mb=100.0)
     host.ensure_resident("a", (0,))
-
     host.ensure_resident("b", (0,), [at("a", 0)])
-
     assert (of(host, "a").state, a.copied, host.host_mb()) == ("host", [False], 50.0)
     host.ensure_resident("a", (0,), [at("b", 0)])
     assert (of(host, "a").restores, of(host, "b").state, b.copied) == (1, "host", [False])
@@ -250,13 +233,11 @@ def test_a_sleeper_that_dies_keeps_nothing_and_is_in_nobodys_way(noticed: bool) 
     host = hosting_servers(cards, a, b)
     cycle(host, "a")
     assert (of(host, "a").leaks, host.held_mb(0)) == (0, 3000.0)
-
     a.die()
     if noticed:
         host.check()
         assert (of(host, "a").state, host.held_mb(0), cards.used["GPU-0"]) == ("failed", 0.0, 0.0)
     host.ensure_resident("b", (0,))
-
     assert (of(host, "a").state, of(host, "b").state, host.held_mb(0)) == ("failed", "resident", 9000.0)
 
 

@@ -47,7 +47,6 @@ def said(tmp_path: Path, text: str) -> str:
 
 def test_a_good_file_is_read_with_model_folders_relative_to_it(tmp_path: Path) -> None:
     file = read(tmp_path, GOOD)
-
     service, quota = file.services["rm-small"], file.quotas["search"]
     assert service.model == tmp_path / "models" / "rm-small"
     assert (service.engine, service.task, service.cells, service.memory_mb) == ("torch", "score", [1, 2], 200.0)
@@ -62,7 +61,6 @@ def test_a_quota_may_limit_tokens_name_its_hosts_and_share_an_account(tmp_path: 
     quotas.c = {concurrency = 1}
     """
     first, second, third = read(tmp_path, text).quota_specs(lead_s=0.1)
-
     assert (first.tokens_per_min, first.usage_header, first.margin, first.lead_s) == (600.0, "X-Cost", 0.03, 0.1)
     assert (second.account, second.limits, third.account) == ("x", False, None)
     assert (first.hosts, second.hosts) == (("*.example.com", "10.1.0.0/16"), ())
@@ -76,14 +74,12 @@ def test_quotas_that_cannot_share_an_account_are_refused(tmp_path: Path) -> None
 
 def test_a_worker_has_a_thread_for_each_call_that_eight_cells_take_at_a_time(tmp_path: Path) -> None:
     service = read(tmp_path, '[services.a]\nengine = "vllm"\ntask = "score"\nmodel = "m"\nmemory_mb = 1').services["a"]
-
     assert THREADS["gpu"] > 8 * service.max_concurrency
 
 
 def test_templates_and_adapters_are_relative_to_the_file(tmp_path: Path) -> None:
     text = '[services.a]\nengine = "vllm"\ntask = "score"\nmodel = "m"\nmemory_mb = 1\nadapter = "lora"\nchat_template = "chat.jinja"'
     service = read(tmp_path, text).services["a"]
-
     assert (service.adapter, service.chat_template) == (tmp_path / "lora", tmp_path / "chat.jinja")
 
 
@@ -118,7 +114,6 @@ def test_templates_and_adapters_are_relative_to_the_file(tmp_path: Path) -> None
 )
 def test_what_is_wrong_is_said_in_one_line_with_table_and_key(tmp_path: Path, old: str, new: str, expected: str) -> None:
     assert old in GOOD
-
     assert expected in said(tmp_path, GOOD.replace(old, new))
 
 

@@ -60,18 +60,14 @@ def must_be_close(found: list[TokenLogprobs], wanted: list[TokenLogprobs]) -> No
 
 def test_small_batches_and_logits_in_parts_give_the_same_answers_in_order(teacher: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = teacher.ranked(SEQUENCES, 5)
-
     monkeypatch.setattr("workers.gpu.engines.torch_hf._BATCH_TOKENS", 8)
     monkeypatch.setattr("workers.gpu.engines.compute._LOGITS_AT_ONCE", 3 * 512)
-
     must_be_close(teacher.ranked(SEQUENCES, 5), whole)
 
 
 def test_ids_that_are_as_likely_have_the_same_rank_and_a_small_vocabulary_is_given_whole() -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 2.0], [0.0, 0.0, 0.0, float("-inf")]])
-
     said = compute.read_logits(logits, torch.tensor([2, 3]), 9)
-
     assert said.ranks == [1, 4]
     assert sorted(said.top_ids[:2]) == [1, 2] and said.top_ids[2:4] == [3, 0]
     assert len(said.top_ids) == 8 and said.top_logprobs[7] == float("-inf")
@@ -133,7 +129,6 @@ def test_a_model_larger_than_its_cell_is_refused_before_it_is_read(models: Path,
     whole = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(whole[:-100])
     made = torch_hf.TorchEngine("rm", "score", folder, tmp_path)
-
     # Then a device that is too small for it is refused, with what to do
     with pytest.raises(EngineFailed, match=r'rm: .*its weights take 0\.4 MiB and cpu:0 has 0: they need engine = "vllm", which splits'):
         made.start([Device("cpu:0", "cpu", 0, "cpu")])
@@ -146,7 +141,6 @@ def test_weights_of_another_architecture_are_refused_though_none_are_missing(mod
     # Given a Qwen2, whose attention has biases, that says it is a Llama, whose attention has none
     folder = Path(shutil.copytree(models / "rm-small", tmp_path / "rm"))
     changed(folder, model_type="llama", architectures=["LlamaForSequenceClassification"])
-
     with pytest.raises(EngineFailed, match=r"weights of another architecture than its config.json names: model.layers.0.self_attn"):
         torch_hf.TorchEngine("rm", "score", folder, tmp_path).start(CELL)
 
@@ -154,7 +148,6 @@ def test_weights_of_another_architecture_are_refused_though_none_are_missing(mod
 def test_half_precision_is_held_in_half_the_memory(models: Path, shelf: Shelf, tmp_path: Path) -> None:
     whole, half = shelf.engine("torch", "score"), torch_hf.TorchEngine("rm", "score", models / "rm-small", tmp_path, dtype="bfloat16")
     half.start(CELL)
-
     assert half.memory_mb() == pytest.approx(whole.memory_mb() / 2, rel=0.05)
     assert half.score(ITEMS) == pytest.approx(whole.score(ITEMS), abs=0.5)
 
@@ -164,7 +157,6 @@ def test_a_wrong_byte_on_one_of_several_devices_is_noticed(torch_kind: Torch, ce
     engine.start(cells)
     engine.evict()
     torch_kind.spoil(replica=1, part=0.75)
-
     with pytest.raises(WrongAnswer, match="rm: restoring failed: fixed question 0 is answered with .*; they may not differ"):
         engine.restore(cells)
 
@@ -231,9 +223,7 @@ def test_evictions_and_restores_leave_no_file_and_no_thread(own: TorchEngine, tm
 def test_weights_that_something_holds_on_to_are_seen(own: TorchEngine) -> None:
     own.start(CELL)
     held = own._replicas[0].block
-
     own.evict()
-
     assert own.memory_mb() == held.numel() / MIB > 0.0
     del held
     assert own.memory_mb() == 0.0
