@@ -10,6 +10,7 @@ import secrets
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,6 +20,9 @@ from workers.cpu.docker.options import ContainerLimits, ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
 
 from .images import BUSYBOX, busybox, make_busybox
+
+if TYPE_CHECKING:
+    from .registry import Registry
 
 _RUN = secrets.token_hex(4)
 
@@ -63,6 +67,16 @@ def hangs(image: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     script.chmod(0o755)
     make_busybox(name := "tangram-test-hangs:1", programs={"bin/sh": script})
     return name
+
+
+@pytest.fixture
+def registry(image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
+    """Give a registry. Docker's configuration is an empty one."""
+    from .registry import Registry, served
+
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    with served(Registry()) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

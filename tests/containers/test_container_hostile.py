@@ -174,7 +174,6 @@ def test_a_hostile_command_hurts_itself_alone(
         else:
             assert after is not None
             assert (after.status, after.stdout) == ("succeeded", b"alive\n"), after
-    # And the neighbour has not noticed, and a fresh environment works
     assert meanwhile.is_untouched(), meanwhile.outcomes
     env.close()
     assert printed(sandbox.open(EnvironmentSpec(id="own")), "echo fresh") == "fresh\n"  # the next test goes on with it

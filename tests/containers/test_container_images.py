@@ -8,8 +8,8 @@ import logging
 import re
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,19 +23,10 @@ from workers.cpu.docker.options import ContainerOptions, PullPolicy
 from workers.cpu.docker.sandbox import ContainerSandbox
 from workers.cpu.errors import ImageMissing
 
-from .conftest import node_name
-from .registry import Registry, served
-from .support import docker, engine
+from .registry import Registry
+from .support import box_of, docker, engine
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def registry(image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
-    """Give a registry. Docker's configuration is an empty one."""
-    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
-    with served(Registry()) as made:
-        yield made
 
 
 def has(reference: str) -> bool:
@@ -48,11 +39,9 @@ Fetching = Callable[..., AbstractContextManager[ContainerSandbox]]
 @pytest.fixture
 def fetching(tmp_path: Path, options: ContainerOptions) -> Fetching:
 
-    def make(
-        pull: PullPolicy = "missing", cache_mb: int | None = None, stall_s: float = 60.0, pull_s: float = 60.0
-    ) -> AbstractContextManager[ContainerSandbox]:
-        asked = replace(options, pull=pull, pull_s=pull_s, image_cache_mb=cache_mb)
-        return closing(ContainerSandbox(tmp_path / "box", node=node_name(), options=asked, engine=DockerEngine(stall_s=stall_s)))
+    def make(pull: PullPolicy = "missing", cache_mb: int | None = None, stall_s: float = 60.0) -> AbstractContextManager[ContainerSandbox]:
+        asked = replace(options, pull=pull, pull_s=60.0, image_cache_mb=cache_mb)
+        return box_of(tmp_path / "box", asked, engine=DockerEngine(stall_s=stall_s))
 
     return make
 
@@ -153,7 +142,6 @@ def test_a_slow_fetch_tells_how_far_it_is(
     monkeypatch.setattr(images, "REPORT_S", 0.3)
     with caplog.at_level(logging.INFO, logger=images.__name__), fetching() as box:
         mark(box, reference)
-    # Then the log tells of its beginning, of what is done meanwhile, and of its end
     said = [record.getMessage() for record in caplog.records if record.name == images.__name__]
     assert said[0] == f"fetching image {reference}"
     assert said[-1].startswith(f"image {reference} is here after ")
@@ -189,7 +177,6 @@ def test_what_cannot_be_had_is_refused_in_one_line(fetching: Fetching, registry:
 
 
 def test_without_the_right_credentials_an_image_is_refused_in_one_line(tmp_path: Path, fetching: Fetching, registry: Registry) -> None:
-    # Given a registry that serves those who know a password; when somebody else asks; then one line says so, without the password
     registry.add("a/b")
     registry.login = ("reader", "secret")
     with fetching() as box:

@@ -17,7 +17,7 @@ from workers.cpu.docker.container import Container, ContainerMaker
 from workers.cpu.docker.environment import ContainerEnvironment
 from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
-from workers.cpu.errors import ContainerFailed, EnvironmentGone, ImageMissing, StartTimeout
+from workers.cpu.errors import ContainerFailed, EnvironmentGone, ImageMissing
 from workers.cpu.opening import Opening
 
 from .conftest import node_name
@@ -79,15 +79,6 @@ def test_a_container_killed_from_outside_ends_its_command_and_its_environment(sa
     assert printed(sandbox.open(of("e1")), "ls") == ""
 
 
-def test_a_container_that_does_not_come_up_in_time_is_given_up(tmp_path: Path, options: ContainerOptions, hangs: str) -> None:
-    with box_of(tmp_path / "box", replace(options, start_timeout_s=2.0)) as box:
-        with pytest.raises(StartTimeout):
-            box.open(of("e1", image=hangs))
-        assert box.environments() == ()
-        assert until(lambda: containers(node_name()) == [])
-        assert list((tmp_path / "box" / "control").iterdir()) == []
-
-
 def test_an_image_that_cannot_be_had_or_has_no_shell_is_refused_in_one_line(sandbox: ContainerSandbox, tmp_path: Path) -> None:
     make_busybox(NO_SHELL, without=("sh",))
     words = {"no-such-image:9": "no-such-image", NO_SHELL: "/bin/sh"} | dict.fromkeys(["UPPER", "a b", "-x", "x@sha256:1", ":"], "")
@@ -141,7 +132,6 @@ def test_what_stands_ready_is_filled_up_and_not_beyond(tmp_path: Path, options: 
         assert until(lambda: box._pool.standing(image) == 2)
         for number in range(3):
             box.open(of(f"e{number}"))
-        # Then two stand ready again, and never more
         seen: set[int] = set()
 
         def is_full() -> bool:

@@ -18,12 +18,12 @@ from workers.cpu.abstract import Environment, EnvironmentSpec
 from workers.cpu.docker.engine import ContainerSpec, DockerEngine
 from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
-from workers.cpu.errors import EnvironmentGone, ImageMissing
+from workers.cpu.errors import EnvironmentGone, ImageMissing, StartTimeout
 from workers.cpu.opening import Opening
 
 from . import support
 from .conftest import node_name
-from .registry import Registry, served
+from .registry import Registry
 from .support import containers, sandbox_threads
 
 pytestmark = pytest.mark.real
@@ -46,13 +46,10 @@ class SlowEngine(DockerEngine):
 
 
 @pytest.fixture
-def registry(image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
-    """Give a registry with one image, a/b. Docker's configuration is an empty one."""
-    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
-    with served(Registry()) as made:
-        # The engine keeps layers that it had once, so each test has one of its own.
-        made.add("a/b", mark=str(tmp_path))
-        yield made
+def registry(registry: Registry, tmp_path: Path) -> Registry:
+    """Give a registry with one image, a/b. The engine keeps layers that it had once, so each test has one of its own."""
+    registry.add("a/b", mark=str(tmp_path))
+    return registry
 
 
 @contextmanager
@@ -123,6 +120,13 @@ def test_a_cancel_ends_an_open(tmp_path: Path, stuck: tuple[str, ContainerOption
         assert printed(box.open(EnvironmentSpec(id="e1")), "echo up") == "up\n"
 
 
+def test_a_container_that_does_not_come_up_in_time_is_given_up(tmp_path: Path, options: ContainerOptions, hangs: str) -> None:
+    with box_of(tmp_path / "box", replace(options, start_timeout_s=2.0)) as box:
+        with pytest.raises(StartTimeout):
+            box.open(EnvironmentSpec(id="e1", image=hangs))
+        assert box.environments() == () and until(lambda: is_clear(tmp_path / "box"))
+
+
 def test_an_open_out_of_time_ends_and_says_in_what(tmp_path: Path, options: ContainerOptions, hangs: str) -> None:
     with box_of(tmp_path / "box", options) as box, opener_of(box) as opens:
         with pytest.raises(ActionTimedOut, match="^the environment was not open after 2 s: it was starting a container"):
@@ -149,7 +153,6 @@ def test_what_a_slow_engine_makes_after_the_end_of_an_open_is_removed(
 
 
 def test_a_cancel_leaves_the_pull_to_others_that_wait_for_it(tmp_path: Path, options: ContainerOptions, registry: Registry) -> None:
-    # Given two opens that wait for one image
     registry.pause_s = SLOW
     image = f"{registry.address}/a/b"
     with box_of(tmp_path / "box", options) as box, opener_of(box) as opens:
@@ -158,7 +161,6 @@ def test_a_cancel_leaves_the_pull_to_others_that_wait_for_it(tmp_path: Path, opt
         first.cancel("enough")
         with pytest.raises(ActionCancelled):
             one.result(60)
-        # Then the other gets it, of the same pull
         registry.pause_s = 0.0
         assert printed(two.result(60), "cat /mark") == str(tmp_path)
     assert (registry.asked["a/b"], registry.broken_off) == (1, 0)
@@ -184,7 +186,6 @@ def test_closing_the_sandbox_ends_every_open(tmp_path: Path, options: ContainerO
         assert until(lambda: both[0][0].phase.startswith("starting"))
         both.append(opens("e2", hangs))
         assert until(lambda: both[1][0].phase.startswith("waiting for its turn"))
-        # When the sandbox closes; then they end with that
         box.close()
         for _, opened in both:
             with pytest.raises(EnvironmentGone, match="the sandbox is closed"):

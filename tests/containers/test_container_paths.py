@@ -25,7 +25,6 @@ pytestmark = pytest.mark.real
 def test_from_outside_files_are_written_as_the_user_inside_would_and_devices_are_none(env: ContainerEnvironment) -> None:
     # Given links that a command has made to a file of root, and to the control files of its session
     printed(env, "ln -s /etc/passwd link; for each in text go launch; do ln -s $(echo /run/tangram/*/$each) $each; done")
-    # When they are written, or what else its user may not write; then that is refused
     for path in ("link", "/etc/other", "/proc/sys/kernel/core_pattern", "/run/tangram/alive", "text", "go", "launch", "/dev/null"):
         with pytest.raises(FileUnusable):
             env.write_file(path, b"exit 66", 0o777)
@@ -35,7 +34,6 @@ def test_from_outside_files_are_written_as_the_user_inside_would_and_devices_are
             env.read_file(path)
     env.write_file("a/b/plain", b"1")
     env.write_file("a/b/program", b"2", 0o755)
-    # Then they and the folders are the user's, who can change them
     assert printed(env, "ls -nd a a/b a/b/* | awk '{print $1, $3, $4}'").splitlines() == [
         "drwxr-xr-x 1000 1000",
         "drwxr-xr-x 1000 1000",

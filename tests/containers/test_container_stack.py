@@ -69,7 +69,6 @@ def test_every_action_of_a_container_that_dies_says_that_the_environment_is_lost
         handles = [env.submit("touch begun; sleep 300"), env.submit("true"), env.submit("sleep 300", session="beside")]
         assert until(lambda: "begun" in env.exec("ls", session="look").stdout)
         docker("kill", *set(containers(NODE)) - before)
-        # Then each says so, names the node, and says whose fault that was
         later = (lambda: env.exec("true"), lambda: env.read_file("here"), lambda: env.write_file("here", b""))
         for use in (*(lambda handle=handle: handle.result(60) for handle in handles), *later):
             with pytest.raises(EnvironmentLost, match=f"environment {env.id} is lost: ") as lost:

@@ -235,6 +235,8 @@ def test_a_paused_environment_or_session_can_be_closed(what: str, env: Environme
 def test_a_command_in_a_fresh_session_waits_while_its_environment_is_paused(env: Environment, scheduler: Scheduler) -> None:
     with paused(env, scheduler) as one, followed(env, "echo other", session="other") as other:
         with followed(env, "echo third", session="third") as third:
+            sessions = env._sessions  # type: ignore[attr-defined]
+            assert until(lambda: "third" in sessions and sessions["third"]._backend is not None)
             third.execution.kill("not wanted")
             assert third.outcome().status == "cancelled" and not other.outcomes
         scheduler.allow(allowance_of(env), LIMIT_MB)

@@ -101,7 +101,6 @@ def test_a_command_starts_in_the_background_and_gets_its_dop(sandbox: Sandbox, e
 
 @on_one_core
 def test_what_a_command_gets_in_the_background_is_counted_apart(env: Environment) -> None:
-    # Given a busy command on a core; then nothing is counted for the background
     with running(env, "while :; do :; done", FIRST) as (execution, _):
         assert until(lambda: used(execution).cpu_s > 0.1)
         assert used(execution).background_cpu_s == 0.0
@@ -111,12 +110,10 @@ def test_what_a_command_gets_in_the_background_is_counted_apart(env: Environment
         assert until(lambda: used(execution).background_cpu_s > 0.01, 200.0)
         after = used(execution)
         assert after.background_cpu_s - before.background_cpu_s == pytest.approx(after.cpu_s - before.cpu_s, abs=1e-6)
-        # When it comes back; then the figure stands, and the whole one goes on
         execution.resize(FIRST)
         before = used(execution)
         assert until(lambda: used(execution).cpu_s > before.cpu_s + 0.1)
         assert used(execution).background_cpu_s == before.background_cpu_s
-        # When it is sent there again; then it goes on from there
         execution.resize(BACK)
         assert until(lambda: used(execution).background_cpu_s > before.background_cpu_s, 200.0)
 
@@ -137,7 +134,6 @@ def test_what_a_command_leaves_behind_is_held_back_until_the_next_command(
 
 
 def test_what_a_command_left_goes_where_a_command_of_another_session_is(kind: Kind, sandbox: Sandbox, env: Environment) -> None:
-    # Given what a command left running in one session, held back
     def is_ordinary(pid: int) -> bool:
         return sandbox.background == "affinity" or not is_held_back(kind, sandbox, pid)
 
@@ -153,13 +149,11 @@ def test_what_a_command_left_goes_where_a_command_of_another_session_is(kind: Ki
         printed(env, f"sleep 303.875{RUN} >/dev/null 2>&1 &", session="another")
         (late,) = sleepers(f"303.875{RUN}")
         assert masks([late]) == [{HERE[0]}] and is_ordinary(late)
-        # And follows it to the background, and back to other cores
         execution.resize(BACK)
         assert kind.parks or all(in_background(pid, sandbox.background) for pid in pids)
         execution.resize(Holding((HERE[-1],)))
         assert masks(pids) == [{HERE[-1]}] * 2
         assert all(map(is_ordinary, pids))
-    # And is held back again once that is over
     assert all(is_held_back(kind, sandbox, pid) for pid in (*pids, late))
 
 

@@ -131,12 +131,10 @@ def test_an_environment_of_a_snapshot_has_the_same_files(kind: Kind, sandbox: Sa
         with pytest.raises(SnapshotUnsupported):
             sandbox.snapshot(env.spec.id)
         return
-    # Given files with modes, a link and a folder, and one that was removed
     printed(env, "mkdir -p a/b; echo one >a/b/c; chmod 741 a/b/c; ln -s c a/b/l; echo two >/tmp/t; sleep 20 & true")
     reference = sandbox.snapshot(env.spec.id)
     try:
         printed(env, "echo later >a/b/c; rm /tmp/t")
-        # When an environment is opened from the snapshot; then it has the files as they were, and none of the processes
         copy = sandbox.open(EnvironmentSpec(id="copy", image=reference))
         assert printed(copy, "cat a/b/l /tmp/t; ls -l a/b/c | cut -c1-10; id -u; pwd") == "one\ntwo\n-rwxr----x\n1000\n/home/user\n"
         assert printed(copy, "ls -nd ~ a a/b | awk '{print $3}' | sort -u") == "1000\n"

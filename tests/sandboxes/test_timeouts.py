@@ -65,7 +65,6 @@ def test_a_timeout_ends_the_command_and_keeps_its_output_and_what_was_there_befo
         assert not one.outcomes
         clock.end(200)
         outcome = one.outcome()
-    # Then it says so with what it printed, none of its processes lives, and the rest of it has not happened
     assert (outcome.status, outcome.exit_code, outcome.stdout, outcome.cause) == ("timed_out", None, b"before\n", "timeout")
     assert outcome.reason == "ran longer than 1000 s"
     assert not processes_with(mine)

@@ -212,7 +212,6 @@ def test_a_worker_that_sets_environments_up_in_another_way_ends_them(tmp_path: P
 
 @pytest.mark.parametrize("isolation", EITHER, indirect=True)
 def test_environments_end_when_no_worker_comes_in_time_or_the_stack_ends(tmp_path: Path, isolation: IsolationChoice) -> None:
-    # Given environments whose worker was killed, which wait for another one for long
     base = tmp_path / "environments" / "cpu-0"
     left = ("e", "main", leaves(f"317.875{RUN}"))
     with to_be_killed(base, left, isolation=isolation) as worker:

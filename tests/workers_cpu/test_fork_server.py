@@ -75,7 +75,6 @@ def test_sessions_outlive_the_fork_server_and_others_start(sandbox_alone: Proces
 
 
 def test_the_group_of_a_session_is_removed_once_the_last_process_in_it_has_ended(sandbox_alone: ProcessSandbox) -> None:
-    # Given the group of a session, in which a process is that its supervisor does not reach
     env = open_one(sandbox_alone)
     supervisor = int(printed(env, "echo $PPID"))
     if not (folders := sandbox_alone._groups.folders(supervisor)):
@@ -84,12 +83,10 @@ def test_the_group_of_a_session_is_removed_once_the_last_process_in_it_has_ended
         try:
             for folder in folders:
                 control_files.write(f"{folder}/cgroup.procs", str(stranger.pid))
-            # When the session ends, and that process later
             env.close_session("main")
             assert all(map(os.path.exists, folders))
         finally:
             stranger.kill()
-    # Then the group goes as the next session ends
     printed(env, ":", session="other")
     env.close_session("other")
     assert until(lambda: not any(map(os.path.exists, folders)))

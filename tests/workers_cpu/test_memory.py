@@ -142,7 +142,6 @@ def test_in_version_2_sessions_have_their_groups_in_that_of_the_environment(unif
     assert (folder / "memory.swap.max").read_text() == "0"
     assert (folder / "cgroup.subtree_control").read_text() == "+cpu"
     assert inside.joined(17) == [f"{folder}/session-17"]
-    # And kills are counted where the kernel counts them
     (folder / "memory.events").write_text("low 0\nhigh 0\nmax 7\noom 2\noom_kill 2\noom_group_kill 0\n")
     assert memory.oom_kills() == 2
     # And what the kernel ended counts for the environment only if its own memory was full

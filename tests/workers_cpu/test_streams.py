@@ -116,7 +116,6 @@ def test_what_comes_after_a_gap_says_how_much_is_missing(store: Redis, streams: 
 
 
 def test_many_readers_share_a_thread_that_ends_with_them(store: Redis, streams: OutputStreams) -> None:
-    # Given readers of several commands that run, one of which is read twice
     reader, names = OutputReader(store, 5.0, 5.0), ["a", "a", "b", "c"]
     found: list[tuple[str, bytes]] = []
 
@@ -132,7 +131,6 @@ def test_many_readers_share_a_thread_that_ends_with_them(store: Redis, streams: 
         stream.end("succeeded")
     for thread in threads:
         thread.join(60)
-    # Then each has its own, and the thread is gone
     assert sorted(found) == [("a", b"aaa"), ("a", b"aaa"), ("b", b"bbb"), ("c", b"ccc")]
     assert until(lambda: reader._thread is None)
 
