@@ -173,32 +173,25 @@ class Run:
         if whom in ("node", "scheduler", "trainer"):
             self._harm(what, whom, fault)
             return
-        undo = {
-            "broker away": lambda: setattr(network, "broker_away", False),
-            "submissions lost": lambda: setattr(network.broker, "loses_submissions", False),
-            "error replies": lambda: setattr(network, "answers_errors", None),
-            "journal away": lambda: setattr(network, "journal_away", False),
-            "answers lost": lambda: setattr(network, "loses_answers", 0.0),
-            "slow network": lambda: setattr(network, "slow_s", SLOW_S),
-        }.get(fault.kind)
+        put = partial(self._put, fault.lasts_s)
         match fault.kind:
             case "broker away":
-                network.broker_away = True
+                put(network, "broker_away", True, False)
                 network.broker.restart(keeps=True)
             case "error replies":
-                network.answers_errors = int(fault.amount > 0)
+                put(network, "answers_errors", int(fault.amount > 0), None)
             case "submissions lost":
-                network.broker.loses_submissions = True
+                put(network.broker, "loses_submissions", True, False)
             case "broker restarts":
                 network.broker.restart(keeps=True)
             case "broker comes back empty":
                 network.broker.restart(keeps=False)
             case "journal away":
-                network.journal_away = True
+                put(network, "journal_away", True, False)
             case "answers lost":
-                network.loses_answers = min(0.5, abs(fault.amount))
+                put(network, "loses_answers", min(0.5, abs(fault.amount)), 0.0)
             case "slow network":
-                network.slow_s = 0.15
+                put(network, "slow_s", 0.15, SLOW_S)
             case "clock steps":
                 everyone = [*self.schedulers, *(node.process for node in self.nodes), *(trainer.process for trainer in self.trainers)]
                 process = everyone[fault.target % len(everyone)]
@@ -207,9 +200,12 @@ class Run:
             case _:
                 word = fault.kind.removeprefix("messages ")
                 network.broker.faults[word] = min(0.3, abs(fault.amount))
-                undo = lambda: network.broker.faults.pop(word, None)  # noqa: E731
-        if undo is not None:
-            world.later(fault.lasts_s, undo)
+                world.later(fault.lasts_s, lambda: network.broker.faults.pop(word, None))
+
+    def _put(self, lasts_s: float, what: object, name: str, value: object, usual: object) -> None:
+        """Give an attribute another value for some seconds."""
+        setattr(what, name, value)
+        self.world.later(lasts_s, lambda: setattr(what, name, usual))
 
     def _harm(self, what: str, whom: str, fault: Fault) -> None:
         some: list[VirtualNode] | list[Trainer] | list[Process]
@@ -228,8 +224,7 @@ class Run:
             self.world.later(fault.lasts_s, process.thaw)
         elif what == "sicken":
             assert isinstance(victim, VirtualNode)
-            victim.is_sick = True
-            self.world.later(fault.lasts_s, lambda: setattr(victim, "is_sick", False))
+            self._put(fault.lasts_s, victim, "is_sick", True, False)
         elif what == "cut":
             self.network.cut[process.name] = "silent" if fault.amount > 0 else "refused"
             self.world.later(fault.lasts_s, lambda: self.network.cut.pop(process.name, None))

@@ -7,7 +7,8 @@ takes `memory_mb` while it runs, and leaves programs that hold `resident_mb`, an
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
@@ -138,8 +139,9 @@ class VirtualExecution(Execution):
 
     def wait(self) -> ExecOutcome:
         environment, request = self._environment, self._request
-        with environment.session(request.session, goes_on=self.run is not None) as free:
-            if not free(lambda: bool(self._killed) or environment.gone):
+        given_up = lambda: bool(self._killed) or environment.gone  # noqa: E731
+        with environment.session(request.session, given_up, goes_on=self.run is not None) as its_turn:
+            if not its_turn:
                 return self._outcome("cancelled", None, self._killed or "its environment is closed")
             memory_mb, run = self._work.get("memory_mb", 0), self.run
             if run is None:
@@ -299,9 +301,21 @@ class VirtualEnvironment(Environment):
         self._executions.append(execution)
         return execution
 
-    def session(self, name: str, *, goes_on: bool) -> _Turn:
-        """Return the turn of a command in a session; it has it where it `goes_on`."""
-        return _Turn(self, name, goes_on)
+    @contextmanager
+    def session(self, name: str, given_up: Callable[[], bool], *, goes_on: bool) -> Iterator[bool]:
+        """Wait for the turn of a command in a session, which it has where it `goes_on`. Say whether it has it, or was given up."""
+        while not goes_on and not given_up() and name in self._busy:
+            self._freed.clear()
+            self._freed.wait()
+        has = goes_on or not given_up()
+        if has:
+            self._busy.add(name)
+        try:
+            yield has
+        finally:
+            if has:
+                self._busy.discard(name)
+                self.wake()
 
     def leave_all(self) -> None:
         """Take note of the commands that the next worker is to go on with, as this one is killed."""
@@ -360,35 +374,6 @@ class VirtualEnvironment(Environment):
     def _check(self) -> None:
         if self.gone:
             raise EnvironmentGone(f"environment {self._spec.id} is closed")
-
-
-class _Turn:
-    def __init__(self, environment: VirtualEnvironment, name: str, has: bool) -> None:
-        self._environment, self._name = environment, name
-        self._has = has
-
-    def __enter__(self) -> Callable[[Callable[[], bool]], bool]:
-        return self._take
-
-    def _take(self, given_up: Callable[[], bool]) -> bool:
-        environment = self._environment
-        if self._has:
-            return True
-        while self._name in environment._busy:
-            if given_up():
-                return False
-            environment._freed.clear()
-            environment._freed.wait()
-        if given_up():
-            return False
-        environment._busy.add(self._name)
-        self._has = True
-        return True
-
-    def __exit__(self, *error: object) -> None:
-        if self._has:
-            self._environment._busy.discard(self._name)
-            self._environment.wake()
 
 
 class VirtualSandbox(Sandbox):
