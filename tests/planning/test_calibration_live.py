@@ -37,14 +37,12 @@ def test_a_calibration_compares_live_runs_with_their_simulation_and_plans_show_i
     done = tangram(tmp_path, "plan", trace, "--calibrate", "--json", timeout_s=600)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-
     assert list(found["policies"]) == ["static:1", "elastic"]
     for of in found["policies"].values():
         for key, error in of["error"].items():
             assert of["simulated"][key] == pytest.approx(of["live"][key] * (1 + error))
         assert of["live"]["mean_execution"] > 0 and of["overhead_s"] > 0
         assert of["simulated"]["mean_act"] > 0
-
     words = ("plan", trace, "--target-step", "90", "--no-curve", "--processes", "1")
     planned = forked(*words, "--json", cwd=tmp_path)
     assert json.loads(planned.stdout)["calibration"]["policies"]["elastic"]["error"] == found["policies"]["elastic"]["error"]

@@ -119,10 +119,8 @@ def test_gpus_are_as_few_as_suffice(scored: Path) -> None:
 def test_prices_make_the_cheapest_the_answer(tmp_path: Path, scored: Path) -> None:
     cheap_cores = tmp_path / "prices.toml"
     cheap_cores.write_text("core_hour = 0.01\ngpu_hour = 100.0\n")
-
     fewest = plan(scored, "--target-act", "1.6")
     cheapest = plan(scored, "--target-act", "1.6", "--cost", str(cheap_cores))
-
     assert cheapest["cost"]["per_hour"] == pytest.approx(cheapest["cores"] * 0.01 + cheapest["gpus"] * 100)
     assert cheapest["gpus"] <= fewest["gpus"] and cheapest["cores"] >= fewest["cores"]
     assert cheapest["cost"]["per_hour"] <= fewest["cores"] * 0.01 + fewest["gpus"] * 100
@@ -219,7 +217,6 @@ def test_policies_are_compared_in_one_document_with_a_key_for_each(trace: Path) 
     words = ("--simulate", "--cores", "3", "--tile", "8")
     measured = ("decision_us_p50", "decision_us_p99")
     found = document("replay", trace, *words, "--compare", "elastic,static:1")
-
     assert list(found) == ["elastic", "static:1"]
     for policy, each in found.items():
         alone = document("replay", trace, *words, "--policy", policy)

@@ -100,7 +100,6 @@ def test_sending_times_keep_the_rate_and_one_burst_however_late_grants_are(
             sent.append(quota.goes_at(now))
             quota.take(sent[-1])
             quota.give_back()
-
     for first, start in enumerate(sent):
         for count, end in enumerate(sent[first:], start=1):
             assert count <= (burst or 1) + 5.0 * (1 - margin) * (end - start) + 1e-6
@@ -174,7 +173,6 @@ def test_no_stretch_of_time_sees_more_than_its_tokens_and_one_actions(costs: lis
         now = max(now, at)
         quota.take(now, 1, tokens)
         taken.append((now, tokens))
-
     for first, (start, _) in enumerate(taken):
         for last in range(first, len(taken)):
             end, newest = taken[last]

@@ -53,9 +53,6 @@ def rows_used(cores: Any) -> list[int]:
     return [number for number, places in enumerate(in_rows(cores)) if places]
 
 
-# Taking
-
-
 @given(busy=busy_cores, count=st.integers(1, len(CORES)))
 def test_what_is_taken_comes_from_the_domain_that_fits_best(busy: set[int], count: int) -> None:
     group, free = group_with(busy), in_rows(set(CORES) - busy)
@@ -102,9 +99,6 @@ def stretch_of(places: list[int], place: int) -> int:
     return place
 
 
-# Growing
-
-
 @given(busy=busy_cores, data=st.data())
 def test_what_grows_stays_in_its_domain_and_next_to_itself(busy: set[int], data: st.DataObject) -> None:
     # Given an action that holds cores of one domain, and others that are taken
@@ -133,9 +127,6 @@ def reaches(free: list[int], place: int, own: int) -> bool:
     return all(between in free for between in range(min(place, own) + 1, max(place, own)))
 
 
-# Shrinking
-
-
 @given(held=st.sets(st.sampled_from(CORES), min_size=1, max_size=9).map(tuple), data=st.data())
 def test_what_shrinks_keeps_what_lies_closest_together(held: tuple[int, ...], data: st.DataObject) -> None:
     # Given an action on any cores; when it gives some of them back
@@ -156,9 +147,6 @@ def test_what_shrinks_keeps_what_lies_closest_together(held: tuple[int, ...], da
 def width(cores: tuple[int, ...]) -> int:
     places = [PLACE[core][1] for core in cores]
     return max(places) - min(places)
-
-
-# In the core
 
 
 def test_an_elastic_action_stays_in_its_domain_while_it_grows_and_shrinks(world: Any) -> None:

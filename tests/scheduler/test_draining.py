@@ -106,9 +106,6 @@ def test_cores_that_were_reserved_on_a_node_are_so_on_another_one_once_that_drai
     assert w.grants["large"].node == "n1"
 
 
-# GPU cells
-
-
 @pytest.mark.parametrize("without", [[], *([part] for part in PARTS)])
 def test_a_service_that_is_resident_on_a_draining_node_alone_is_brought_to_another_one(world: Any, without: list[str]) -> None:
     # Given a service that is resident on a node that is drained, where one of its actions runs

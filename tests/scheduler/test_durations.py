@@ -114,9 +114,6 @@ def test_jobs_kinds_classes_and_amounts_are_told_apart() -> None:
     assert durations.expect(action(kind="build")).work_s == 1.0
 
 
-# What is left of an action that runs
-
-
 def test_what_has_outlived_the_short_ones_is_expected_to_be_a_long_one() -> None:
     estimate = learned(*[2.0, 2.0, 2.0, 14.0] * 25).expect(action())
     assert estimate.work_s == pytest.approx(5.0, rel=0.1)
@@ -131,9 +128,6 @@ def test_without_anything_learned_a_declared_action_is_always_nearly_done_and_an
     assert declared.left_s(50.0) == LEAST_LEFT * 10.0
     assert unknown.left_s(0.25) == 0.75
     assert unknown.left_s(50.0) == 50.0
-
-
-# What is declared
 
 
 def test_declarations_are_corrected_by_what_they_are_usually_wrong_by() -> None:
@@ -158,9 +152,6 @@ def test_without_learning_what_was_declared_is_all_that_counts() -> None:
     observe(durations, action(), 50.0, 20)
     assert durations.expect(action()).work_s == USUAL_S["cpu.exec"]
     assert durations.expect(action(work_s=3.0)).work_s == 3.0
-
-
-# How many cores are used
 
 
 @pytest.mark.parametrize(("held", "used", "believed"), [(4.0, 8.0 / Amdahl(0.9).speedup(4), False), (4.0, 8.0, True), (1.0, 8.0, True)])
@@ -195,7 +186,6 @@ def test_the_error_is_a_factor_either_way() -> None:
     assert (error.predictions, error.factor_p50, error.factor_p90) == (0, 1.0, 1.0)
     for work_s in [2.0] * 4 + [0.5] * 4 + [1.0] * 1 + [16.0]:
         observe(durations, action(work_s=1.0), work_s)
-
     error = durations.error()
     assert (error.predictions, error.factor_p50, error.factor_p90) == (10, 2.0, 2.0)
     observe(durations, action(work_s=1.0), 16.0, 5)

@@ -89,7 +89,6 @@ def test_actions_of_one_session_run_in_order_and_those_of_another_beside_them(wo
     w.exec("b", "e0", session="other")
     w.exec("c", "e0")
     assert list(w.grants) == ["a1", "b", "c"]
-
     w.finish("a1")
     assert "a2" in w.grants
     assert "a3" not in w.grants
@@ -103,7 +102,6 @@ def test_room_comes_back_only_when_the_last_process_is_gone(world: Any) -> None:
     w.exec("runs", "e0", 4)
     w.close("e0")
     w.open("e1", finish=False)
-
     w.finish("close-e0")
     assert w.waiting == ["open-e1"]
     w.finish("runs", "cancelled")
@@ -118,9 +116,7 @@ def test_an_environment_closed_while_it_opens_is_closed_once_it_stands(world: An
     w.close("e0")
     w.submit("again", "cpu.close", environment="e0")
     assert w.started == ["open-e0"]
-
     w.finish("open-e0")
-
     assert w.started == ["open-e0", "close-e0"]
     assert w.ended("a") == ("failed", "its environment was closed")
     assert w.ended("again") == ("failed", "environment e0 is being closed")
@@ -144,11 +140,9 @@ def test_an_unused_environment_is_closed_when_its_lease_is_over(world: Any) -> N
     w.tick(100.0)
     assert w.of(commands.CloseEnvironment) == []
     w.finish("a")
-
     w.tick(59.0)
     assert w.of(commands.CloseEnvironment) == []
     w.tick(2.0)
-
     assert [c.id for c in w.of(commands.CloseEnvironment)] == ["e0"]
 
 
@@ -159,12 +153,10 @@ def test_the_room_of_an_environment_closed_by_the_system_comes_back_once_its_nod
     w.open("e1", memory_mb=100, finish=False)
     w.beat(environments=("e0",))
     assert w.waiting == ["open-e1"]
-
     if told == "by a beat":
         w.beat()
     else:
         w.handle(events.EnvironmentClosed(id="e0", reason="closed"))
-
     assert "open-e1" in w.grants
     assert w.states("e0")[-1] == "closed"
 
@@ -177,9 +169,7 @@ def test_a_cancelled_trajectory_ends_with_all_its_actions_and_environments(world
     w.exec("parked", "e0", trajectory="t", session="main")
     w.exec("waits", "e0", trajectory="t")
     w.run("other", trajectory="u")
-
     w.handle(events.Cancelled(job="default", trajectory="t", reason="enough"))
-
     assert w.ended("parked") == w.ended("waits") == ("cancelled", "enough")
     assert [stop.id for stop in w.of(commands.Stop)] == ["runs", "open-e1"]
     assert [c.id for c in w.of(commands.CloseEnvironment)] == ["e0"]

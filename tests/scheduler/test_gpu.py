@@ -93,10 +93,8 @@ def test_cells_that_are_kept_for_somebody_are_used_again_when_it_is_cancelled(wo
     w.tick(1.0)
     w.finish("f0")
     assert ("f4" in w.grants) == bool(without)
-
     w.handle(events.Cancelled(ids=("w",), reason="not wanted"))
     w.tick(1.0)
-
     assert {"f1", "f2", "f3", "f4"} <= set(w.grants)
 
 

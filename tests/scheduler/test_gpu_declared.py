@@ -58,7 +58,6 @@ def test_a_worker_that_comes_back_without_a_service_ends_who_waited_for_it(world
     w.score("j", "judge")
     # When one comes back with another file, then what it declares no longer is not waited for, and the other one still is
     w.node("a", cells=1, services=frozenset())
-
     assert w.ended("r") == ("rejected", "no node declares service 'rm' any more")
     assert w.waiting == ["j"]
 
@@ -80,7 +79,6 @@ def test_an_instance_is_as_its_service_is_declared_now(world: Any) -> None:
     # When it is declared to run two, and to stay
     w.core.state.services["rm"] = ServiceSpec(name="rm", restore_s=0.5, max_concurrency=2, pinned=True)
     w.handle(events.ServicesDeclared(node="n0", services=frozenset({"rm"})))
-
     assert w.grants["b"].cell_ids == w.grants["a"].cell_ids
     assert [one.pinned for one in w.core.pools.gpu.groups["n0"].instances] == [True]
 

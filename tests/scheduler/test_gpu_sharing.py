@@ -33,7 +33,6 @@ def test_two_services_stay_on_one_cell_and_take_turns(world: Any) -> None:
     w.score("d", "judge")
     assert w.waiting == ["d"]
     w.finish("c")
-
     assert (w.grants["d"].restore, w.evicted("d")) == (False, [])
 
 

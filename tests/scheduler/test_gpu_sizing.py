@@ -47,7 +47,6 @@ def test_a_crowd_for_cells_of_other_services_leaves_instances_large(world: Any) 
     w.node("own", cells=8, services=frozenset({"rm"}))
     w.node("others", cells=8, services=frozenset({"judge"}))
     w.several(w.score, "j", 40, "judge", cells=[1, 2, 4], parallel=0.9, work_s=1.0)
-
     w.score("r", "rm", cells=[1, 2, 4], parallel=0.9, work_s=1.0)
     # Then what is brought for it is as large as if it were alone
     assert w.grants["r"].units == 4

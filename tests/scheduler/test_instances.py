@@ -47,7 +47,6 @@ def test_a_beat_changes_only_what_was_not_told(heard: Heard) -> None:
     heard.instances.changed("n", said("a", "resident", 0), 1.0)
     heard.instances.changed("n", said("b", "resident", 1), 1.0)
     heard.states()
-
     heard.instances.beat("n", [said("a", "resident", 0), said("b", "resident", 1)], 2.0)
     assert heard.states() == []
     heard.instances.beat("n", [said("a", "host", 0), said("c", "starting", 1)], 3.0)

@@ -37,9 +37,6 @@ def clear_of_edges(lives: list[tuple[float, bool]]) -> bool:
     return all(abs(work_s - edge) > 1e-6 * edge for work_s, _ in lives for edge in EDGES[1:])
 
 
-# What is left
-
-
 @given(LIVES.filter(clear_of_edges), st.integers(0, BINS - 1))
 def test_it_says_what_the_ages_themselves_say(lives: list[tuple[float, bool]], index: int) -> None:
     assert table_of(lives).left_s(index) == pytest.approx(naive_left_s(lives, index))

@@ -55,9 +55,6 @@ def known(w: Any, holding_mb: int = 20) -> None:
         w.close(f"known{number}", finish=True)
 
 
-# Growing and giving back
-
-
 def test_an_action_is_granted_what_such_actions_use_and_its_environment_grows_in_steps_up_to_its_limit(world: Any) -> None:
     w = granting(world, 1000)
     stand(w, "e")
@@ -102,9 +99,6 @@ def test_what_an_earlier_scheduler_bounded_may_use_its_limit_where_limits_are_bo
     assert want(w, "e", 10) == [LIMIT_MB]
 
 
-# Opening
-
-
 def test_limits_count_until_it_is_known_what_environments_of_a_job_hold(world: Any) -> None:
     w = granting(world, 3 * LIMIT_MB)
     w.several(w.open, "e", 12, memory_mb=LIMIT_MB, finish=False)
@@ -114,7 +108,6 @@ def test_limits_count_until_it_is_known_what_environments_of_a_job_hold(world: A
         w.finish(f"open-{environment}", memory_mb=0, resident_mb=0)
         w.exec(f"a-{environment}", environment)
         w.finish(f"a-{environment}", memory_mb=30, resident_mb=30)
-
     assert all(f"open-e{number}" in w.grants for number in range(3, 12))
 
 
@@ -149,7 +142,6 @@ def test_an_environment_that_finds_no_memory_leaves_its_cores_and_goes_on_when_m
     assert w.background == ["b", "c"] and w.grants["a"].core_ids
     w.open("g", memory_mb=LIMIT_MB, finish=False)
     assert "open-g" not in w.grants
-
     w.finish("a", memory_mb=LIMIT_MB, resident_mb=20)
     assert isinstance(w.of(commands.Allow)[-1], commands.Allow) and w.of(commands.Allow)[-1].environment == "f"
     assert w.grants["b"].core_ids and w.grants["c"].core_ids
@@ -195,7 +187,6 @@ def test_where_all_hold_their_memory_for_good_the_one_with_least_work_invested_e
     w.finish("a", memory_mb=LIMIT_MB, resident_mb=LIMIT_MB, execution_s=100.0)
     assert w.background == ["b"]
     w.exec("next", "f", session="main2")
-
     w.tick(SHORT_S)
     # Then the one with least work is closed, and its actions end by a cause that is ours
     assert [command.id for command in w.of(commands.CloseEnvironment)] in (["e"], ["f"])
@@ -323,9 +314,6 @@ def test_a_simulated_environment_asks_where_it_comes_near_an_allowance_below_its
     action = TraceAction(kind="cpu.exec", work_s=1.0, memory_mb=most_mb)
     trace = Trace(trajectories=(Trajectory(trajectory="t", job="j", steps=(Step(actions=(action,)),), memory_mb=limit_mb),))
     assert Simulation(trace, make_policy("elastic"), Cluster(cores=1, memory_mb=1000)).run().memory.asks == asks
-
-
-# It never locks up
 
 
 @st.composite

@@ -30,7 +30,6 @@ def test_an_action_that_lost_two_nodes_is_not_tried_a_third_time(world: Any) -> 
     w.node("n1")
     assert (w.grants["a"].node, w.grants["a"].attempt) == ("n1", 2)
     w.lose("n1")
-
     status, reason = w.ended("a")
     assert status == "lost"
     assert reason.startswith("node n1 was lost: it burned; ")
@@ -47,9 +46,7 @@ def test_the_time_that_a_lost_action_ran_is_execution(world: Any) -> None:
     w.tick(1.0)
     w.handle(events.Started(id="a", attempt=1, at=w.now))
     w.tick(5.0)
-
     w.lose()
-
     end = w.ends["a"]
     assert (end.status, end.queue_s, end.background_s, end.overhead_s, end.execution_s) == ("lost", 1.0, 0.0, 1.0, 5.0)
 

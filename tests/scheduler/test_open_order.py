@@ -20,9 +20,6 @@ def opened(w: Any) -> list[str]:
     return [action_id.removeprefix("open-") for action_id in w.started if action_id.startswith("open-")]
 
 
-# Memory
-
-
 @pytest.mark.parametrize("policy", ["elastic", "fcfs"])
 def test_opens_of_a_job_alone_that_all_fit_begin_in_the_order_in_which_they_came(world: Any, policy: str) -> None:
     w = world(policy, starting_limit=1).node(memory_mb=1000)
@@ -39,7 +36,6 @@ def test_a_thousand_opens_of_one_job_do_not_keep_that_of_another_waiting(world: 
     w = world(starting_limit=2).node(memory_mb=1000)
     w.several(w.open, "flood", 1000, job="flood", finish=False, **declared)
     assert opened(w) == ["flood0", "flood1"]
-
     w.open("other", job="other", finish=False, **declared)
     w.open("another", job="other", finish=False, **declared)
     # Then that is the next to begin, and from then on they take turns
@@ -58,13 +54,8 @@ def test_memory_that_falls_free_goes_to_the_job_that_holds_least_of_its_entitlem
     for number in range(8):
         w.open(f"light{number}", job="light", memory_mb=100)
         w.open(f"heavy{number}", job="heavy", memory_mb=100)
-
     w.several(w.close, "first", 8, finish=True)
-
     assert Counter(name[:5] for name in opened(w)[8:]) == {"heavy": 6, "light": 2}
-
-
-# The bound
 
 
 def test_a_kept_node_is_open_to_all_again_when_the_open_is_given_up(world: Any) -> None:
@@ -103,11 +94,9 @@ def test_a_pod_that_needs_more_cores_than_fall_free_at_once_is_waited_for_no_lon
     w.several(w.open, "e", 4)
     w.open("wide", cores=8)
     w.tick(KEPT_AFTER_S)
-
     for number in range(4):
         w.open(f"next{number}", finish=False)
         w.close(f"e{number}", finish=True)
-
     assert opened(w)[-1] == "wide"
 
 
@@ -162,9 +151,6 @@ def test_every_open_begins_within_the_bound(world: Any, setting: Setting, policy
     run.run(3.0 * run.bound_s)
     # Then each has waited for no longer than the claim of the module says
     assert run.late() == []
-
-
-# Many of them
 
 
 def test_a_decision_takes_no_more_calls_with_two_thousand_waiting_opens_than_with_a_hundred(world: Any) -> None:

@@ -98,9 +98,7 @@ def test_a_queue_deadline_ends_what_still_waits_makes_way_and_leaves_what_runs(w
     w.run("waits", 2, queue_timeout_s=5.0)
     w.run("behind")
     assert w.waiting == ["waits", "behind"]
-
     w.wake()
-
     assert w.now == 5.0
     assert w.ended("waits") == ("timed_out", "waited longer than queue_timeout_s = 5.0")
     assert w.ends["waits"].queue_s == 5.0

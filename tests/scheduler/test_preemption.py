@@ -30,7 +30,6 @@ def test_a_newcomer_takes_the_core_of_what_has_run_for_long(world: Any) -> None:
     w = node(world)
     w.exec("long", "e")
     w.tick(10.0)
-
     w.exec("newcomer", "f")
     assert w.grants["newcomer"].core_ids == (0,)
     assert (w.background, w.grants["long"].core_ids, w.grants["long"].attempt) == (["long"], (), 1)
@@ -49,9 +48,7 @@ def test_what_is_not_preemptible_keeps_its_core_and_the_newcomer_starts_in_the_b
     else:
         w.exec("firm", "e", preemptible=False)
     w.tick(100.0)
-
     w.exec("newcomer", "f", priority=9)
-
     assert w.grants["firm"].core_ids == (0,)
     assert w.background == ["newcomer"]
     # nor does such a one start in the background itself
@@ -106,7 +103,6 @@ def test_extra_units_go_before_cores(world: Any) -> None:
     w.exec("wide", "e", [1, 2, 4], parallel=0.99, work_s=1000.0)
     assert w.units["wide"] == 4
     w.tick(100.0)
-
     w.exec("newcomer", "f")
     assert (w.units, w.background) == ({"wide": 2, "newcomer": 1}, [])
     w.several(w.exec, "next", 3, "g")
@@ -120,7 +116,6 @@ def test_a_wide_command_takes_as_many_holders_as_it_needs_or_none(world: Any) ->
     w.exec("long0", "e")
     w.exec("long1", "f")
     w.tick(100.0)
-
     w.exec("too wide", "g", 3)
     assert (w.background, w.grants["long0"].core_ids, w.grants["long1"].core_ids) == (["too wide"], (1,), (2,))
     w.exec("wide", "g", 2)
@@ -146,9 +141,7 @@ def test_a_stop_reaches_the_background(world: Any) -> None:
     w.exec("long", "e")
     w.tick(10.0)
     w.exec("newcomer", "f")
-
     w.handle(events.Cancelled(ids=("long",)))
-
     assert [(stop.id, stop.node, stop.attempt) for stop in w.of(commands.Stop)] == [("long", "n0", 1)]
     w.finish("newcomer")
     assert w.background == ["long"], "what is being stopped gets no core any more"
@@ -176,9 +169,6 @@ def test_the_time_in_the_background_is_a_part_of_its_own_but_for_what_it_slept_w
     assert learned[0] == learned[1] == learned[2]
 
 
-# Without
-
-
 def test_without_preemption_who_comes_waits(world: Any) -> None:
     w = node(world, without=["preemption"])
     w.exec("long", "e")
@@ -186,9 +176,6 @@ def test_without_preemption_who_comes_waits(world: Any) -> None:
     w.exec("newcomer", "f", priority=9)
     w.tick(100.0)
     assert (w.waiting, w.background, w.grants["long"].core_ids) == (["newcomer"], [], (0,))
-
-
-# Between jobs
 
 
 def test_who_may_not_take_from_another_job_takes_from_its_own(world: Any) -> None:
@@ -203,16 +190,12 @@ def test_who_may_not_take_from_another_job_takes_from_its_own(world: Any) -> Non
     assert w.background == ["mine"]
 
 
-# What cannot be taken back
-
-
 def test_cores_that_a_wide_action_waits_for_are_used_meanwhile_by_what_can_be_taken_back(world: Any) -> None:
     # Given an action that needs the whole node, and a command that may take any time and cannot be taken back
     w = node(world, 4, "ef")
     w.exec("lasting", "e", preemptible=False)
     w.run("wide", cores=4, priority=0)
     w.tick(30.0)
-
     w.exec("command", "f", priority=9)
     w.run("task", priority=9)
     # Then a command gets a core, which it would lose again, and what cannot be taken back does not
@@ -230,9 +213,6 @@ def test_what_is_not_preemptible_keeps_all_the_cores_that_it_started_on(world: A
     w.tick(1.0)
     w.exec("other", "f")
     assert w.of(commands.Resize) == []
-
-
-# What is learned
 
 
 def test_no_report_of_a_worker_makes_an_action_do_more_than_its_node_can(world: Any) -> None:

@@ -32,7 +32,6 @@ def least_units(wanted: list[Amounts]) -> int:
 @given(st.lists(demands(), min_size=1, max_size=4), st.integers(0, 14))
 def test_the_programme_is_optimal_for_every_prefix_and_every_amount_of_spare(wanted: list[Amounts], spare: int) -> None:
     programme = Programme(wanted, spare)
-
     for count in range(1, len(wanted) + 1):
         for less in {0, spare // 2, spare}:
             chosen = programme.best(count, less)

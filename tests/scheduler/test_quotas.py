@@ -17,7 +17,6 @@ def test_requests_are_evenly_spaced_but_for_a_burst_that_goes_at_once(world: Any
     while w.waiting:
         w.wake()
         seen += [w.now] * (len(w.started) - len(seen))
-
     assert seen == times
     assert w.started == ["c0", "c1", "c2", "c3"]
     assert w.core.next_wake(w.now) is None
@@ -54,7 +53,6 @@ def test_an_action_that_draws_on_two_quotas_waits_for_both(world: Any) -> None:
     w.call("both", "a", "b")
     w.call("other", "a")
     assert w.started == ["first", "other"]
-
     w.finish("first")
     assert w.waiting == ["both"]
     w.finish("other")

@@ -164,10 +164,8 @@ def test_what_cannot_be_delivered_is_given_up_at_last_and_old_tries_do_not_count
     scheduler.unknown(0, attempt=7)
     scheduler.unknown(1)
     assert (scheduler.broker.grants(), scheduler.disowned) == ([], [])
-
     for attempt in range(1, MOST_RESENT + 2):
         scheduler.now += BEAT_S + 1.0
         scheduler.unknown(0, attempt=attempt)
-
     assert scheduler.ends() == {"c0": ("lost", False)}
     assert len(scheduler.broker.grants()) == MOST_RESENT

@@ -39,7 +39,6 @@ def test_what_is_being_restored_takes_actions_once_it_is_there(world: Any) -> No
     w.report("rm", (0,), "host")
     assert w.waiting == ["a"]
     w.report("rm", (0,), "resident")
-
     assert w.grants["a"].restore is False
 
 
@@ -53,7 +52,6 @@ def test_a_warm_service_is_brought_before_it_is_asked_for(world: Any) -> None:
     w.score("b", "rm")
     assert (w.waiting, w.grants["b"].cell_ids) == (["a"], (2,))
     w.report("hot", (0, 1), "resident")
-
     assert (w.grants["a"].cell_ids, w.grants["a"].restore) == ((0, 1), False)
 
 

@@ -8,8 +8,6 @@ import pytest
 
 from scheduler.model.shares import TOLERANCE, Shares
 
-# Who holds how much
-
 
 def shares_of(weights: dict[str, float] | None = None, **actions: int) -> Shares:
     shares = Shares(weights or {})
@@ -49,9 +47,6 @@ def test_entitlements_go_by_weight_among_those_that_are_active() -> None:
     assert shares.entitlement("b") == 0.5
 
 
-# Who goes first
-
-
 @pytest.mark.parametrize(("without", "first"), [([], "few"), (["shares"], "many4")], ids=["shares", "no shares"])
 def test_a_job_within_its_share_goes_before_one_beyond_it_that_came_first(world: Any, without: list[str], first: str) -> None:
     w = world(without=without).node(cores=4)
@@ -81,9 +76,7 @@ def test_a_job_that_waits_for_a_whole_node_holds_up_nobody_else_at_first(world: 
     w = world(window_s=30.0).node(cores=8)
     w.run("long", 1, job="wide")
     w.run("all", 8, job="wide")
-
     w.run("short", 1, job="narrow")
-
     assert "short" in w.grants
     # But after a window, those that come wait for the one that has waited for so long
     w.tick(31.0)

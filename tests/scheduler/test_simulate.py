@@ -143,7 +143,6 @@ def test_what_has_no_core_is_in_the_background_and_what_sleeps_there_executes(cp
     # Given one core, a long command, and others beside it that are busy all the time, or never
     others = [rollout(f"t{n}", Step(actions=(cpu(4.0, cpu_s=cpu_s),), think_s=5.0)) for n in range(3)]
     run = simulate(trace_of(rollout("long", cpu(60.0)), *others), cluster=Cluster(cores=1))
-
     figures = summarise(run)
     slept = [action for action in run.actions if action.trajectory != "long"]
     if cpu_s == 0.0:

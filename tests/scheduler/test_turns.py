@@ -191,8 +191,6 @@ def test_turns_take_no_more_memory_than_there_is(world: Any) -> None:
     for name in ("b0", "b1"):
         node.takes_s[name] = 1000.0
         w.submit(name, "build", cost={"cores": 1, "memory_mb": 60})
-
     node.run_until(w.now + TUNING.turn_after_s + 1.0)
-
     assert ("b0" in w.grants, "b1" in w.grants) == (True, False)
     assert w.core.state.nodes["small"].memory_free == 40

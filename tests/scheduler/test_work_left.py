@@ -74,9 +74,6 @@ def test_the_next_bin_is_as_far_as_its_edge(work_s: float) -> None:
     assert bin_of(work_s + next_bin_s(life) * 1.0001) == life.bin + 1
 
 
-# History
-
-
 def test_history_counts_like_what_has_run() -> None:
     lived = WorkLeft()
     ended(lived, "a", *[8.0] * 40)

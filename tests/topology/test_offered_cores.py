@@ -44,9 +44,6 @@ def test_nothing_left_is_refused_in_one_line(reserved: int) -> None:
         offered(Topology((Domain(((0, 1),)),)), reserved_cores=reserved)
 
 
-# How commands are set apart
-
-
 def test_a_worker_whose_commands_see_the_host_warns_of_it_and_so_does_its_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -64,15 +61,10 @@ def test_a_worker_whose_commands_see_the_host_warns_of_it_and_so_does_its_node(
     assert record.getMessage().startswith("commands are set apart by: none; all environments share /tmp (bubblewrap does not work")
 
 
-# How the scheduler takes it
-
-
 def test_the_scheduler_learns_the_domains() -> None:
     description = describe("cpu", Settings(node_name="n0"), cores=3, domains=[[4, 6], [5]])
     assert (node_spec(description).cores, node_spec(description).domains) == (3, ((4, 6), (5,)))
 
-
-# Where the ids lie
 
 affinities = st.sets(st.integers(0, 40), min_size=1, max_size=12)
 

@@ -76,9 +76,6 @@ def test_this_machine_has_the_cores_of_this_process() -> None:
     assert sorted(Topology.of_this_process().cores) == sorted(os.sched_getaffinity(0))
 
 
-# Reserved cores
-
-
 @pytest.mark.parametrize(
     ("count", "left"),
     [

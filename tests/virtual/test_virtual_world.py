@@ -121,7 +121,6 @@ def test_the_event_log_of_schedulers_that_die_replays_to_the_same_commands(tmp_p
     rollout = replace(ROLLOUT, steps=(Step(0.0, "open"), Step(0.1, "exec", elastic), Step(0.0, "close")))
     with running(Scenario(1, (3,), (rollout,), (Fault(4.0, "kill scheduler", amount=3),)), log) as run:
         assert run.go() == []
-
     said = log.read_text()
     setups = [line["setup"] for line in map(json.loads, said.splitlines()) if "setup" in line]
     assert [len(setup.get("history", ())) for setup in setups] == [0, 1], "the next scheduler learns from what has ended, here an open"
