@@ -94,13 +94,11 @@ def check_node(core: Core, node: Node, ledger: Ledger) -> None:
     assert node.memory_free == node.spec.memory_mb - ledger.memory_held(name)
     assert set(node.environments) == {e.id for e in state.environments.values() if e.node == name}
     groups = [cpu.groups[name], *(cpu.pods[e] for e in node.environments if e in cpu.pods)]
-    assert sorted(core for group in groups for core in check_cores(group)) == sorted(
-        core for domain in node.spec.core_domains() for core in domain
-    )
+    cores = [core for domain in node.spec.core_domains() for core in domain]
+    assert sorted(core for group in groups for core in check_cores(group)) == sorted(cores)
     group = core.pools.gpu.groups[name]
-    assert [group.on(cell) for cell in range(node.spec.cells)] == [
-        [instance for instance in group.instances if cell in instance.cell_ids] for cell in range(node.spec.cells)
-    ]
+    for cell in range(node.spec.cells):
+        assert group.on(cell) == [instance for instance in group.instances if cell in instance.cell_ids]
     assert set(group.running) == {i for instance in group.instances for i in instance.active}
     check_no_idling(core, node)
 

@@ -146,14 +146,12 @@ class Ledger:
         if book.action.environment is None:
             assert set(book.action.requires) <= self.nodes[grant.node].labels
         if grant.cell_ids:
-            self._start_on_cells(command.id, book, grant)
+            assert len(set(grant.cell_ids)) == len(grant.cell_ids) == grant.units
+            assert grant.units in book.action.cost.amounts.get(CELLS, (1, 2))
+            assert all(cell < self.nodes[grant.node].cells for cell in grant.cell_ids)
+            self.cells.start(command.id, book.action.service or "", grant)
         for quota in QUOTAS:
             self._take_tokens(quota, book.action.cost.least(f"quota:{quota.name}"), now)
-
-    def _start_on_cells(self, book_id: str, book: Book, grant: Any) -> None:
-        assert len(set(grant.cell_ids)) == len(grant.cell_ids) == grant.units
-        assert grant.units in book.action.cost.amounts.get(CELLS, (1, 2))
-        self.cells.start(book_id, book.action.service or "", grant)
 
     def _take_tokens(self, quota: QuotaSpec, requests: int, now: float) -> None:
         if not requests or quota.rate_per_s is None:
@@ -169,8 +167,7 @@ class Ledger:
 
     def check(self) -> None:
         self.check_cores()
-        self._check_cells()
-        self._check_memory()
+        assert all(self.memory_held(spec.name) <= spec.memory_mb for spec in self.nodes.values())
         running = self.running().values()
         assert all(book.grant.node in self.nodes for book in running)
         for quota in QUOTAS:
@@ -212,15 +209,7 @@ class Ledger:
                 of_job[f"quota:{name}"] += book.action.cost.least(f"quota:{name}")
         return {job: {name: amount for name, amount in of_job.items() if amount} for job, of_job in held.items()}
 
-    def _check_cells(self) -> None:
-        for book in self.running().values():
-            assert all(cell < self.nodes[book.grant.node].cells for cell in book.grant.cell_ids)
-
     def memory_held(self, node: str) -> int:
         of_environments = sum(e.memory_mb for e in self.environments.values() if e.node == node)
         running = [book for book in self.running().values() if book.grant.node == node and book.action.environment is None]
         return of_environments + sum(book.action.cost.least(MEMORY_MB) for book in running)
-
-    def _check_memory(self) -> None:
-        for spec in self.nodes.values():
-            assert self.memory_held(spec.name) <= spec.memory_mb

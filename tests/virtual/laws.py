@@ -89,19 +89,15 @@ def after_a_write(run: Run) -> list[str]:
     """Laws about the journal, looked at after each write."""
     broken = []
     by_core: dict[tuple[str, int], str] = {}
-    for node, core_ids, action in run.database.execute(
-        "select g.node, g.core_ids, g.action from grants g join actions a on a.id = g.action"
+    by_cell: dict[tuple[str, int], list[str]] = {}
+    for node, core_ids, cell_ids, action, service in run.database.execute(
+        "select g.node, g.core_ids, g.cell_ids, g.action, a.service from grants g join actions a on a.id = g.action"
         " where g.released_at is null and a.ended_at is null and g.attempt = a.attempts"
     ):
         for core in json.loads(core_ids):
             if by_core.setdefault((node, core), action) != action:
                 broken.append(f"no unit is granted twice: core {core} of {node} to {action} and {by_core[node, core]}")
-    by_cell: dict[tuple[str, int], list[str]] = {}
-    for node, cell_ids, service in run.database.execute(
-        "select g.node, g.cell_ids, a.service from grants g join actions a on a.id = g.action"
-        " where g.released_at is null and a.ended_at is null and g.attempt = a.attempts and a.service is not null"
-    ):
-        for cell in json.loads(cell_ids):
+        for cell in json.loads(cell_ids) if service is not None else ():
             by_cell.setdefault((node, cell), []).append(service)
     for where, services in by_cell.items():
         if len(set(services)) > 1 or len(services) > SERVICES[services[0]]["max_concurrency"]:
