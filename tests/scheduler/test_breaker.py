@@ -19,10 +19,15 @@ PROGRAMS = {"status": "timed_out", "cause": "timeout"}
 def unwell(world: Callable[..., Any]) -> Any:
     """Return a world of which a job is held back, by as few ends as can be: one fault of four ends."""
     w = world(breaker_share=0.2, breaker_least=4).node(cores=16)
-    w.several(w.run, "a", 4)
-    w.several(w.finish, "a", 3)
-    w.finish("a3", **OURS)
+    ends(w, {}, {}, {}, OURS)
     return w
+
+
+def ends(w: Any, *how: dict[str, Any]) -> None:
+    """Have actions run and end, one after the other."""
+    for number, end in enumerate(how):
+        w.run(f"a{number}")
+        w.finish(f"a{number}", **end)
 
 
 def trial(w: Any, *ids: str) -> str:
@@ -30,6 +35,13 @@ def trial(w: Any, *ids: str) -> str:
     w.wake()
     (id,) = [id for id in ids if id in w.grants]
     return id
+
+
+def tried_after_s(w: Any, *ids: str) -> float:
+    """Let time pass until one of these actions is let in; return how much."""
+    began = w.now
+    trial(w, *ids)
+    return float(w.now - began)
 
 
 def test_opens_and_actions_of_a_held_job_wait_and_are_let_in_one_by_one(unwell: Any) -> None:
@@ -41,11 +53,7 @@ def test_opens_and_actions_of_a_held_job_wait_and_are_let_in_one_by_one(unwell: 
     # Then what is of the job waits, whatever is free, and the other job goes on
     assert unwell.started[4:] == ["b0"]
     # And after a pause one that is like what failed is tried, and after another one the first of all, while that has not ended
-    began = unwell.now
-    assert trial(unwell, "open-e0", "a4") == "a4"
-    assert unwell.now == began + SHORTEST_PAUSE_S
-    assert trial(unwell, "open-e0") == "open-e0"
-    assert unwell.now == began + 2 * SHORTEST_PAUSE_S
+    assert tried_after_s(unwell, "a4") == tried_after_s(unwell, "open-e0") == SHORTEST_PAUSE_S
 
 
 def test_what_was_queued_before_is_held_back_too(world: Any) -> None:
@@ -79,8 +87,7 @@ def test_requests_to_outside_apis_are_neither_counted_nor_held_back(world: Calla
 
 def test_commands_of_open_environments_and_closes_go_on(world: Any) -> None:
     w = world(breaker_share=0.2, breaker_least=1).node(cores=2).open("e0")
-    w.run("a0")
-    w.finish("a0", **OURS)
+    ends(w, OURS)
     w.exec("c0", "e0")
     w.close("e0")
     assert "close-e0" in w.grants
@@ -99,15 +106,11 @@ def test_a_trial_lets_the_job_go_on_unless_its_end_was_our_fault_or_says_nothing
 
 
 def test_pauses_double_with_each_trial_that_fails_by_our_fault(unwell: Any) -> None:
-    ids = [f"a{number}" for number in range(4, 11)]
-    for id in ids:
-        unwell.run(id)
-    pauses, before = [], unwell.now
+    unwell.several(unwell.run, "a", range(4, 11))
+    pauses = []
     for _ in range(6):
-        id = trial(unwell, *unwell.waiting)
-        pauses.append(unwell.now - before)
-        before = unwell.now
-        unwell.finish(id, **OURS)
+        pauses.append(tried_after_s(unwell, *unwell.waiting))
+        unwell.finish(unwell.started[-1], **OURS)
     assert pauses == [SHORTEST_PAUSE_S, 10.0, 20.0, 40.0, LONGEST_PAUSE_S, LONGEST_PAUSE_S]
     # And begin anew where the job was well for long
     unwell.finish(trial(unwell, *unwell.waiting))
@@ -115,9 +118,7 @@ def test_pauses_double_with_each_trial_that_fails_by_our_fault(unwell: Any) -> N
     unwell.several(unwell.run, "a", range(20, 25))
     unwell.several(unwell.finish, "a", range(20, 24), **OURS)
     unwell.run("a30")
-    began = unwell.now
-    trial(unwell, "a30")
-    assert unwell.now - began == SHORTEST_PAUSE_S
+    assert tried_after_s(unwell, "a30") == SHORTEST_PAUSE_S
 
 
 def test_a_job_that_fails_again_soon_after_waits_for_longer(unwell: Any) -> None:
@@ -126,13 +127,11 @@ def test_a_job_that_fails_again_soon_after_waits_for_longer(unwell: Any) -> None
     unwell.several(unwell.run, "a", range(5, 9))
     unwell.several(unwell.finish, "a", range(5, 9), **OURS)
     unwell.run("a9")
-    began = unwell.now
-    trial(unwell, "a9")
-    assert unwell.now - began == 2 * SHORTEST_PAUSE_S
+    assert tried_after_s(unwell, "a9") == 2 * SHORTEST_PAUSE_S
 
 
 @pytest.mark.parametrize(
-    ("ends", "held"),
+    ("how", "held"),
     [
         ([OURS] * 3, False),  # too few
         ([OURS] + [{}] * 4, False),  # no more than the share
@@ -142,11 +141,9 @@ def test_a_job_that_fails_again_soon_after_waits_for_longer(unwell: Any) -> None
     ],
     ids=["few", "share", "ours", "program", "caller"],
 )
-def test_a_job_is_held_back_by_its_share_of_our_faults_among_enough_ends(world: Any, ends: list[dict[str, Any]], held: bool) -> None:
+def test_a_job_is_held_back_by_its_share_of_our_faults_among_enough_ends(world: Any, how: list[dict[str, Any]], held: bool) -> None:
     w = world(breaker_share=0.2, breaker_least=4).node(cores=16)
-    for number, end in enumerate(ends):
-        w.run(f"a{number}")
-        w.finish(f"a{number}", **end)
+    ends(w, *how)
     w.run("next")
     assert ("next" not in w.grants) == held
 
@@ -195,8 +192,7 @@ def test_what_is_held_back_can_be_given_up(unwell: Any) -> None:
 
 def test_an_open_that_is_tried_may_go_to_another_node(world: Any) -> None:
     w = world(breaker_share=0.2, breaker_least=1).node("n0").node("n1")
-    w.run("a0")
-    w.finish("a0", **OURS)
+    ends(w, OURS)
     w.open("e0", finish=False)
     w.open("e1", finish=False)
     trial(w, "open-e0")
@@ -219,21 +215,16 @@ def test_a_trial_is_like_what_failed_if_such_a_one_waits(world: Callable[..., An
 
 def test_trials_that_are_lost_together_have_failed_once(unwell: Any) -> None:
     unwell.several(unwell.run, "a", range(4, 9))
-    began = unwell.now
-    for _ in range(3):
-        trial(unwell, *(id for id in unwell.waiting))
+    assert [tried_after_s(unwell, *unwell.waiting) for _ in range(3)] == [SHORTEST_PAUSE_S] * 3
     unwell.lose("n0")
     unwell.node("n1")
-    lost_at = unwell.now
-    trial(unwell, "a7")
-    assert (lost_at - began, unwell.now - lost_at) == (3 * SHORTEST_PAUSE_S, 2 * SHORTEST_PAUSE_S)
+    assert tried_after_s(unwell, "a7") == 2 * SHORTEST_PAUSE_S
 
 
 def test_a_breaker_that_closes_and_opens_again_at_once_holds_all_back_once(world: Callable[..., Any]) -> None:
     # Given two trials, and two actions that are held back
     w = world(breaker_share=0.2, breaker_least=1).node(cores=16)
-    w.run("a0")
-    w.finish("a0", **OURS)
+    ends(w, OURS)
     w.several(w.run, "a", range(1, 5))
     assert [trial(w, "a1"), trial(w, "a2")] == ["a1", "a2"]
     # When their node is lost, on which the first trial has ended well
@@ -248,8 +239,6 @@ def test_a_breaker_that_closes_and_opens_again_at_once_holds_all_back_once(world
 
 def test_jobs_are_not_held_back_where_the_share_is_one(world: Any) -> None:
     w = world(breaker_share=1.0, breaker_least=1).node(cores=16)
-    for number in range(30):
-        w.run(f"a{number}")
-        w.finish(f"a{number}", **OURS)
+    ends(w, *[OURS] * 30)
     w.run("next")
     assert "next" in w.grants
