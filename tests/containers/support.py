@@ -85,17 +85,6 @@ def sandbox_threads() -> list[str]:
     return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("tangram-"))
 
 
-def descriptors() -> int:
-    """Return how many descriptors this process has open, without sockets, of which a connection to the engine has a pool."""
-    found = 0
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            found += not os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
-        except FileNotFoundError:
-            continue
-    return found
-
-
 @dataclass
 class Meanwhile:
     """What a neighbour's commands came to."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
@@ -19,7 +18,7 @@ from workers.cpu.docker.sandbox import ContainerSandbox
 from workers.cpu.errors import EnvironmentGone
 
 from .conftest import node_name
-from .support import containers, descriptors, groups_of, neighbour_at_work, processes_of, sandbox_threads
+from .support import containers, groups_of, neighbour_at_work, processes_of, sandbox_threads
 
 pytestmark = pytest.mark.real
 
@@ -261,16 +260,3 @@ def test_a_shell_killed_by_another_session_ends_its_command(env: ContainerEnviro
     assert (outcome.status, outcome.exit_code) == ("succeeded", 137), outcome
     assert printed(env, "echo one", session="other") == "one\n"
     assert printed(env, "echo two") == "two\n"
-
-
-def test_no_descriptor_is_lost_over_many_environments(sandbox: ContainerSandbox) -> None:
-    def one_round(number: int) -> None:
-        environment = sandbox.open(EnvironmentSpec(id=f"e{number}"))
-        run(environment, "sleep 20 & kill -9 $$")
-        environment.close()
-
-    one_round(0)
-    before = descriptors()
-    with ThreadPoolExecutor(4) as threads:
-        list(threads.map(one_round, range(4)))
-    assert until(lambda: descriptors() <= before), (before, descriptors())

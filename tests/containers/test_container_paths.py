@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,13 +9,10 @@ import pytest
 from tests.workers_cpu.support import printed
 from workers.cpu.abstract import EnvironmentSpec
 from workers.cpu.docker.environment import ContainerEnvironment
-from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
 from workers.cpu.errors import FileTooLarge, FileUnusable, NoSuchFile
 
-from .conftest import node_name
 from .images import make_busybox
-from .support import box_of
 
 pytestmark = pytest.mark.real
 
@@ -48,15 +43,3 @@ def test_the_home_is_the_same_whatever_folders_an_image_has(sandbox: ContainerSa
     other = sandbox.open(EnvironmentSpec(id="other", image=name))
     assert printed(other, "pwd; ls; touch new; echo text >/work/file; ls") == "/home/user\nown\nnew\nown\n"
     printed(env, "echo text >/work/there; rm ~/there; test -L /work")
-
-
-def test_a_worker_with_a_strict_umask_serves_all_the_same(tmp_path: Path, options: ContainerOptions) -> None:
-    before = os.umask(0o077)
-    try:
-        with box_of(tmp_path / "box", replace(options, start_timeout_s=30.0), node_name("umask")) as box:
-            environment = box.open(EnvironmentSpec(id="e1"))
-            assert printed(environment, "echo one") == "one\n"
-            environment.write_file("f", b"two")
-            assert printed(environment, "cat f") == "two"
-    finally:
-        os.umask(before)

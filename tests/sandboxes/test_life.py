@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import os
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tangram.errors import InvalidAction
 from tests.containers.conftest import node_name
 from tests.workers_cpu.conftest import make
-from tests.workers_cpu.support import RUN, admit, printed, processes_with, until
+from tests.workers_cpu.support import RUN, admit, printed, processes_with, run, until
 from workers.cpu.abstract import Environment, EnvironmentSpec, ExecRequest, Holding, Sandbox
 from workers.cpu.docker.sandbox import ContainerSandbox
 from workers.cpu.dop import dop_variables
 from workers.cpu.errors import EnvironmentExists, EnvironmentGone, SandboxInUse, SnapshotUnsupported
 
-from .conftest import Kind, container_options
+from .conftest import Kind, container_options, params
 
 
 def made(kind: Kind, base: Path) -> Sandbox:
@@ -124,6 +127,45 @@ def test_a_folder_belongs_to_one_sandbox_and_a_closed_one_opens_nothing(kind: Ki
         alone.open(of("e1"))
     with contextlib.closing(made(kind, tmp_path / "box")) as next_one:
         assert next_one.environments() == ()
+
+
+def descriptors() -> int:
+    gc.collect()  # what earlier tests left must not be closed between two counts
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_nothing_leaks(kind: Kind, tmp_path: Path) -> None:
+    # Given a worker that has used a sandbox once, so that all is imported
+    def use() -> None:
+        with contextlib.closing(made(kind, tmp_path / "box")) as box:
+            env = box.open(of("e1"))
+            for command in (f"sleep 315.65625{RUN} & echo hi", "yes & :", "exit 3", "kill -9 $$", "kill -9 $PPID; sleep 0.1"):
+                run(env, command)
+            admit(env, f"sleep 315.65625{RUN}", timeout_s=0.05).wait()
+            killed = admit(env, "true")
+            killed.kill("never")
+            killed.wait()
+
+    use()
+    before, threads, children = descriptors(), threading.active_count(), set(psutil.Process().children())
+    use()
+    # Then there are no more descriptors and threads than before, and no child, not even a zombie; threads of earlier tests may have ended
+    assert descriptors() <= before and threading.active_count() <= threads
+    assert set(psutil.Process().children()) <= children
+    assert not processes_with(f"315.65625{RUN}")
+
+
+@pytest.mark.parametrize("place", params("bubblewrap", "view", "container"))
+def test_the_umask_of_a_worker_keeps_no_user_out(kind: Kind, tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        with contextlib.closing(made(kind, tmp_path / "box")) as box:
+            env = box.open(of("e1"))
+            assert printed(env, "find /etc -type d ! -executable; ls -d /tmp/. ~/.") == "/home/user/.\n/tmp/.\n"
+            env.write_file("f", b"text")
+            assert printed(env, "cat f") == "text"
+    finally:
+        os.umask(before)
 
 
 def test_an_environment_of_a_snapshot_has_the_same_files(kind: Kind, sandbox: Sandbox, env: Environment) -> None:

@@ -231,21 +231,6 @@ ProcessSandbox(Path({str(tmp_path / "box")!r}), isolation={isolation!r}).close()
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("isolation", ["bubblewrap", "view"])
-def test_the_umask_of_a_worker_keeps_no_user_out(isolation: IsolationChoice, tmp_path: Path) -> None:
-    before = os.umask(0o077)
-    try:
-        with closing(make(tmp_path / "box", isolation)) as box:
-            # Then it chooses users as with any other, who read what environments show of /etc
-            assert (box._users is None) == (find_users() is None)
-            assert (
-                printed(open_one(box), "cat /etc/hostname; find /etc -type d ! -executable; ls -d /tmp/. ~/.")
-                == "sandbox\n/home/user/.\n/tmp/.\n"
-            )
-    finally:
-        os.umask(before)
-
-
 def test_files_are_opened_without_the_groups_of_the_worker(tmp_path: Path) -> None:
     # Given a file for root's group, and a worker that is root with that group
     if find_users() is None:

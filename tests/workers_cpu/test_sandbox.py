@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
-import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 from glob import glob
@@ -15,6 +13,7 @@ import psutil
 import pytest
 
 from tests.freezing import freeze
+from tests.sandboxes.test_life import descriptors
 from workers.cpu.abstract import EnvironmentSpec
 from workers.cpu.errors import ImageUnsupported, SessionUnavailable
 from workers.cpu.process import tree
@@ -24,12 +23,7 @@ from workers.cpu.process.limits import ProcessLimits
 from workers.cpu.process.sandbox import ProcessSandbox
 
 from .conftest import Shared
-from .support import RUN, admit, open_one, printed, processes_with, run, sleepers, until, worker_to_be_killed
-
-
-def descriptors() -> int:
-    gc.collect()  # what earlier tests left must not be closed between two counts
-    return len(os.listdir("/proc/self/fd"))
+from .support import RUN, open_one, printed, processes_with, run, sleepers, until, worker_to_be_killed
 
 
 def test_images_are_refused(shared: Shared) -> None:
@@ -85,27 +79,6 @@ def test_a_killed_worker_leaves_no_process_and_no_group_and_the_next_starts_empt
     # And the next sandbox of that folder starts empty
     with closing(ProcessSandbox(tmp_path / "box")) as box:
         assert printed(open_one(box), "ls") == ""
-
-
-def test_nothing_leaks(tmp_path: Path) -> None:
-    # Given a worker that has used a sandbox once, so that all is imported
-    def use() -> None:
-        with closing(ProcessSandbox(tmp_path / "box")) as box:
-            env = open_one(box)
-            for command in (f"sleep 315.65625{RUN} & echo hi", "yes & :", "exit 3", "kill -9 $PPID; sleep 1"):
-                run(env, command)
-            admit(env, f"sleep 315.65625{RUN}", timeout_s=0.05).wait()
-            killed = admit(env, "true")
-            killed.kill("never")
-            killed.wait()
-
-    use()
-    before, threads, children = descriptors(), threading.active_count(), set(psutil.Process().children())
-    use()
-    # Then there are no more descriptors and threads than before, and no child, not even a zombie; threads of earlier tests may have ended
-    assert descriptors() <= before and threading.active_count() <= threads
-    assert set(psutil.Process().children()) <= children
-    assert not processes_with(f"315.65625{RUN}")
 
 
 def test_an_idle_environment_leaves_no_zombies_behind_its_commands(host_env: ProcessEnvironment) -> None:
