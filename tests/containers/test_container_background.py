@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.workers_cpu.support import HERE, RUN, counts_for, cpu_groups, in_background, running, sleepers, weight_of
+from tests.sandboxes.support import counts_for, weight_of
+from tests.workers_cpu.support import HERE, RUN, cpu_groups, in_background, running, sleepers
 from workers.cpu.abstract import Holding
 from workers.cpu.docker.environment import ContainerEnvironment
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from tests.workers_cpu.support import cpu_groups, in_background, printed, until
+from workers.cpu import weight
 from workers.cpu.abstract import Environment, Sandbox
 
 from .conftest import Kind
@@ -57,6 +60,16 @@ def quota_of(pid: int) -> int:
     files = [group / name for group in cpu_groups(pid) for name in ("cpu.cfs_quota_us", "cpu.max")]
     (said,) = [file.read_text().split()[0] for file in files if file.exists()]
     return -1 if said == "max" else int(said)
+
+
+def counts_for(groups: Iterable[Path]) -> int:
+    """Return for how many cores the first of some control groups that has a weight counts."""
+    files = [(group / each.name, each) for group in groups for each in weight.WEIGHTS]
+    return next(int(file.read_text()) // each.core for file, each in files if file.exists())
+
+
+def weight_of(pid: int) -> int:
+    return counts_for(cpu_groups(pid))
 
 
 def is_held_back(kind: Kind, sandbox: Sandbox, pid: int) -> bool:

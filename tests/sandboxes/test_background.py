@@ -14,19 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.workers_cpu.support import (
-    HERE,
-    RUN,
-    STUCK,
-    in_background,
-    needs_two_cores,
-    printed,
-    processes_with,
-    running,
-    sleepers,
-    until,
-    weight_of,
-)  # fmt: skip
+from tests.workers_cpu.support import HERE, RUN, in_background, needs_two_cores, printed, processes_with, running, sleepers, until
 from workers.cpu.abstract import Environment, ExecRequest, Execution, Holding, Sandbox, Usage
 from workers.cpu.errors import ContainerFailed, SessionUnavailable
 from workers.cpu.process import tree
@@ -35,11 +23,17 @@ from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.sandbox import ProcessSandbox
 
 from .conftest import KINDS, Boxes, Kind, params
-from .support import is_held_back
+from .support import is_held_back, weight_of
 from .test_grants import masks
 
 FIRST, BACK = Holding((HERE[0],)), Holding(background=True)
 MEANS = [f"{kind}-{means}" for kind in ("process", "bubblewrap") for means in ("cgroup", "affinity")]
+
+STUCK = """
+import os
+os.posix_spawn("/bin/true", ["true"], os.environ, file_actions=[(os.POSIX_SPAWN_OPEN, 0, "go", os.O_RDONLY, 0)])
+"""
+"""A Python program that cannot go on in the kernel (state D) until somebody opens the FIFO `go`: its child has its memory until then."""
 
 on_one_core = pytest.mark.parametrize("place", params("process-affinity", "bubblewrap-affinity", "container"))
 """For tests in which the background gets something: by other means a process gets nothing on a machine that is busy with something else."""

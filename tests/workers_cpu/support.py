@@ -7,7 +7,7 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -25,12 +25,6 @@ from workers.cpu.process import tree
 from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.sandbox import ProcessSandbox
 from workers.cpu.weight import Means
-
-STUCK = """
-import os
-os.posix_spawn("/bin/true", ["true"], os.environ, file_actions=[(os.POSIX_SPAWN_OPEN, 0, "go", os.O_RDONLY, 0)])
-"""
-"""A Python program that cannot go on in the kernel (state D) until somebody opens the FIFO `go`: its child has its memory until then."""
 
 HERE = sorted(os.sched_getaffinity(0))
 """The cores that this process may use."""
@@ -242,16 +236,6 @@ def cpu_groups(pid: int) -> list[Path]:
 def is_low(group: Path) -> bool:
     low = {weight.IDLE: 1} | {each.name: each.background for each in weight.WEIGHTS}
     return any(file.exists() and int(file.read_text()) == value for name, value in low.items() if (file := group / name))
-
-
-def counts_for(groups: Iterable[Path]) -> int:
-    """Return for how many cores the first of some control groups that has a weight counts."""
-    files = [(group / each.name, each) for group in groups for each in weight.WEIGHTS]
-    return next(int(file.read_text()) // each.core for file, each in files if file.exists())
-
-
-def weight_of(pid: int) -> int:
-    return counts_for(cpu_groups(pid))
 
 
 def until(condition: Callable[[], bool], limit_s: float = 60.0) -> bool:
