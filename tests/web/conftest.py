@@ -19,13 +19,13 @@ import httpx
 import psutil
 import pytest
 
-from app.local.redis_server import RedisServer
 from app.local.stack import StackPlan
 from scheduler.live.entries import ActionGranted, ActionReceived, ActionResized, NodeChanged
 from tangram import Client, calls
 from tangram.client import Environment
 from tangram.handles import Handle
 from tangram.settings import Settings
+from tests.conftest import RedisUrls
 from tests.journals import new_journal
 from tests.live.support import Live, running
 from tests.ports import free_port
@@ -229,18 +229,13 @@ def journal(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def redis(tmp_path: Path) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path, log=tmp_path / "redis.log")
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def view(journal: str, redis: RedisServer, tmp_path: Path) -> View:
-    """Return what opens the page of the journal; settings may be other ones."""
+def view(journal: str, redis_urls: RedisUrls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> View:
+    """Return what opens the page of the journal, with a look for each request; settings may be other ones."""
     from starlette.testclient import TestClient
 
     from app.web.server import make_app
 
-    usual = {"broker_url": redis.url, "result_url": redis.url, "database_url": journal, "state_dir": tmp_path}
+    monkeypatch.setattr("app.web.shared_looks.INTERVAL_S", 0.01)
+    monkeypatch.setattr("app.web.shared_looks.MOST_PAUSE_S", 0.0)
+    usual = {"broker_url": redis_urls.broker, "result_url": redis_urls.result, "database_url": journal, "state_dir": tmp_path}
     return lambda **settings: TestClient(make_app(Settings(**{**usual, **settings}), journal))

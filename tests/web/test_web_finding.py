@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 import time
+from itertools import chain
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 
-from app.local.redis_server import RedisServer
 from app.scheduler_document import SHOWN_TTL_S
 from app.web.attention import RESOLVED_S, Attention, Notice, notices
 from app.web.formats import clock
@@ -19,28 +19,28 @@ from scheduler.model.commands import NoteDraining
 from tangram.connection import open_store
 from tangram.life_signs import LONGEST_SILENCE_S
 from tangram.wire import CLIENT_KEY_PREFIX, SCHEDULER_KEY
+from tests.conftest import RedisUrls
 from tests.web.journals import DESCRIBED, SHOWN, View, action, seen, stand, words_of, write
 
 LOST = {"status": "lost", "cause": "node_lost", "reason": "node n2 was lost", "job": "unlucky"}
 
 
-def be_in_trouble(journal: str, redis: RedisServer) -> float:
+def be_in_trouble(journal: str, redis_urls: RedisUrls) -> float:
     """Write of a lost node, a job that loses actions, one that floods, and a trainer that fell silent; return when that was."""
     now = time.time()
     described = {**DESCRIBED, "name": "n2"}
     write(journal, *(NodeChanged(name="n2", state=state, description=described, reason="lost", at=now - 300) for state in ("up", "lost")))
     write(journal, *action("lost-1", now - 200, now - 190, now - 150, **LOST), *action("lost-2", now - 200, now - 190, now - 120, **LOST))
-    for number in range(100):
-        write(journal, *action(f"w{number:03}", now - 90, job="flooding"))
+    write(journal, *chain.from_iterable(action(f"w{number:03}", now - 90, job="flooding") for number in range(100)))
     stand(journal, "left", job="gone", client="c-gone", owner="host-9:77", at=now - 500)
-    with open_store(redis.url, 5.0) as store:
+    with open_store(redis_urls.result, 5.0) as store:
         store.set(CLIENT_KEY_PREFIX + "c-gone", LONGEST_SILENCE_S * 1000, px=(LONGEST_SILENCE_S - 60) * 1000)
         store.set(SCHEDULER_KEY, json.dumps(SHOWN), ex=SHOWN_TTL_S)
     return now
 
 
-def test_the_five_questions_of_an_operator_take_one_click_each(view: View, journal: str, redis: RedisServer) -> None:
-    be_in_trouble(journal, redis)
+def test_the_five_questions_of_an_operator_take_one_click_each(view: View, journal: str, redis_urls: RedisUrls) -> None:
+    be_in_trouble(journal, redis_urls)
     with view() as client:
         first = client.get("/").text
         for link, says in (
@@ -61,8 +61,8 @@ def test_the_five_questions_of_an_operator_take_one_click_each(view: View, journ
         assert "None." in words_of(client, "/oldest?job=nobody&kind=cpu.exec")
 
 
-def test_what_needs_attention_says_since_when_the_newest_fault_first(view: View, journal: str, redis: RedisServer) -> None:
-    now = be_in_trouble(journal, redis)
+def test_what_needs_attention_says_since_when_the_newest_fault_first(view: View, journal: str, redis_urls: RedisUrls) -> None:
+    now = be_in_trouble(journal, redis_urls)
     with view() as client:
         page = words_of(client, "/health")
     assert f"2 of 2 actions to our failures in the last hour: 2 × node_lost. since {clock(now - 150)}, last {clock(now - 120)}" in page
@@ -127,8 +127,7 @@ def test_a_queue_that_goes_on_waiting_comes_after_what_is_newer() -> None:
 
 
 def test_a_job_alone_floods_nobody(journal: str) -> None:
-    for number in range(100):
-        write(journal, *action(f"w{number:03}", time.time() - 1))
+    write(journal, *chain.from_iterable(action(f"w{number:03}", time.time() - 1) for number in range(100)))
     assert not [notice.text for notice in notices(seen(journal, SHOWN)) if "floods" in notice.text]
 
 
@@ -154,8 +153,7 @@ def test_the_list_of_actions_sorts_and_counts_and_has_commands(view: View, journ
     now = time.time()
     excerpt = {"command": "exit <3>", "exit_code": 3, "stdout": "", "stderr": ""}
     write(journal, *action("short", now - 30, now - 29, now - 28, status="failed", excerpt=excerpt))
-    for number in range(60):
-        write(journal, *action(f"long-{number:02}", now - 100 - number, now - 50, now - 10))
+    write(journal, *chain.from_iterable(action(f"long-{number:02}", now - 100 - number, now - 50, now - 10) for number in range(60)))
     with view() as client:
 
         def ids(query: str) -> list[str]:

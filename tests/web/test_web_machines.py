@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -61,8 +62,7 @@ def planned(client: TestClient) -> str:
 def test_a_plan_of_the_last_hour_is_made_when_somebody_asks(view: View, journal: str) -> None:
     # Given twenty actions of one core, submitted at once, and one that waits
     now = time.time()
-    for number in range(20):
-        write(journal, *action(f"a{number}", now - 600, now - 590, now - 580, units=1))
+    write(journal, *chain.from_iterable(action(f"a{number}", now - 600, now - 590, now - 580, units=1) for number in range(20)))
     write(journal, *action("waits", now - 500))
     with view() as client:
         page = planned(client)
