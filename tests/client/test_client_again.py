@@ -82,6 +82,13 @@ def test_a_session_that_never_started_ends(stack: Away) -> None:
         session.submit(Action(kind="my.task"))
 
 
+def test_closing_while_the_broker_is_away_ends_what_waits(stack: Away, session: Session) -> None:
+    stack.away = True
+    waiting = session.submit(Action(kind="my.task"))
+    session.stop(0.0)
+    assert waiting.done()
+
+
 def test_what_was_sent_does_not_fail_by_a_broker_that_is_away(stack: Away, session: Session) -> None:
     first = session.submit(Action(kind="my.task"))
     flush(session)

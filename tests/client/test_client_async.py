@@ -10,7 +10,7 @@ import pytest
 
 from tangram import Action, AsyncClient, Client, ClientClosed, EnvironmentLost, ResultNotReady, Settings
 
-MANY = 300
+MANY = 100
 """More commands than any pool of connections or threads would have."""
 
 

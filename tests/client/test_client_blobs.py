@@ -113,19 +113,19 @@ def test_a_value_that_is_not_as_long_as_its_reference_says_is_lost(store: Any) -
 
 
 def test_a_store_that_is_away_is_waited_for_where_there_is_patience(own_redis: Any) -> None:
-    store = open_store(own_redis.result, 1.0)
-    data = os.urandom(2 * BLOB_THRESHOLD_BYTES)
-    reference = Blobs(store, patience_s=60).put(data)
+    limit_s, data = 0.2, os.urandom(2 * BLOB_THRESHOLD_BYTES)
+    store = open_store(own_redis.result, limit_s)
+    patient = Blobs(store, patience_s=60)
+    reference = patient.put(data)
     with ThreadPoolExecutor() as pool:
         # Given a store that accepts connections and does not answer
         freeze(own_redis.process.pid)
         with pytest.raises(RedisError):
             Blobs(store).get(reference)
         # When it is asked with patience for a value, and to keep one
-        patient = Blobs(store, patience_s=60)
         back, kept = pool.submit(patient.get, reference), pool.submit(patient.put, data)
         # Then both wait until it answers again
-        assert not wait([back, kept], 2.5).done
+        assert not wait([back, kept], 2.5 * limit_s).done
         own_redis.process.send_signal(signal.SIGCONT)
         assert back.result(60) == data
         assert patient.get(kept.result(60)) == data

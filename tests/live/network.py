@@ -40,6 +40,12 @@ class Network:
         """Have nothing pass on the connections of now."""
         self._cuts += 1
 
+    def cut_unknown_to_the_server(self) -> None:
+        """Have nothing pass on the connections of now. Their clients find them ended."""
+        self.cut()
+        for near in self._sockets[::2]:
+            near.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """End everything."""
         self._listener.shutdown(socket.SHUT_RDWR)

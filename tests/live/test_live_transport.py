@@ -95,12 +95,12 @@ def test_what_a_connection_takes_that_only_the_server_has_for_open_comes_back(
     network: Network, own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.broker.redis_intake.RESCUE_S", 0.1)
-    settings = Settings(broker_url=network.url, result_url=own_redis.result, connect_timeout_s=8.0)
+    settings = Settings(broker_url=network.url, result_url=own_redis.result, connect_timeout_s=30.0)
     with _app_of(settings) as app, own_redis.client() as client:
-        transport = KombuTransport(app, connect_timeout_s=8.0)
+        transport = KombuTransport(app, connect_timeout_s=30.0)
         transport.receive(0.0)
         # Given a scheduler that has connected again after a cut of the network of which the server does not know
-        network.cut()
+        network.cut_unknown_to_the_server()
         assert wait_until(lambda: transport.receive(0.1) == [] and transport.lost_connections == 1 and transport.caught_up, 60)
         # When an action comes, which goes to the connection that is dead, as that was first to wait
         headers = {"id": "a", "task": "my.task", "tangram": {"kind": "my.task"}}
