@@ -55,6 +55,17 @@ def test_commands_of_a_session_share_state_and_say_how_they_ended(client: Client
         env.exec("echo")
 
 
+def test_the_journal_keeps_what_a_failed_command_printed_last_without_secrets(client: Client, live: Live) -> None:
+    with client.open(trajectory="secrets") as env:
+        by_env = ["env", "OTHER=abcdef012345", "sh", "-c"]
+        handle = env.submit("echo $TOKEN $OTHER >&2; exit 3", env={"TOKEN": "543210fedcba"}, interpreter=by_env)
+        assert handle.result(60).exit_code == 3
+    query = f"select excerpt from actions where id = '{handle.id}' and ended_at is not null"
+    live.until(lambda: live.rows(query))
+    kept = str(live.rows(query))
+    assert "[variable] [variable]" in kept and "abcdef" not in kept and "fedcba" not in kept
+
+
 def test_what_runs_waits_or_opens_can_be_cancelled_by_itself_or_with_its_trajectory(client: Client, live: Live) -> None:
     # Given an environment with a command that runs and one that waits, an idle one, and one that takes long to open
     busy, idle = client.open(trajectory="given-up"), client.open(trajectory="given-up")

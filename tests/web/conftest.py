@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -21,21 +19,16 @@ import pytest
 
 from app.local.stack import StackPlan
 from scheduler.live.entries import ActionGranted, ActionReceived, ActionResized, NodeChanged
-from tangram import Client, calls
-from tangram.client import Environment
+from tangram import Client
 from tangram.handles import Handle
 from tangram.settings import Settings
 from tests.conftest import RedisUrls
 from tests.journals import new_journal
 from tests.live.support import Live, running
 from tests.ports import free_port
-from tests.web.journals import DESCRIBED, View, write
+from tests.web.journals import DESCRIBED, TOKEN, View, write
 
-TOKEN = "a-token-for-tests-0123"
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=document.title='owned'>"
-LONG = "long-" + "x" * 240
-SECRET = "0f1e2d3c4b5a"
-RIGHT_TO_LEFT = "مسار-abc-١٢٣"
 
 SERVICES = """
 [services.judge]
@@ -44,25 +37,7 @@ task = "score"
 cells = [1]
 memory_mb = 500
 restore_s = 0.05
-
-[quotas.search]
-concurrency = 2
-hosts = ["127.0.0.1"]
 """
-
-
-class Silent(BaseHTTPRequestHandler):
-    """An outside API that answers once it may."""
-
-    may_answer = threading.Event()
-
-    def do_GET(self) -> None:
-        self.may_answer.wait(3000)
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
 
 
 @dataclass
@@ -72,29 +47,16 @@ class Trouble:
     live: Live
     url: str
     clients: list[Client]
-    environments: dict[str, Environment]
     handles: dict[str, Handle[object]]
 
-    def page(self, path: str) -> httpx.Response:
-        """Return what the page answers."""
-        return httpx.get(self.url + path, timeout=30)
-
-    def status(self, name: str) -> str:
-        """Return the state of an action that this stack runs for the tests."""
-        return str(self.live.rows(f"SELECT status FROM actions WHERE id = '{self.handles[name].id}'")[0][0])
-
     def wait_for(self, name: str, status: str) -> None:
-        """Wait until an action is in a state, and until a look at the page shows that."""
+        """Wait until an action is in a state."""
         self.live.until(lambda: self.live.rows(f"SELECT 1 FROM actions WHERE id = '{self.handles[name].id}' AND status = '{status}'"))
-
-
-WAITING = 6
-"""Actions that wait in the end: for cores, a session, a quota, and the three hostile ones."""
 
 
 @pytest.fixture(scope="package")
 def trouble(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trouble]:
-    """Run a stack whose cores, quota and shell sessions are taken, and which has lost a node that ran an action."""
+    """Run a stack whose cores are taken, and which has lost a node that ran an action."""
     pytest.importorskip("fastapi", reason="the extra `web` is not installed")
     folder = tmp_path_factory.mktemp("web")
     (folder / "services.toml").write_text(SERVICES)
@@ -109,23 +71,16 @@ def trouble(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> I
         # One node is lost once. The others stand for as long as there are tests, browsers beside them or not.
         variables={"TANGRAM_BEAT_S": "5", "TANGRAM_NODE_LOST_S": "15", "TANGRAM_WEB_TOKEN": TOKEN},
     )
-    api = ThreadingHTTPServer(("127.0.0.1", 0), Silent)
-    threading.Thread(target=api.serve_forever, daemon=True).start()
     with running(folder / "state", plan) as live:
-        made = Trouble(live, plan.web_url, [], {}, {})
+        made = Trouble(live, plan.web_url, [], {})
         try:
             _lose_a_node(made)
             _take_cores(made)
-            _take_quota(made, f"http://127.0.0.1:{api.server_address[1]}/")
-            _be_hostile(made)
             live.until(lambda: _is_shown(made))
             yield made
         finally:
-            Silent.may_answer.set()
             for client in made.clients:
                 client.cancel(job=client.job)
-            api.shutdown()
-            api.server_close()
 
 
 def _client(made: Trouble, job: str) -> Client:
@@ -149,55 +104,21 @@ def _lose_a_node(made: Trouble) -> None:
     made.handles["lost"] = next(handle for handle in handles if handle.id == lost)
     for handle in handles:
         handle.cancel()
-    for environment, handle in zip(environments, handles, strict=True):
-        if handle.id != lost:
-            made.handles["cancelled"] = handle
-            made.environments["unlucky"] = environment
-    made.wait_for("cancelled", "cancelled")
 
 
 def _take_cores(made: Trouble) -> None:
-    """Job `holder` keeps both cores of cpu-0, and wants more in the same session; job `waiter` wants a core of its own."""
-    holder, waiter = _client(made, "holder"), _client(made, "waiter")
-    made.environments["holder"] = holder.open(trajectory="h1")
-    made.environments["waiter"] = waiter.open(trajectory="w1")
-    failing, by_env = "echo $TOKEN $OTHER; echo '<b>last words' >&2; exit 3", ["env", f"OTHER={SECRET[::-1]}", "sh", "-c"]
-    made.handles["failing"] = made.environments["waiter"].submit(failing, env={"TOKEN": SECRET}, interpreter=by_env)
-    made.handles["well"] = made.environments["waiter"].submit("echo well")
-    for name in ("failing", "well"):
-        made.wait_for(name, "succeeded")
-    made.handles["holder"] = made.environments["holder"].submit("sleep 3000", units=[2], preemptible=False)
+    """Job `holder` keeps both cores of cpu-0; a job `waiter` wants a core, and so does one whose name is markup."""
+    made.handles["holder"] = _client(made, "holder").open(trajectory="h1").submit("sleep 3000", units=[2], preemptible=False)
     made.wait_for("holder", "running")
-    made.handles["behind"] = made.environments["holder"].submit("echo after", units=[1])
-    made.handles["waiter"] = made.environments["waiter"].submit("echo hello", preemptible=False)
-    for name in ("behind", "waiter"):
+    for name in ("waiter", HOSTILE):
+        environment = _client(made, name).open(trajectory=name)
+        made.handles[name] = environment.submit(f"echo {name!r}", action_class=name, preemptible=False)
         made.wait_for(name, "waiting")
-
-
-def _take_quota(made: Trouble, url: str) -> None:
-    """Job `caller` keeps both places of the quota, and wants a third."""
-    client = _client(made, "caller")
-    for number in range(2):
-        made.handles[f"call-{number}"] = client.submit(calls.call("caller", "search", method="GET", url=url))
-        made.wait_for(f"call-{number}", "running")
-    made.handles["third-call"] = client.submit(calls.call("caller", "search", method="GET", url=url))
-    made.wait_for("third-call", "waiting")
-
-
-def _be_hostile(made: Trouble) -> None:
-    """Names of users that are markup, very long, or run the other way."""
-    for job in (HOSTILE, LONG, RIGHT_TO_LEFT):
-        client = _client(made, job)
-        made.environments[job] = client.open(trajectory=job)
-        made.handles[job] = made.environments[job].submit(f"echo {job!r}", action_class=job, preemptible=False)
-        made.wait_for(job, "waiting")
 
 
 def _is_shown(made: Trouble) -> bool:
     """Say whether the page's look, which may be two seconds old, knows of all that waits."""
-    found = made.page("/api/overview").json()
-    quotas = [(quota["running"], quota["waiting"]) for quota in found["quotas"] if quota["name"] == "search"]
-    return quotas == [(2, 1)] and bool(found["waiting"] >= WAITING)
+    return bool(httpx.get(f"{made.url}/api/overview", timeout=30).json()["waiting"] >= 2)
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import html
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from app.journal.database import open_engine, snapshot
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 View = Callable[..., "TestClient"]
 """Opens the page of a journal; settings may be other ones."""
+
+TOKEN = "a-token-for-tests-0123"
+HEADERS = {"Authorization": f"Bearer {TOKEN}"}
+LOST = {"status": "lost", "cause": "node_lost", "reason": "node n2 was lost", "job": "unlucky"}
 
 SHOWN: dict[str, Any] = {
     "policy": "elastic", "epoch": 3, "decisions": 5, "resizes": 0, "restores": 0, "decision_us_p50": 1, "decision_us_p99": 2,
@@ -58,17 +63,25 @@ def seen(url: str, shown: dict[str, Any] | None) -> Document:
     return found
 
 
-def action(id: str, submitted_at: float, granted_at: float | None = None, ended_at: float | None = None, **words: Any) -> list[Entry]:
-    """Return what a journal is told of an action of two cores: as far as it has come, without any overhead."""
+def action(
+    id: str,
+    submitted_at: float,
+    granted_at: float | None = None,
+    ended_at: float | None = None,
+    header: Mapping[str, Any] = MappingProxyType({}),
+    **words: Any,
+) -> list[Entry]:
+    """Return what a journal is told of an action of two cores, or with another `header`: as far as it has come, without any overhead."""
     given = {"status": "succeeded", "job": "coding", "kind": "cpu.exec", "cause": "", "reason": "", "units": 2, "excerpt": None, **words}
-    header = {
+    whole = {
         "kind": given["kind"],
         "cost": {"cores": [given["units"]]},
         "job": given["job"],
         "trajectory": f"of-{id}",
         "environment": f"in-{id}",
+        **header,
     }
-    told: list[Entry] = [ActionReceived(id=id, header=header, message="", submitted_at=submitted_at, received_at=submitted_at)]
+    told: list[Entry] = [ActionReceived(id=id, header=whole, message="", submitted_at=submitted_at, received_at=submitted_at)]
     if granted_at is not None:
         cores = tuple(range(given["units"]))
         told.append(ActionGranted(id=id, attempt=1, node="n1", units=len(cores), core_ids=cores, cell_ids=(), granted_at=granted_at))

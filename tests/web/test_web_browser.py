@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from datetime import timedelta
 from email.utils import format_datetime, parsedate_to_datetime
 
+import httpx
 import pytest
 
-from tests.web.conftest import HOSTILE, TOKEN, Trouble
+from tests.web.conftest import HOSTILE, Trouble
+from tests.web.journals import TOKEN
 
 pytest.importorskip("playwright", reason="playwright is not installed")
 pytest.importorskip("fastapi", reason="the extra `web` is not installed")
@@ -81,7 +83,6 @@ def test_why_does_this_action_wait_and_who_holds_what_it_needs(phone: Page, trou
 
 
 def test_what_is_acknowledged_is_folded_away_in_this_browser_until_it_is_asked_for(phone: Page, trouble: Trouble) -> None:
-    # Given a notice
     phone.goto("/")
     notice = phone.get_by_role("listitem").filter(has_text="Job unlucky lost 1 of")
     # When it is acknowledged; then it is gone, on other pages and after later looks, too
@@ -103,9 +104,7 @@ def test_what_is_acknowledged_leaves_its_place_to_the_next(phone: Page, trouble:
     notices = phone.locator(".notices > li").locator("visible=true")
     expect(notices).to_have_count(1)
     first = notices.get_attribute("data-key")
-    # When it is acknowledged
     notices.get_by_role("button", name="Acknowledge").click()
-    # Then another one is there
     expect(notices).to_have_count(1)
     assert notices.get_attribute("data-key") != first
 
@@ -131,17 +130,17 @@ def test_names_of_users_do_nothing_in_the_browser(page: Page, trouble: Trouble) 
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+def test_a_page_of_this_machine_answers_under_no_other_name(trouble: Trouble) -> None:
+    assert httpx.get(trouble.url, headers={"Host": "site.example"}, timeout=30).status_code == 400
+
+
 def test_the_page_stays_live_and_can_be_paused(phone: Page, trouble: Trouble) -> None:
-    # Given
     phone.goto("/actions?state=waiting&job=fresh")
     expect(phone.get_by_text("None.")).to_be_visible()
-    # When an action comes in
     with trouble.live.client("fresh") as client:
         environment = client.open(trajectory="f1")
         handle = environment.submit("true", preemptible=False)
-        # Then it appears by itself
         expect(phone.get_by_role("link", name=handle.id)).to_be_visible(timeout=30_000)
-        # When the page is paused
         phone.get_by_role("button", name="Pause").click()
         handle.cancel()
         trouble.live.until(lambda: trouble.live.rows(f"SELECT 1 FROM actions WHERE id = '{handle.id}' AND status = 'cancelled'"))
@@ -153,7 +152,6 @@ def test_the_page_stays_live_and_can_be_paused(phone: Page, trouble: Trouble) ->
 
 
 def test_a_look_that_failed_is_said_and_the_timeline_comes_back_after_it(phone: Page, trouble: Trouble) -> None:
-    # Given the first page, live
     phone.goto("/")
     bars = phone.locator(".timeline canvas")
     expect(bars).to_have_attribute("data-bars", re.compile("[1-9]"))
@@ -186,9 +184,7 @@ def test_a_page_of_an_old_look_says_how_old_it_is(phone: Page, trouble: Trouble)
     # Then it says so, but for the second that a date of whole seconds may lack, and with the age of the look
     expect(phone.locator("#live-text")).to_have_text(re.compile(r"as of (59|[67]\d) s ago"))
     assert phone.locator("#live-dot.on").count() == 0
-    # When it looks again
     late_s = 0
-    # Then
     expect(phone.locator("#live-text")).to_have_text("live")
     phone.unroute_all(behavior="wait")
 
@@ -200,7 +196,6 @@ def test_tabs_in_the_background_leave_connections_for_others_and_catch_up(phone:
         tab.goto("/actions?state=waiting&job=tabs")
         expect(tab.locator("#live-text")).to_have_text("live")
         _show(tab, False)
-    # When an action comes in
     with trouble.live.client("tabs") as client:
         handle = client.open(trajectory="f1").submit("true", preemptible=False)
         # Then the tab that is looked at again shows it
@@ -224,7 +219,6 @@ def test_a_cancel_asks_once_for_the_token_and_whether_it_is_meant(phone: Page, t
         environment = client.open(trajectory="r1")
         handle = environment.submit("true", preemptible=False)
         trouble.live.until(lambda: trouble.live.rows(f"SELECT 1 FROM actions WHERE id = '{handle.id}'"))
-        # When
         phone.goto(f"/actions/{handle.id}")
         phone.get_by_role("button", name="Cancel this action").click()
         # Then it is asked once whether this action is meant, with the token; Back leaves all as it is
@@ -236,18 +230,15 @@ def test_a_cancel_asks_once_for_the_token_and_whether_it_is_meant(phone: Page, t
         phone.locator("#token-text").fill("ключ-ключ-ключ-ключ")
         phone.locator("#token-text").press("Enter")
         expect(phone.locator("#said")).to_have_text("the token is wrong")
-        # When
         phone.get_by_role("button", name="Cancel this action").click()
         phone.locator("#token-text").fill(TOKEN)
         phone.locator("#token-text").press("Enter")
-        # Then
         expect(phone.locator("#said")).to_have_text("the cancel is on its way")
         trouble.live.until(lambda: trouble.live.rows(f"SELECT 1 FROM actions WHERE id = '{handle.id}' AND status = 'cancelled'"))
         expect(phone.locator(".lead .state")).to_have_text("cancelled", timeout=30_000)
 
 
 def test_the_timeline_leads_to_the_action_of_a_bar(page: Page, trouble: Trouble) -> None:
-    # Given
     page.goto("/")
     canvas = page.locator(".timeline canvas")
     expect(canvas).to_have_attribute("data-bars", re.compile("[1-9]"))
@@ -256,19 +247,15 @@ def test_the_timeline_leads_to_the_action_of_a_bar(page: Page, trouble: Trouble)
     box = canvas.bounding_box()
     assert box is not None
     page.locator(".timeline").click(position={"x": box["width"] - 12, "y": 8})
-    # Then
     expect(page.get_by_role("heading", level=1)).to_have_text(trouble.handles["holder"].id)
 
 
 def test_a_keyboard_reaches_everything(page: Page, trouble: Trouble) -> None:
-    # Given
     page.goto("/")
-    # When
     reached = set()
     for _ in range(60):
         page.keyboard.press("Tab")
         reached.add(page.evaluate("document.activeElement.getAttribute('aria-label') || document.activeElement.textContent.trim()"))
-    # Then
     assert {"Skip to content", "Tangram", "Actions", "Environments", "Machines", "Health", "Search", "Pause"} <= reached
     assert any(label.startswith("Timeline of nodes") for label in reached)
 
@@ -282,19 +269,16 @@ def test_a_keyboard_reaches_everything(page: Page, trouble: Trouble) -> None:
     ],
 )
 def test_axe_finds_nothing(browser: Browser, trouble: Trouble, name: str, width: str) -> None:
-    # Given
     path = name if name.startswith("/") else f"/actions/{trouble.handles[name].id}"
     with shown(browser, trouble, width) as page:
         page.emulate_media(reduced_motion="reduce")  # no colour on its way to another one
         page.goto(path)
         expect(page.locator("#live-text")).to_have_text("live")
         page.get_by_role("button", name="Pause").click()
-        # When
         light = Axe().run(page, options=RULES)
         # and the same page is dark, which changes nothing but colours
         page.emulate_media(color_scheme="dark")
         dark = Axe().run(page, options=COLOURS)
-        # Then
         for found in (light, dark):
             assert found.violations_count == 0, found.generate_report()
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -20,9 +20,7 @@ from tangram.connection import open_store
 from tangram.life_signs import LONGEST_SILENCE_S
 from tangram.wire import CLIENT_KEY_PREFIX, SCHEDULER_KEY
 from tests.conftest import RedisUrls
-from tests.web.journals import DESCRIBED, SHOWN, View, action, seen, stand, words_of, write
-
-LOST = {"status": "lost", "cause": "node_lost", "reason": "node n2 was lost", "job": "unlucky"}
+from tests.web.journals import DESCRIBED, LOST, SHOWN, View, action, seen, stand, words_of, write
 
 
 def be_in_trouble(journal: str, redis_urls: RedisUrls) -> float:
@@ -91,7 +89,6 @@ def test_what_needs_attention_no_longer_is_resolved_for_an_hour_or_until_it_does
 
 
 def test_what_only_a_scheduler_can_find_is_not_resolved_while_there_is_none(journal: str) -> None:
-    # Given a quota that is closed
     attention, throttled = Attention(), {**SHOWN, "quotas": {"search": {**SHOWN["quotas"]["search"], "throttle": "closed"}}}
 
     def resolved(shown: dict[str, Any] | None) -> list[str]:

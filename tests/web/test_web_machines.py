@@ -60,13 +60,11 @@ def planned(client: TestClient) -> str:
 
 
 def test_a_plan_of_the_last_hour_is_made_when_somebody_asks(view: View, journal: str) -> None:
-    # Given twenty actions of one core, submitted at once, and one that waits
     now = time.time()
     write(journal, *chain.from_iterable(action(f"a{number}", now - 600, now - 590, now - 580, units=1) for number in range(20)))
     write(journal, *action("waits", now - 500))
     with view() as client:
         page = planned(client)
-
     assert "20 cores are the fewest on which" in page
     assert "There are 2 cores" in page and "20 actions of 20 trajectories" in page
     assert "Left out, their time counted as thinking: 1" in page

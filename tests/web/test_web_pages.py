@@ -3,73 +3,92 @@
 from __future__ import annotations
 
 import html
+import json
+import time
+from collections.abc import Iterator
 from urllib.parse import quote
 
-import httpx
 import pytest
+from pydantic import SecretStr
+from starlette.testclient import TestClient
 
-from tests.web.conftest import HOSTILE, LONG, RIGHT_TO_LEFT, SECRET, TOKEN, Trouble
+from app.scheduler_document import SHOWN_TTL_S
+from app.web.server import hosts_of, make_app
+from scheduler.live.entries import InstanceChanged
+from tangram import Settings
+from tangram.connection import open_store
+from tangram.wire import CONTROL_QUEUE, INGRESS_QUEUE, SCHEDULER_KEY
+from tests.conftest import RedisUrls
+from tests.web.conftest import HOSTILE
+from tests.web.journals import HEADERS, LOST, SHOWN, TOKEN, View, action, stand, write
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(280)]
+LONG = "long-" + "x" * 240
+RIGHT_TO_LEFT = "مسار-abc-١٢٣"
 
 
-def path_of(name: str, folder: str) -> str:
-    return f"/{folder}/{quote(name, safe='')}"
+@pytest.fixture
+def client(view: View, journal: str, redis_urls: RedisUrls) -> Iterator[TestClient]:
+    """Return a client of the page whose environment `e` stands, and whose quota `search` is taken, while a scheduler shows itself."""
+    stand(journal, "e")
+    with open_store(redis_urls.result, 5.0) as store:
+        store.set(SCHEDULER_KEY, json.dumps(SHOWN), ex=SHOWN_TTL_S)
+    with view(web_token=SecretStr(TOKEN)) as client:
+        yield client
 
 
-def text_of(trouble: Trouble, path: str) -> str:
-    """Return the page as its source has it, entities resolved."""
-    answer = trouble.page(path)
+def text_of(client: TestClient, path: str) -> str:
+    """Return a page as its source has it, entities resolved."""
+    answer = client.get(path)
     assert answer.status_code == 200, answer.text[:500]
     return html.unescape(answer.text)
 
 
-@pytest.mark.parametrize(
-    ("name", "says", "holders"),
-    [
-        ("waiter", "in the queue for the cores of node cpu-0", ["holder"]),
-        ("behind", "1 earlier one of this session has not ended", ["holder"]),
-        ("third-call", "2 of 2 places of quota search are held.", ["call-0", "call-1"]),
-        ("lost", "Fault: <strong>ours</strong>", []),
-        ("lost", "node cpu-1 was lost", []),
-        ("lost", "For the trainer:", []),
-    ],
-)
-def test_an_action_says_why_it_waits_for_whom_and_whose_fault_its_end_was(
-    trouble: Trouble, name: str, says: str, holders: list[str]
-) -> None:
-    page = text_of(trouble, f"/actions/{trouble.handles[name].id}")
-    assert says in page
-    assert all(f'href="/actions/{trouble.handles[holder].id}"' in page for holder in holders)
+def test_an_action_says_why_it_waits_and_for_whom(client: TestClient, journal: str) -> None:
+    # Given actions that wait for the cores of a node, for an earlier command of their session, and for a quota
+    now, place = time.time(), {"environment": "e", "session": "s"}
+    write(journal, *action("waiter", now - 50, header=place), *action("behind", now - 40, header=place))
+    for id, granted_at in (("call-0", now - 20), ("call-1", now - 20), ("call-2", None)):
+        call = {"kind": "api.call", "cost": {"quota:search": [1]}, "environment": None}
+        write(journal, *action(id, now - 30, granted_at, units=0, header=call))
+    for name, says, holders in (
+        ("waiter", "node n1, where its environment is: 2 of 2 are held.", ["a"]),
+        ("behind", "1 earlier one of this session has not ended", ["waiter"]),
+        ("call-2", "2 of 2 places of quota search are held.", ["call-0", "call-1"]),
+    ):
+        page = text_of(client, f"/actions/{name}")
+        # Then its page says so, and leads to the holders
+        assert says in page
+        assert all(f'href="/actions/{holder}"' in page for holder in holders), name
 
 
-def test_the_page_of_a_failed_command_has_its_text_exit_code_and_last_lines_without_secrets(trouble: Trouble) -> None:
-    page = text_of(trouble, f"/actions/{trouble.handles['failing'].id}")
-    assert "exit 3</bdi>" in page and "Exit code 3." in page
-    assert "[variable] [variable]</bdi>" in page and "<bdi><b>last words</bdi>" in page
-    assert SECRET not in page and SECRET[::-1] not in page
-    assert "<b>last words" not in trouble.page(f"/actions/{trouble.handles['failing'].id}").text
-    assert "What it ran" not in text_of(trouble, f"/actions/{trouble.handles['well'].id}")
+def test_an_action_says_whose_fault_its_end_was_and_what_it_printed_last(client: TestClient, journal: str) -> None:
+    now = time.time()
+    excerpt = {"command": "echo [variable]; exit 3", "exit_code": 3, "stdout": "", "stderr": "<b>last words"}
+    write(journal, *action("lost", now - 60, now - 59, now - 50, **LOST), *action("well", now - 60, now - 59, now - 50))
+    write(journal, *action("failing", now - 60, now - 59, now - 50, excerpt=excerpt))
+    page = text_of(client, "/actions/lost")
+    assert all(words in page for words in ("Fault: <strong>ours</strong>", "node n2 was lost", "For the trainer:"))
+    page = text_of(client, "/actions/failing")
+    assert all(words in page for words in ("exit 3</bdi>", "Exit code 3.", "<bdi><b>last words</bdi>"))
+    assert "<b>last words" not in client.get("/actions/failing").text
+    assert "What it ran" not in text_of(client, "/actions/well")
 
 
-@pytest.mark.parametrize(
-    "path", ["/", "/actions", "/environments", "/health", "/jobs/holder", "/nodes/cpu-0", "/nodes/gpu-0", "/services/judge"]
-)
-def test_every_page_answers_and_allows_no_script_of_others(trouble: Trouble, path: str) -> None:
-    # When
-    answer = trouble.page(path)
-    # Then
-    assert answer.status_code == 200
-    policy = answer.headers["content-security-policy"]
-    assert "default-src 'none'" in policy and "script-src 'self'" in policy and "unsafe" not in policy
-    assert " style=" not in answer.text and "onclick" not in answer.text
+def test_every_page_answers_and_allows_no_script_of_others(client: TestClient, journal: str) -> None:
+    write(journal, InstanceChanged(node="n1", service="judge", cell_ids=(0,), state="resident", at=time.time()))
+    for path in ("/", "/actions", "/environments", "/health", "/machines", "/jobs/coding", "/nodes/n1", "/services/judge"):
+        answer = client.get(path)
+        policy = answer.headers["content-security-policy"]
+        assert answer.status_code == 200, path
+        assert "default-src 'none'" in policy and "script-src 'self'" in policy and "unsafe" not in policy
+        assert " style=" not in answer.text and "onclick" not in answer.text, path
 
 
 @pytest.mark.parametrize("name", [HOSTILE, LONG, RIGHT_TO_LEFT])
-def test_names_of_users_are_text(trouble: Trouble, name: str) -> None:
-    # When
-    pages = [trouble.page(path) for path in (path_of(name, "jobs"), f"/actions/{trouble.handles[name].id}", "/", "/environments")]
-    # Then
+def test_names_of_users_are_text(client: TestClient, journal: str, name: str) -> None:
+    write(journal, *action("named", time.time(), job=name))
+    stand(journal, "named", job=name, trajectory=name)
+    pages = [client.get(path) for path in (f"/jobs/{quote(name, safe='')}", "/actions/named", "/", "/environments")]
     for page in pages:
         assert page.status_code == 200
         assert HOSTILE not in page.text and "<img src=x" not in page.text
@@ -77,96 +96,56 @@ def test_names_of_users_are_text(trouble: Trouble, name: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/actions/none", "/jobs/none", "/environments/none", "/services/none", "/nodes/none", "/nothing"])
-def test_what_the_journal_does_not_know_is_said_so(trouble: Trouble, path: str) -> None:
-    answer = trouble.page(path)
+def test_what_the_journal_does_not_know_is_said_so(client: TestClient, path: str) -> None:
+    answer = client.get(path)
     assert answer.status_code == 404 and "knows nothing at" in answer.text
 
 
-def test_a_filter_that_makes_no_sense_is_refused(trouble: Trouble) -> None:
-    assert trouble.page("/actions?page=-1").status_code == 422
-    assert trouble.page(f"/actions?q={'x' * 300}").status_code == 422
+def test_a_filter_that_makes_no_sense_is_refused(client: TestClient) -> None:
+    assert client.get("/actions?page=-1").status_code == 422
+    assert client.get(f"/actions?q={'x' * 300}").status_code == 422
     # and in a browser that is a page like all others
     for query in ("page=-1", "hours=soon&page=99999"):
-        answer = httpx.get(f"{trouble.url}/actions?{query}", headers={"Accept": "text/html,*/*"}, timeout=30)
+        answer = client.get(f"/actions?{query}", headers={"Accept": "text/html,*/*"})
         assert answer.status_code == 422 and "Not understood" in answer.text and 'aria-label="Pages"' in answer.text
     assert "<bdi>hours</bdi>" in answer.text and "<bdi>page</bdi>" in answer.text
 
 
-def test_who_has_no_token_changes_nothing(trouble: Trouble) -> None:
-    # When
-    path = f"{trouble.url}/actions/{trouble.handles['holder'].id}/cancel"
-    wrong = {"Authorization": "Bearer wrong"}
-    answers = [httpx.post(path, timeout=30), httpx.post(path, headers=wrong, timeout=30), httpx.get(path, timeout=30)]
-    # Then
+@pytest.mark.parametrize("path", ["/actions/a/cancel", "/environments/e/close", "/nodes/n1/drain"])
+def test_who_has_no_token_changes_nothing(client: TestClient, redis_urls: RedisUrls, path: str) -> None:
+    answers = [client.post(path), client.post(path, headers={"Authorization": "Bearer wrong"}), client.get(path, headers=HEADERS)]
     assert [answer.status_code for answer in answers] == [401, 401, 404]
-    assert trouble.status("holder") == "running"
+    with redis_urls.client() as redis:
+        assert not redis.exists(CONTROL_QUEUE, INGRESS_QUEUE)
 
 
-def test_the_token_closes_an_environment_and_cancels_an_action(trouble: Trouble) -> None:
-    # Given
-    headers = {"Authorization": f"Bearer {TOKEN}"}
-    with trouble.live.client("passing") as client:
-        environment = client.open(trajectory="p1")
-        handle = environment.submit("echo never", preemptible=False)
-        trouble.live.until(lambda: trouble.live.rows(f"SELECT 1 FROM actions WHERE id = '{handle.id}'"))
-        # When
-        cancelled = httpx.post(f"{trouble.url}/actions/{handle.id}/cancel", headers=headers, timeout=30)
-        # Then
-        assert cancelled.status_code == 200, cancelled.text
-        trouble.live.until(lambda: trouble.live.rows(f"SELECT 1 FROM actions WHERE id = '{handle.id}' AND status = 'cancelled'"))
-        assert httpx.post(f"{trouble.url}/actions/{handle.id}/cancel", headers=headers, timeout=30).status_code == 409
-        # When
-        closed = httpx.post(f"{trouble.url}/environments/{environment.id}/close", headers=headers, timeout=30)
-        # Then
-        assert closed.status_code == 200, closed.text
-        trouble.live.until(lambda: trouble.live.rows(f"SELECT 1 FROM environments WHERE id = '{environment.id}' AND state = 'closed'"))
-    assert httpx.post(f"{trouble.url}/actions/none/cancel", headers=headers, timeout=30).status_code == 404
+def test_the_token_does_what_can_be_done(client: TestClient, journal: str, redis_urls: RedisUrls) -> None:
+    # Given an action and an environment that have ended, beside those that have not
+    now = time.time()
+    write(journal, *action("over", now - 9, now - 8, now - 7))
+    stand(journal, "gone", "closed")
+    for path, code in {
+        "/actions/a/cancel": 200, "/actions/over/cancel": 409, "/actions/none/cancel": 404,
+        "/environments/e/close": 200, "/environments/gone/close": 409, "/environments/none/close": 404,
+        "/nodes/n1/drain": 200, "/nodes/n1/undrain": 409, "/nodes/none/drain": 404,
+    }.items():  # fmt: skip
+        assert client.post(path, headers=HEADERS).status_code == code, path
+    # Then the scheduler is told of just these
+    with redis_urls.client() as redis:
+        assert (redis.llen(CONTROL_QUEUE), redis.llen(INGRESS_QUEUE)) == (2, 1)
 
 
-def test_the_token_drains_a_node_and_puts_it_back(trouble: Trouble) -> None:
-    # Given
-    headers = {"Authorization": f"Bearer {TOKEN}"}
-
-    def post(path: str) -> int:
-        return httpx.post(f"{trouble.url}/nodes/{path}", headers=headers, timeout=30).status_code
-
-    def is_so(draining: int) -> bool:
-        return bool(trouble.live.rows(f"SELECT 1 FROM nodes WHERE name = 'api-0' AND draining = {draining}"))
-
-    assert httpx.post(f"{trouble.url}/nodes/api-0/drain", timeout=30).status_code == 401
-    assert post("none/drain") == 404
-    assert post("api-0/undrain") == 409
-    # When
-    assert post("api-0/drain") == 200
-    # Then its page says what is left there, and what waits for it says so
-    trouble.live.until(lambda: is_so(1))
-    trouble.live.until(lambda: "draining: 2 actions, 0 environments left" in text_of(trouble, "/nodes/api-0"))
-    waiting = f"/actions/{trouble.handles['third-call'].id}"  # a page that was asked for before may be as old as the look
-    trouble.live.until(lambda: "Node api-0 is draining" in text_of(trouble, waiting))
-    assert post("api-0/drain") == 409
-    # When
-    assert post("api-0/undrain") == 200
-    # Then
-    trouble.live.until(lambda: is_so(0))
-    trouble.live.until(lambda: "drain" not in text_of(trouble, "/nodes/api-0").replace("Drain this node", "").replace("/drain", ""))
-
-
-def test_a_page_of_this_machine_answers_under_no_other_name(trouble: Trouble) -> None:
-    port = trouble.url.rpartition(":")[2]
-    codes = {
-        name: httpx.get(trouble.url, headers={"Host": name}, timeout=30).status_code
-        for name in (f"localhost:{port}", f"127.0.0.1:{port}", f"[::1]:{port}", f"site.example:{port}", "127.0.0.1.site.example")
-    }
+def test_a_page_of_this_machine_answers_under_no_other_name(journal: str, redis_urls: RedisUrls) -> None:
+    settings = Settings(broker_url=redis_urls.broker, result_url=redis_urls.result, database_url=journal)
+    with TestClient(make_app(settings, journal, hosts_of("127.0.0.1"))) as client:
+        names = ("localhost:80", "127.0.0.1:80", "[::1]:80", "site.example:80", "127.0.0.1.site.example")
+        codes = {name: client.get("/", headers={"Host": name}).status_code for name in names}
     assert list(codes.values()) == [200, 200, 200, 400, 400], codes
 
 
-def test_the_timeline_sends_only_what_has_changed(trouble: Trouble) -> None:
-    # Given
-    whole = trouble.page("/api/timeline").json()
+def test_the_timeline_sends_only_what_has_changed(client: TestClient) -> None:
+    whole = client.get("/api/timeline").json()
     held = {bar[8]: bar for bar in whole["bars"] if bar[4] is None}
-    # Then
-    assert whole["whole"] and held[trouble.handles["holder"].id][1:3] == ["cpu-0", [0, 1]]
-    # When
-    later = trouble.page(f"/api/timeline?since={whole['version']}").json()
-    # Then
-    assert not later["whole"] and trouble.handles["holder"].id not in {bar[8] for bar in later["bars"]}
+    assert whole["whole"] and held["a"][1:3] == ["n1", [0, 1]]
+    later = client.get(f"/api/timeline?since={whole['version']}").json()
+    assert not later["whole"] and "a" not in {bar[8] for bar in later["bars"]}

@@ -38,7 +38,7 @@ from tangram.connection import open_store
 from tangram.wire import SCHEDULER_KEY
 from tests.cli.forked import forked
 from tests.conftest import RedisServer, RedisUrls
-from tests.web.journals import DESCRIBED, SHOWN, View, seen, stand, write
+from tests.web.journals import DESCRIBED, HEADERS, SHOWN, TOKEN, View, seen, stand, write
 
 
 def test_a_node_without_isolation_is_named(journal: str) -> None:
@@ -53,9 +53,7 @@ def test_a_scheduler_that_has_died_is_named_before_it_is_forgotten(journal: str,
         store.set(SCHEDULER_KEY, json.dumps(SHOWN), ex=SHOWN_TTL_S - 20)
         shown = read_shown(store)
     assert shown is not None and 20 <= shown["shown_ago_s"] < 60
-    # When
     first = notices(seen(journal, shown))[0]
-    # Then
     assert first.level == "bad" and first.text.startswith("The scheduler has not shown itself for ")
 
 
@@ -77,7 +75,6 @@ def test_a_nodes_loss_its_failures_and_its_silence_are_named_each(journal: str) 
     write(journal, *(NodeChanged(name="n2", state=state, description={**DESCRIBED, "name": "n2"}, at=long_ago) for state in ("up", "lost")))
     nodes = {"n1": {"beat_ago_s": 21.0, "busy_cores": None}}
     document = seen(journal, {**SHOWN, "beat_s": 10.0, "shown_ago_s": 30.0, "nodes": nodes})
-    # When an action failed on each of them by our fault
     for node in document["nodes"]:
         node.update(ours=1, ended=2, causes={"node_lost": 1})
     texts = [notice.text for notice in notices(document)]
@@ -111,7 +108,6 @@ def test_a_job_that_is_held_back_and_a_node_that_rests_are_named(journal: str) -
 
 
 def test_a_result_store_that_is_gone_is_not_a_scheduler_that_is_gone(view: View, own_redis: RedisServer) -> None:
-    # Given a page that is served
     with open_store(own_redis.result, 5.0) as store:
         store.set(SCHEDULER_KEY, json.dumps(SHOWN), ex=SHOWN_TTL_S)
     with view(result_url=own_redis.result) as client:
@@ -165,11 +161,9 @@ def searching(takes_s: float) -> Iterator[Searches]:
 
 
 def test_searches_that_take_long_hold_up_no_other_page(view: View) -> None:
-    # Given many searches that do not end
     with searching(200) as searches, view() as client, ThreadPoolExecutor(40) as viewers:
         answers = [viewers.submit(client.get, f"/actions?q=zzzz{number}") for number in range(40)]
         assert wait_until(lambda: searches.count >= 2, 60)
-        # When
         pages = [client.get(path).status_code for path in ("/", "/nodes/n1", "/ready")]
         # Then other pages answer, and only a few of the searches are under way
         count = searches.count
@@ -190,7 +184,6 @@ def test_a_search_that_took_long_is_not_repeated_at_each_look(view: View, monkey
             looks = client.app.state.looks  # type: ignore[attr-defined]
             client.portal.call(looks.after, client.portal.call(looks.now).version)
             client.get("/actions?q=zzzz&state=failed")
-        # Then
         assert count and searches.count == count
 
 
@@ -239,7 +232,6 @@ def test_a_journal_that_is_gone_is_said_on_a_page(view: View, journal: str) -> N
         engine.dispose()
         assert wait_until(lambda: client.get("/ready").status_code != 200, 100)
         answer = client.get("/")
-    # Then
     assert answer.status_code == 503
     assert "The deployment cannot be read" in answer.text and "Traceback" not in answer.text
 
@@ -279,7 +271,6 @@ def test_an_environment_says_when_its_lease_ends_and_whose_it_is(view: View, jou
     stand(journal, "common", owner="gateway:e2b", used_at=now - 120)
     stand(journal, "e", used_at=now - 120)
     stand(journal, "gone", "closed", client="c2", ends_at=now - 9, used_at=now - 120)
-    # When
     with view() as client:
         pages = {name: html.unescape(client.get(f"/environments/{name}").text) for name in ("own", "common", "e", "gone")}
     # Then each says how long its own lease goes, and only while it stands
@@ -291,10 +282,6 @@ def test_an_environment_says_when_its_lease_ends_and_whose_it_is(view: View, jou
     assert "host-17:14828" in pages["own"] and "c1" not in pages["own"] and "gateway:e2b" in pages["common"] and "c2" in pages["gone"]
 
 
-TOKEN = "a-token-for-tests-0123"
-HEADERS = {"Authorization": f"Bearer {TOKEN}"}
-
-
 def test_what_cannot_be_sent_is_no_success(view: View, journal: str, own_redis: RedisServer) -> None:
     stand(journal, "e")
     with view(broker_url=own_redis.broker, web_token=SecretStr(TOKEN), connect_timeout_s=0.5) as client, ThreadPoolExecutor() as people:
@@ -302,12 +289,9 @@ def test_what_cannot_be_sent_is_no_success(view: View, journal: str, own_redis: 
         def post(path: str) -> Response:
             return client.post(path, headers=HEADERS)
 
-        # Given a page that has reached the broker once, at whichever attempt
         assert wait_until(lambda: post("/nodes/n1/drain").status_code == 200, 60)
-        # When the broker is gone
         own_redis.stop()
         answers = people.map(post, ("/nodes/n1/drain", "/actions/a/cancel", "/environments/e/close"))
-        # Then each answer says so in one line
         for answer in answers:
             assert answer.status_code == 503, answer.text
             assert re.fullmatch("the broker at .* is unreachable.*", answer.json()["error"]), answer.text
@@ -344,7 +328,6 @@ def test_a_broker_that_is_too_slow_leaves_no_threads_behind(view: View, redis_ur
         threading.Thread(target=slow.serve_forever, daemon=True).start()
         broker = f"redis://127.0.0.1:{slow.server_address[1]}/0"
         with view(broker_url=broker, web_token=SecretStr(TOKEN), connect_timeout_s=0.5) as client:
-            # When
             answer = client.post("/nodes/n1/drain", headers=HEADERS)
             # Then the answer is one line, and what had begun comes to its end
             assert answer.status_code == 503, answer.text
@@ -363,14 +346,12 @@ def test_a_bar_says_since_when_it_lies_on_its_cores(journal: str) -> None:
         lanes.read(connection, read_present(connection, time.time()))
     engine.dispose()
     (bar,) = lanes.since(0)["bars"]
-    # Then
     start, sure = bar[3], bar[9]
     assert sure - start == pytest.approx(40_000, abs=2)
 
 
 @pytest.mark.parametrize(("state", "shown"), [("up", "draining"), ("lost", "lost, draining")])
 def test_a_draining_node_is_named_with_what_is_left_on_it(journal: str, state: Any, shown: str) -> None:
-    # Given a node that is draining
     write(
         journal, NodeChanged(name="n1", state=state, description=DESCRIBED, at=time.time() - 9999), NoteDraining(name="n1", draining=True)
     )
