@@ -8,14 +8,13 @@ import signal
 import sqlite3
 import subprocess
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from app.local.processes import wait_until
-from tangram import Action, ActionCancelled, ActionLost, Client, ExecResult, Handle, Settings
+from tangram import Action, ActionCancelled, ActionLost, Client, Environment, Handle, Settings
 from tests.cli.support import started
 from tests.freezing import freeze
 from tests.live.support import SERVICES, SLOW_BEATS
@@ -95,7 +94,6 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 @pytest.mark.parametrize("name", ["redis", "scheduler"])
 def test_a_client_does_not_notice_that_redis_or_the_scheduler_is_killed(up: Up, name: str) -> None:
     with up.client(connect_timeout_s=RESULT_S) as client, client.open(trajectory="t", queue_timeout_s=RESULT_S) as env:
-        # Given a command that runs, and others that wait behind it
         runs = env.submit("until [ -e go ]; do sleep 0.02; done; echo ran")
         queued = [env.submit(f"echo queued-{number} >> marks") for number in range(20)]
         up.until_running(runs)
@@ -146,95 +144,68 @@ def writing(environment_id: str, data: bytes) -> Action:
     return action.with_arguments(environment=environment_id, path="written", data=data)
 
 
-def ended_well(handle: Handle[ExecResult]) -> bool:
-    """Wait for the end of a command; return whether it has a result, and was not lost."""
-    try:
-        return handle.result(RESULT_S).exit_code == 0
-    except ActionLost:
-        return False
+STATE = "kept=1; cd /tmp; sleep 1000 & echo $! > ~/pid"
+LOOK = "kill -0 $(cat ~/pid) && echo $PWD $kept"
+"""What a shell remembers and a server, and what shows that both are there."""
+
+WAITS = "touch ~/begun; until [ -e ~/go ]; do sleep 0.05; done; echo waited >> ~/marks"
+
+
+def with_state(client: Client, trajectory: str) -> list[Environment]:
+    """Open three environments with what a shell remembers and a server."""
+    opened = [client.open(trajectory=f"{trajectory}-{number}", queue_timeout_s=RESULT_S) for number in range(3)]
+    for env in opened:
+        env.exec(STATE)
+    return opened
 
 
 def test_environments_and_what_runs_in_them_outlive_their_worker(up: Up) -> None:
     with up.client() as client:
-        # Given environments with what a shell remembers and a server, and commands that run and print
-        opened = [client.open(trajectory=f"killed-{number}", queue_timeout_s=RESULT_S) for number in range(18)]
-        for env in opened:
-            env.exec("kept=1; cd /tmp; sleep 1000 & echo $! > ~/pid")
-        waits = "echo begun; touch ~/begun; until [ -e ~/go ]; do sleep 0.05; done; echo ran >> ~/marks"
-        much, late = f"{waits}; head -c 200000 /dev/zero | tr '\\0' x; echo end", f"{waits}; touch ~/over; sleep 1000"
-        runs = [env.submit(much if number % 2 else waits, session="runs") for number, env in enumerate(opened[:10])]
-        times_out, cancelled = opened[10].submit(late, session="runs", timeout_s=600.0), opened[11].submit(late, session="runs")
-        assert wait_until(lambda: all((up.work(env.id) / "begun").exists() for env in opened[:12]), RESULT_S)
-        # When the worker ends in the middle of other commands, and some of what it ran ends while it is away
-        short = [env.submit("echo short >> ~/marks; pwd") for env in opened[12:]]
+        opened = with_state(client, "killed")
+        works = [up.work(env.id) for env in opened]
+        runs = [env.submit(WAITS, session="runs") for env in opened]
+        assert wait_until(lambda: all((work / "begun").exists() for work in works), RESULT_S)
+        # When the worker is killed, and one of the commands ends while it is away, and others are asked for
         freeze(up.process.pid)
         before = up.kill("cpu-0")
-        late_asked = [env.submit("echo asked >> ~/marks; pwd") for env in opened[12:]]
-        for env in opened[:5]:
-            (up.work(env.id) / "go").touch()
+        asked = [env.submit(f"{LOOK}; echo asked >> ~/marks") for env in opened]
+        (works[0] / "go").touch()
         up.process.send_signal(signal.SIGCONT)
         up.until_restarted("cpu-0", before)
         assert "cpu-0 ended" in up.said()
-        assert [handle.result(RESULT_S).stdout for handle in late_asked] == ["/tmp\n"] * 6
-        # Then each has its result, has run once, and can be cancelled
-        cancelled.cancel()
-        for env in opened[5:]:
-            (up.work(env.id) / "go").touch()
-        results = [handle.result(RESULT_S) for handle in runs]
-        assert [one.stdout for one in results] == ["begun\n" + ("x" * 200_000 + "end\n") * (number % 2) for number in range(10)]
+        # Then each has its result and has run once, can be cancelled, and finds its environment as it was
+        assert [handle.result(RESULT_S).stdout for handle in asked] == ["/tmp 1\n"] * 3
+        (works[1] / "go").touch()
+        assert [handle.result(RESULT_S).exit_code for handle in runs[:2]] == [0, 0]
+        runs[2].cancel()
         with pytest.raises(ActionCancelled):
-            cancelled.result(RESULT_S)
-        assert wait_until(lambda: (up.work(opened[10].id) / "over").exists(), RESULT_S)
-        times_out.cancel()
-        # And all environments are as they were
-        marks = [(up.work(env.id) / "marks").read_text() for env in opened[:11]]
-        assert marks == ["ran\n"] * 11
-        # And what had been begun at that moment has its result, unless the worker had not told the shell yet
-        told = [ended_well(handle) for handle in short]
-        for number, env in enumerate(opened[12:]):
-            lines = (up.work(env.id) / "marks").read_text().split()
-            assert (lines.count("asked"), lines.count("short")) == (1, told[number])
-        assert all(env.exec("pwd; kill -0 $(cat ~/pid) && echo $kept").stdout == "/tmp\n1\n" for env in opened)
-        for env in opened:
-            env.close()
+            runs[2].result(RESULT_S)
+        marks = [sorted((work / "marks").read_text().split()) for work in works]
+        assert marks == [["asked", "waited"], ["asked", "waited"], ["asked"]]
 
 
 def test_a_worker_that_is_replaced_loses_nothing(up: Up) -> None:
-    with up.client() as client, ThreadPoolExecutor() as threads:
-        # Given environments with what a shell remembers and a server, in half of which a command runs or waits for a core
-        opened = [client.open(trajectory=f"replaced-{number}", queue_timeout_s=RESULT_S) for number in range(12)]
-        for env in opened:
-            env.exec("kept=1; cd /tmp; sleep 1000 & echo $! > ~/pid")
-        long = client.open(trajectory="long", queue_timeout_s=RESULT_S)
-        runs_on = long.submit("touch begun; sleep 1000")
-        assert wait_until(lambda: (up.work(long.id) / "begun").exists(), RESULT_S)
-        waiting = [env.submit("touch ~/begun; until [ -e ~/go ]; do sleep 0.05; done; echo waited >> ~/marks") for env in opened[:6]]
-        assert wait_until(lambda: (up.work(opened[0].id) / "begun").exists(), RESULT_S)
-        # When its worker is asked to end, in the middle of opens, of writes, and of commands that follow one another
-        large = os.urandom(LARGE)
-        opening = [threads.submit(client.open, trajectory=f"late-{number}", queue_timeout_s=RESULT_S) for number in range(4)]
-        writing = [threads.submit(env.write_file, "large", large) for env in opened[:4]]
-        many = [env.submit(f"echo {number} >> ~/marks") for number in range(10) for env in opened[6:]]
+    with up.client() as client:
+        # Given environments, in one of which a command waits, and in one of which one does not end
+        opened = with_state(client, "replaced")
+        waits, runs_on = opened[0].submit(WAITS), opened[1].submit("touch ~/begun; sleep 1000", session="long")
+        assert wait_until(lambda: all((up.work(env.id) / "begun").exists() for env in opened[:2]), RESULT_S)
+        # When its worker is asked to end, in the middle of commands that follow one another
+        many = [opened[2].submit(f"echo {number} >> ~/marks") for number in range(30)]
         before = up.terminate("cpu-0")
         up.until_node_is("cpu-0", "silent")
-        late = [env.submit("kill -0 $(cat ~/pid) && echo $PWD $kept >> ~/marks") for env in opened]
+        late = [env.submit(f"{LOOK} >> ~/marks") for env in opened]
         # Then what had begun ends by its result while the worker waits for it
-        begun = [handle for env, handle in zip(opened, waiting, strict=False) if (up.work(env.id) / "begun").exists()]
-        for env in opened[:6]:
-            (up.work(env.id) / "go").touch()
-        assert begun and all(handle.result(RESULT_S).exit_code == 0 for handle in begun) and up.pid("cpu-0") == before
+        (up.work(opened[0].id) / "go").touch()
+        assert waits.result(RESULT_S).exit_code == 0 and up.pid("cpu-0") == before
         # And when it waits no longer for the last one, the next one goes on, and each command has run once
         up.until_found("select 1 where (select count(*) from actions where status = 'running') = 1")
         up.terminate("cpu-0")
         up.until_restarted("cpu-0", before)
         assert "cpu-0 ended with exit code 0" in up.said()
-        assert all(handle.result(RESULT_S).exit_code == 0 for handle in [*waiting, *many, *late])
-        for number, env in enumerate(opened):
-            first = ["waited"] if number < 6 else [str(count) for count in range(10)]
-            assert env.read_file("marks").decode().splitlines() == [*first, "/tmp 1"]
-        assert [future.result(RESULT_S) for future in writing] == [None] * 4
-        assert all(env.read_file("large") == large for env in opened[:4])
-        assert all(future.result(RESULT_S).exec("echo fine").stdout == "fine\n" for future in opening)
+        assert all(handle.result(RESULT_S).exit_code == 0 for handle in [*many, *late])
+        first = (["waited"], [], [str(number) for number in range(30)])
+        assert [env.read_file("marks").decode().splitlines() for env in opened] == [[*words, "/tmp 1"] for words in first]
         runs_on.cancel()
         with pytest.raises(ActionCancelled):
             runs_on.result(RESULT_S)

@@ -123,7 +123,6 @@ def test_the_nodes_of_the_stack_are_healthy(ran: Callable[..., subprocess.Comple
 def test_environments_are_listed_with_their_owner_and_their_node_is_drained_and_put_back(
     up: subprocess.Popen[str], ran: Callable[..., subprocess.CompletedProcess[str]], folder: Path
 ) -> None:
-    # Given a client with an environment in which a command runs
     code = (
         'import sys\nfrom tangram import Client\nwith Client(job="mine") as c, c.open(trajectory="t", lease_s=600) as e:\n'
         '    h = e.submit("sleep 250"); print(e.id, h.id, flush=True); sys.stdin.read(); h.cancel()'
@@ -131,22 +130,16 @@ def test_environments_are_listed_with_their_owner_and_their_node_is_drained_and_
     with holding(folder, code) as (held, (environment_id, action_id)):
         assert held.stdin is not None
         assert wait_until(lambda: [(one["state"], one["running"]) for one in listed(ran)] == [("open", [action_id])], 60)
-        # Then it is listed with its owner
         (one,) = listed(ran)
         assert (one["id"], one["trajectory"], one["orphan"]) == (environment_id, "t", "")
         assert one["owner"].endswith(f":{held.pid}") and 0 < one["lease_left_s"] <= 600
         assert json.loads(ran("envs", "--job", "mine", "--orphans", "--json").stdout) == {"environments": []}
-        # When its node is drained, what is left is listed, and after the time given the command has failed
+        # When its node is drained, what is left is listed after the time given, and the command has failed
         drained = tangram(folder, "drain", "cpu-0", "--wait", "0.2", "--json")
         assert drained.returncode == 1, drained.stderr
         left = json.loads(drained.stdout)
-        assert (left["node"], left["state"], left["draining"]) == ("cpu-0", "up", True)
-        assert [(one["id"], one["kind"], one["environment"]) for one in left["running"]] == [(action_id, "cpu.exec", environment_id)]
-        assert [(one["id"], one["job"], one["state"]) for one in left["environments"]] == [(environment_id, "mine", "open")]
-        again = ran("drain", "cpu-0").stdout
-        assert again.startswith("node cpu-0 is draining: 1 action, 1 environment left\n") and environment_id in again
-        nodes = {node["name"]: node["draining"] for node in json.loads(ran("status", "--json").stdout)["nodes"]}
-        assert nodes == {"cpu-0": True, "gpu-0": False, "api-0": False}
+        assert (left["node"], left["draining"], [one["id"] for one in left["running"]]) == ("cpu-0", True, [action_id])
+        assert [one["id"] for one in left["environments"]] == [environment_id]
         assert "draining" in ran("status").stdout and "draining" in ran("top").stdout
         # When the client leaves while another drain waits, that one is done
         with started(folder, "drain", "cpu-0", "--wait", "200") as waits:
@@ -156,9 +149,7 @@ def test_environments_are_listed_with_their_owner_and_their_node_is_drained_and_
             assert waits.wait(100) == 0
             assert waits.stdout.read() == "node cpu-0 is drained\n"
     # Then the node takes actions again when it is put back
-    assert ran("drain", "cpu-0", "--wait", "0").stdout == "node cpu-0 is drained\n"
     assert ran("drain", "cpu-0", "--undo").stdout == "node cpu-0 takes actions again\n"
-    assert json.loads(ran("drain", "cpu-0", "--undo", "--json").stdout)["draining"] is False
     test_a_client_in_another_process_finds_the_stack(up, folder)
 
 
@@ -199,21 +190,18 @@ def test_top_shows_the_state_until_it_is_interrupted(up: subprocess.Popen[str], 
 
 
 def test_an_interrupted_stack_leaves_nothing(up: subprocess.Popen[str], folder: Path) -> None:
-    # Given a command that still runs
     code = 'from tangram import Client\nenv = Client().open(trajectory="t")\nenv.submit("sleep 300")\nprint("running", flush=True)\n'
     code += "import time\ntime.sleep(300)\n"
     client = subprocess.Popen([sys.executable, "-c", code], env=environment(folder), stdout=subprocess.PIPE, text=True)
     try:
         assert client.stdout is not None
         assert client.stdout.readline() == "running\n"
-        # When
         began = time.monotonic()
         up.send_signal(signal.SIGINT)
         out, err = up.communicate(timeout=200)
     finally:
         client.kill()
         client.wait()
-    # Then
     assert time.monotonic() - began < 150
     assert (up.returncode, out, err) == (0, "", "")
     assert wait_until(lambda: not leftovers(folder), 60), leftovers(folder)
@@ -223,13 +211,11 @@ def test_an_interrupted_stack_leaves_nothing(up: subprocess.Popen[str], folder: 
 def test_a_live_replay_that_is_interrupted_ends_with_one_line(tmp_path: Path) -> None:
     (tmp_path / "long.jsonl").write_text(TRACE.replace('"command": "true"', '"command": "sleep 300"'))
     with started(tmp_path, "replay", "long.jsonl", "--live", "--cores", "1") as process:
-        # Given a replay that waits for a long command
         journal, stack = tmp_path / "state" / "tangram.sqlite", tmp_path / "state" / "stack.json"
         assert wait_until(lambda: journal.exists() and bool(running(journal)), 120), process.stderr
         # When it is asked to end, as by Ctrl-C
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=200)
-    # Then it says so and leaves nothing
     assert (process.returncode, out) == (130, "")
     assert "tangram: interrupted" in err.splitlines()[-1] and "Traceback" not in err
     assert wait_until(lambda: not leftovers(tmp_path), 60), leftovers(tmp_path)

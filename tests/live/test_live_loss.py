@@ -44,7 +44,6 @@ def test_a_frozen_worker_is_lost_and_what_it_says_later_does_not_count(harmed: L
         never = client.submit(mark(path, "never", go, idempotent=False))
         live.until(lambda: words(path))
         worker = live.process("cpu-0")
-        # When it is frozen
         freeze(worker.pid)
         try:
             for handle in (command, never):
@@ -68,27 +67,6 @@ def test_a_frozen_worker_is_lost_and_what_it_says_later_does_not_count(harmed: L
         assert live.rows(f"select status from actions where id in ('{command.id}', '{never.id}')") == [("lost",)] * 2
         with client._session._store as store:
             assert b'"FAILURE"' in (store.get(f"celery-task-meta-{never.id}") or b"")
-
-
-def test_a_worker_that_stands_still_for_a_while_goes_on_with_its_environments(harmed: Live, tmp_path: Path) -> None:
-    live, path = harmed, tmp_path / "marks"
-    with live.client() as client:
-        env = client.open(trajectory="t")
-        command = env.submit("echo first >> file; sleep 1; cat file")
-        live.until(lambda: live.rows(f"select status from actions where id = '{command.id}'") == [("running",)])
-        worker = live.process("cpu-0")
-        # When it is frozen until it is silent, and meanwhile gets another command, and what may run elsewhere
-        freeze(worker.pid)
-        try:
-            live.until(lambda: live.rows("select state from nodes where name = 'cpu-0'") == [("silent",)])
-            waiting = [env.submit("cat file"), client.submit(mark(path, "again"))]
-        finally:
-            worker.resume()
-        # Then nothing is lost, and nothing runs twice
-        assert command.result(60).stdout == "first\n" and waiting[0].result(60).stdout == "first\n"
-        assert waiting[1].result(60) == "again" and words(path) == {"again": 1}
-        env.close()
-    assert live.rows("select state from nodes where name = 'cpu-0'") == [("up",)]
 
 
 def suspend_between_transactions(live: Live, scheduler: psutil.Process) -> None:
