@@ -39,7 +39,6 @@ def test_what_is_sent_arrives_once_in_order_and_a_full_batch_is_not_all(stack: S
         found.extend(batch)
         return len(found) >= 2 * MOST_AT_ONCE + 23
 
-    # When all is taken
     assert wait_until(all_came, 60)
     # Then each queue came whole and in order; what came twice is handed on twice
     assert [one.body for one in found if one.sort == "events"] == list(range(2 * MOST_AT_ONCE + 20))
@@ -75,7 +74,6 @@ def test_what_a_replaced_scheduler_takes_comes_to_the_leader_though_it_lives(sta
     stack.put_actions("b")
     if not stack.rescues:
         first.close()
-    # Then the leader gets both
     take(second, lambda found: set(ids(found)) == {"a", "b"})
 
 
@@ -87,7 +85,6 @@ def test_a_lost_connection_raises_nothing_and_loses_nothing(stack: Stack) -> Non
     transport.send_action("n", MESSAGE, {"node": "n", "units": 1, "attempt": 1})
     transport.flush()
     transport.send_action("n", MESSAGE, {"node": "n", "units": 1, "attempt": 2})
-    # When all connections break
     stack.cut()
     again = take(transport, lambda found: len(found) == 2)
     # Then that is counted, what was taken comes again, an old ticket does no harm, and the order goes out
@@ -118,12 +115,10 @@ def test_a_broker_that_is_away_is_waited_for(stack: Stack) -> None:
 
 
 def test_an_action_goes_on_to_its_node_as_its_client_sent_it(stack: Stack) -> None:
-    # Given an action of a client
     action = Action(kind="my.task", cost=Cost.of(cores=1), arguments={"n": [1, "é"]})
     handle = stack.session().submit(action)
     transport = stack.open()
     received = take(transport, bool)[0]
-    # When it is granted
     grant = {"node": "n", "units": 1, "attempt": 1}
     transport.send_action("n", received.message, grant)
     transport.flush()

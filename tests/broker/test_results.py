@@ -54,7 +54,6 @@ def test_what_workers_have_stored_is_read_as_the_ends_it_tells_of(stack: Stack) 
     backend.store_result("stopped", ActionCancelled("by the trainer"), "FAILURE")
     backend.store_result("closed", EnvironmentLost("its node is gone", "n", "environment_lost"), "FAILURE")
     backend.store_result("running", None, "STARTED")
-    # When those of some actions are asked for
     kinds = {"done": "cpu.exec", "late": "cpu.exec", "plain": "my.task", "wrong": "my.task", "stopped": "cpu.exec", "closed": "cpu.exec"}
     transport = stack.open()
     ends = transport.stored_ends({**kinds, "running": "cpu.exec", "missing": "cpu.exec"})
@@ -130,7 +129,6 @@ def test_ends_without_a_worker_are_stored_in_order_and_call_what_hangs_on_them(s
     transport.store_end("b", json.dumps(MESSAGE), "lost", "its node was lost", "n")
     transport.store_end("c", json.dumps(MESSAGE), "succeeded", "it was closed before")
     assert transport.ends_to_store == 3
-    # When their results are stored
     store_all(transport)
     # Then each is there, and the callback of the first was sent
     with pytest.raises(EnvironmentLost) as lost:
@@ -159,7 +157,6 @@ def test_an_end_whose_callback_can_never_be_sent_holds_up_no_other(stack: Stack,
     transport = stack.open()
     transport.store_end("bad", with_errback(stack.app, "bad", options, **headers), "lost", "its node was lost")
     transport.store_end("good", with_errback(stack.app, "good"), "lost", "its node was lost")
-    # When their results are stored
     store_all(transport)
     # Then the trainers of both know, and what can be sent is
     assert [stack.app.backend.get_state(action_id) for action_id in ("bad", "good")] == ["FAILURE", "FAILURE"]
@@ -172,7 +169,6 @@ def test_an_end_whose_callback_cannot_be_sent_is_told_when_the_broker_is_back(st
     with stack.away("broker"):
         # Given an action that ends without a worker, with a callback for that, and a broker that is away
         transport.store_end("a", with_errback(stack.app), "lost", "its node was lost")
-        # When its result is stored
         transport.flush()
         # Then its trainer knows, and the callback is made up for
         assert stack.app.backend.get_state("a") == "FAILURE" and transport.ends_to_store
@@ -229,9 +225,7 @@ def test_a_client_is_as_silent_as_its_last_sign_is_old(stack: Stack) -> None:
     stack.store.set(CLIENT_KEY_PREFIX + "old", 10_000, px=4_000)
     stack.store.set(CLIENT_KEY_PREFIX + "endless", 10_000)
     stack.store.set(CLIENT_KEY_PREFIX + "garbage", "long", px=60_000)
-    # When their silences are asked for
     found = transport.silences(["new", "old", "endless", "garbage", "unknown"])
-    # Then
     assert found is not None and 0 <= found["new"] < 60 and 6.0 <= found["old"] <= 10.0  # type: ignore[operator]
     assert [found[name] for name in ("endless", "garbage", "unknown")] == [None] * 3
     # And nobody is taken for silent while the store is away
@@ -301,5 +295,4 @@ def test_broken_connections_lose_no_submission_and_no_result(stack: Stack) -> No
             if number == 50 and stack.name != "rabbitmq":
                 stack.cut()
             stack.app.backend.store_result(handle.id, handle.id, "SUCCESS")
-        # Then all end
         assert [handle.result(60) for handle in handles] == [handle.id for handle in handles]

@@ -47,28 +47,22 @@ def test_the_status_shows_reasons_and_names_that_look_like_markup(
     scheduler = {"policy": "elastic", "epoch": 1, "waiting": 4, "running": 0, "decisions": 1, "decision_us_p99": 1.0, "held_back": held}
     failed = {f"cause {MARKUP}": 1}
     state = {**STATE, "scheduler": scheduler, "nodes": nodes, "services": services, "set_aside": [message], "infra_failed": failed}
-    # When
     show_state(state, f"problem {MARKUP}", as_json=False)
-    # Then
     shown = capsys.readouterr().out
     for what in ("node", "reason", "service", "instance", "action", "error", "cause", "problem", "held"):
         assert f"{what} {MARKUP}" in shown, shown
 
 
 def test_environments_keep_their_ids_at_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    # Given an environment whose names are long
     monkeypatch.setenv("COLUMNS", "80")
     one = {
         "id": "env-0123456789abcdef", "job": "a-job-with-a-long-name", "trajectory": "trajectory-000123", "owner": "host-17:14828",
         "node": "cpu-0", "state": "open", "age_s": 1234.0, "lease_left_s": 3600.0, "running": ["a"], "orphan": "silent for 90 s",
     }  # fmt: skip
-    # When
     show_environments([one], as_json=False)
-    # Then
     shown = capsys.readouterr().out
     assert "env-0123456789abcdef" in shown and "1234" in shown and "3600" in shown
     assert max(map(len, shown.splitlines())) <= 80
-    # and none are none
     show_environments([], as_json=False)
     assert capsys.readouterr().out == "no environments\n"
 
@@ -115,11 +109,9 @@ def test_figures_are_whole_on_a_narrow_terminal_and_what_waits_is_not_bad(
         "mean_execution_s": 99.5, "core_s_used": 5678.5, "core_s_reserved": 2.0,
     }  # fmt: skip
     node = {**NODE, "description": {"kinds": ["cpu"], "cores": 110, "cells": 223}, "running": 337, "environments": 441}
-    # When
     show_report({"job": "j", "total": stats, "by_kind": {"gpu.logprobs": stats}, "by_job": {}, "pod_core_s": 0.0}, as_json=False)
     show_state({**STATE, "nodes": [node]}, as_json=False)
     keep_showing(lambda: (overview_of(2), ""), 1.0, threading.Event())
-    # Then
     shown = capsys.readouterr().out
     words = set(re.findall(r"[\w.]+", shown))
     assert {"31686", "271", "0.125", "12.35", "1234.6", "99.50", "5678.5", "110", "223", "337", "441"} <= words, shown

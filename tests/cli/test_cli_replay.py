@@ -20,7 +20,6 @@ def test_a_replay_does_not_wait_for_results_of_a_stack_that_is_broken(redis_urls
     def broken() -> None:
         raise StackError("scheduler ended")
 
-    # Given a replay whose actions nobody carries out
     settings = Settings(broker_url=redis_urls.broker, result_url=redis_urls.result, connect_timeout_s=60)
     with open_store(redis_urls.result, 60.0) as store:
         trainer = LiveReplay(read_trace(TRACE), settings, store, folder=TRACE.parent, api_url="", check=broken)

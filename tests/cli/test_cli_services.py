@@ -29,9 +29,7 @@ def test_each_instance_has_a_line_with_what_it_holds(capsys: pytest.CaptureFixtu
         {"name": "idle", "declared": {"n": {}}, "instances": []},
         {"name": "old", "declared": {}, "instances": [lost]},
     ]
-
     show_state({**STATE, "services": services}, as_json=False)
-
     lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
     assert lines[1:] == [
         ["judge", "n", "0, 1", "resident", "1200", "600", "3", "1/2/3/4/5", ""],
@@ -45,21 +43,15 @@ def test_without_reasons_both_tables_fit_into_80_columns(capsys: pytest.CaptureF
     described = {"kinds": ["cpu"], "cores": 64, "cells": 0, "labels": ["isolation:bubblewrap", "memory:not-enforced"]}
     node = {**NODE, "name": "cpu-0", "description": described}
     service = {"name": "teacher-0", "declared": {"gpu-0": {}}, "instances": [{**INSTANCE, "node": "gpu-0", "cells": [0]}]}
-
     show_state({**STATE, "nodes": [node], "services": [service]}, as_json=False)
-
     shown = capsys.readouterr().out
     assert "reason" not in shown
     for word in ("cpu-0", "isolation", "bubblewrap", "enforced", "envs", "teacher-0", "resident", "1/2/3/4/5"):
         assert f" {word} " in shown, shown
 
 
-def test_each_node_says_how_commands_are_set_apart_and_whether_memory_is_bounded(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_each_node_says_how_commands_are_set_apart_and_whether_memory_is_bounded(capsys: pytest.CaptureFixture[str]) -> None:
     described = {"kinds": ["cpu"], "labels": ["node:c", "isolation:none", "background:affinity", "memory:not-enforced"]}
-
     show_state({**STATE, "nodes": [NODE, {**NODE, "name": "c", "description": described}]}, as_json=False)
-
     lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
     assert [line[:3] + line[5:7] for line in lines] == [["n", "up", "gpu", "", ""], ["c", "up", "cpu", "none", "not enforced"]]

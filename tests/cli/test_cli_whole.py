@@ -20,27 +20,23 @@ TRACE = ROOT / "examples" / "rollouts.jsonl"
 
 def test_the_version_is_that_of_the_project(tmp_path: Path) -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-
     assert forked("--version", cwd=tmp_path).stdout == f"tangram {version}\n"
 
 
 def test_the_command_line_is_there_before_what_only_some_commands_need() -> None:
     program = "import sys, app.cli; print({'celery', 'redis', 'scheduler', 'sqlalchemy'} & set(sys.modules))"
-
     assert subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, text=True) == "set()\n"
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_there_is_completion_for_shells(tmp_path: Path, shell: str) -> None:
     done = forked(cwd=tmp_path, _TANGRAM_COMPLETE=f"source_{shell}")
-
     assert (done.returncode, done.stderr) == (0, "")
     assert "_TANGRAM_COMPLETE" in done.stdout
 
 
 def test_completion_knows_the_commands(tmp_path: Path) -> None:
     words = {"_TANGRAM_COMPLETE": "complete_bash", "COMP_WORDS": "tangram rep", "COMP_CWORD": "1"}
-
     assert forked(cwd=tmp_path, **words).stdout.split() == ["report", "replay"]
 
 
@@ -48,9 +44,7 @@ def test_completion_knows_the_commands(tmp_path: Path) -> None:
 def test_no_colours_where_they_are_not_wanted(tmp_path: Path, variable: str) -> None:
     words = (*PROGRAM, "replay", str(TRACE), "--simulate", "--cores", "2")
     unwanted = {"NO_COLOR": "1", "TERM": "xterm-256color"} if variable == "NO_COLOR" else {"TERM": "dumb"}
-
     shown = on_a_terminal(words, environment(tmp_path, unwanted))
-
     assert "policy elastic" in shown
     assert not re.search(r"\x1b\[[0-9;]*(3[0-7]|38|9[0-7])[;m]", shown)
 

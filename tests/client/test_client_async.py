@@ -43,11 +43,9 @@ async def test_hundreds_of_commands_at_once_need_four_connections(peer: Any, set
     before, peer.behave = connections(), hold_all
     async with AsyncClient(settings=settings) as client:
         env = await client.open(trajectory="t")
-        # When
         waiting = [asyncio.ensure_future(env.exec(f"echo {n}")) for n in range(MANY)]
         await arrived(lambda: len(held) == MANY)
         await (await client.submit(Action(kind="release")))
-        # Then everybody got the own result; one connection is that of this test
         assert [(await done).stdout for done in waiting] == [f"echo {n}" for n in range(MANY)]
         assert len(connections() - before) <= 5
 
@@ -111,7 +109,6 @@ async def test_cancelling_a_coroutine_cancels_its_action(peer: Any, settings: Se
         env = await client.open(trajectory="t")
         waiting = asyncio.ensure_future(env.exec("sleep 100"))
         await arrived(lambda: "cpu.exec" in peer.kinds())
-        # When
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting

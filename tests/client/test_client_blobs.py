@@ -70,7 +70,6 @@ def test_a_large_value_goes_in_parts_and_is_there_once_it_is_whole(harm: str) ->
     store = MemoryStore(MemoryBroker(happen))
     blobs = Blobs(store, patience_s=60)  # type: ignore[arg-type]
     before = blobs.put(b"x" * 2 * BLOB_THRESHOLD_BYTES)
-    # When it is put; then the reader has seen the value before, whole, and now sees this one
     after: Any = blobs.put(data, before)
     assert set(seen) == {b"x" * 2 * BLOB_THRESHOLD_BYTES} and after["$blob"] == before["$blob"]  # type: ignore[index]
     assert blobs.get(after) == data
@@ -93,7 +92,6 @@ def test_parts_that_are_late_leave_nothing_for_good(own_redis: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Pipeline, "execute", noted)
         reference = blobs.put(data)
-    # When its parts come once more
     for commands in late:
         with store.pipeline() as pipeline:
             pipeline.command_stack = commands

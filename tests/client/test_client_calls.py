@@ -169,7 +169,6 @@ def test_a_forgotten_client_leaves_no_threads(peer: Any, settings: Settings) -> 
     # When nobody knows it any more
     del client
     gc.collect()
-    # Then
     assert session() is None
     assert {thread.name for thread in set(threading.enumerate()) - before} == set()
 
@@ -184,11 +183,9 @@ def test_a_handle_keeps_its_client_alive(peer: Any, settings: Settings) -> None:
 
 
 def test_a_command_of_several_amounts_is_hoped_to_be_parallel_until_something_else_is_said() -> None:
-    # Given commands with and without a curve
     hoped = calls.execute(PLACE, "CI=1 pytest -q", units=[1, 2, 4])
     said = calls.execute(PLACE, "make", units=[1, 2, 4], efficiency={1: 1.0, 2: 0.5, 4: 0.25})
     single = calls.execute(PLACE, "ls")
-
     # Then only the one that says nothing of its amounts is hoped for, and its class is its first word
     assert hoped.curve == Amdahl(calls.HOPED_PARALLEL_FRACTION)
     assert (hoped.action_class, single.action_class) == ("pytest", "ls")
@@ -198,7 +195,6 @@ def test_a_command_of_several_amounts_is_hoped_to_be_parallel_until_something_el
 
 def test_the_tokens_of_a_request_are_in_its_cost_beside_it() -> None:
     some, none = (calls.call("j", "llm", url="http://x", tokens=tokens) for tokens in (1500, 0))
-
     assert dict(some.cost.amounts) == {"quota:llm": (1,), "tokens:llm": (1500,)}
     assert dict(none.cost.amounts) == {"quota:llm": (1,)}
     assert Action.from_header(some.to_header()).cost.tokens("llm") == 1500

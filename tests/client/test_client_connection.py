@@ -113,9 +113,7 @@ def test_an_unreachable_part_is_told(redis_urls: Any) -> None:
             assert "\n" not in said and "geheim" not in said
 
 
-def test_an_unreachable_stack_holds_up_no_event_loop_and_who_gives_it_up_breaks_no_thread(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_unreachable_stack_holds_up_no_event_loop_and_who_gives_it_up_breaks_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     before, broken = threading.enumerate(), list[threading.ExceptHookArgs]()
     monkeypatch.setattr(threading, "excepthook", broken.append)
 
@@ -129,7 +127,6 @@ def test_an_unreachable_stack_holds_up_no_event_loop_and_who_gives_it_up_breaks_
 
         async with await asyncio.start_server(mute, "127.0.0.1", 0) as server:
             url = f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
-            # When a client connects
             connecting = asyncio.ensure_future(
                 AsyncClient(settings=Settings(broker_url=url, result_url=url, connect_timeout_s=3.0)).__aenter__()
             )
@@ -178,7 +175,6 @@ def test_giving_up_on_a_cancel_that_is_not_sent_yet_costs_nothing_else(redis_url
                 async with asyncio.timeout(0):
                     await client.cancel(trajectory="t")
             first = await client.submit(Action(kind="my.task"))
-            # When it is back
             own_redis.start()
             last = await client.submit(Action(kind="my.last"))
             await client.cancel(trajectory="u")

@@ -185,7 +185,6 @@ ALL_KINDS = [*KINDS, "my.task"]
 @settings(max_examples=150, deadline=None)
 @given(raw=st.binary(max_size=60) | (JSON | NEARLY).map(lambda value: json.dumps(value).encode()), kind=st.sampled_from(ALL_KINDS))
 def test_whatever_is_stored_ends_in_a_value_or_one_of_our_errors(raw: bytes, kind: str) -> None:
-    # Given one action that waits, and another
     inbox = Inbox(BLOBS)
     future, other = inbox.expect("a", kind), inbox.expect("b", "my.task")
     # When anything at all is said of the first
@@ -196,7 +195,6 @@ def test_whatever_is_stored_ends_in_a_value_or_one_of_our_errors(raw: bytes, kin
         assert error is None or isinstance(error, TangramError), repr(error)
     else:
         assert inbox.waiting() == ["a", "b"]
-    # And the other still gets its result
     assert inbox.deliver("b", b'{"status": "SUCCESS", "result": 1}')
     assert other.result(0) == 1
     inbox.close()

@@ -50,7 +50,6 @@ def test_what_processes_submit_under_one_id_runs_once(peer: Any, settings: Setti
         for ready in session.start():
             ready.result(60)
         peer.behave = lambda seen: f"run {len(peer.seen)}"
-        # Then both have the result of the one run
         result = session.submit(action, "shared-1").result(60)
         # What has been sent before this has been seen. (A client that is impatient may send this one again.)
         session.submit(Action(kind="my.mark")).result(60)

@@ -56,11 +56,9 @@ def test_a_command_gives_its_output_and_the_whole_time_it_took(peer: Any, env: E
     act = {"queue_s": 0.0, "overhead_s": 0.0, "execution_s": 0.0}
     value = {"exit_code": 3, "stdout": "out", "stderr": "err", "truncated": True, "cpu_s": 1.5, "max_rss_mb": 7.0}
     peer.behave = lambda seen: peer.payload(value, dop=4, act=act) if seen.kind == "cpu.exec" else peer.payload()
-    # When
     before = time.monotonic()
     done = env.exec("make", units=[1, 4], timeout_s=60, parallel_fraction=0.5)
     waited_s = time.monotonic() - before
-    # Then
     assert (done.status, done.exit_code, done.stdout, done.stderr, done.truncated) == ("succeeded", 3, "out", "err", True)
     assert (done.dop, done.cpu_s, done.max_rss_mb) == (4, 1.5, 7.0)
     assert 0 < done.act.overhead_s == done.act.total_s <= waited_s
@@ -128,11 +126,9 @@ def test_files_and_output_go_both_ways_small_and_large(peer: Any, env: Environme
 
     peer.behave = keep
     large = os.urandom(1024 * 1024)
-    # When
     env.write_file("small", b"\x00\xff")
     env.write_file("text", "grüß")
     env.write_file("large", large, mode=0o755)
-    # Then
     assert env.read_file("small") == b"\x00\xff"
     assert env.read_file("text").decode() == "grüß"
     assert env.read_file("large") == large
@@ -231,11 +227,9 @@ def test_running_out_of_patience_leaves_the_action_alone(peer: Any, client: Clie
     peer.behave = lambda seen: peer.HOLD
     handle, late = (client.submit(Action(kind="my.task")) for _ in range(2))
     peer.until(lambda: len(peer.seen) == 2)
-    # When the wait is over, then the action goes on
     with pytest.raises(ResultNotReady, match=handle.id):
         handle.result(timeout_s=0.05)
     assert not handle.done()
-    # And its result can still be had
     peer.store(handle.id, 42)
     assert handle.result(30) == 42 and handle.done()
     # An action that timed out is another thing
@@ -318,10 +312,8 @@ def test_a_closed_client_says_so(peer: Any, settings: Settings) -> None:
     client = Client(settings=settings)
     peer.behave = lambda seen: peer.HOLD
     waiting = client.submit(Action(kind="my.task"))
-    # When
     client.close()
     client.close()
-    # Then
     with pytest.raises(ClientClosed):
         client.submit(Action(kind="my.task"))
     with pytest.raises(ClientClosed, match="before the action had a result"):
@@ -364,5 +356,4 @@ def test_a_forked_child_is_told_to_open_its_own_client(peer: Any, settings: Sett
         assert f"belongs to process {os.getpid()}" in os.read(receive, 1000).decode()
         os.close(receive)
         os.close(send)
-        # And the parent's goes on
         client.submit(Action(kind="my.task")).result(30)

@@ -34,9 +34,7 @@ def test_compose_takes_the_file_and_finds_every_service(config: dict[str, dict[s
 @pytest.mark.real
 @pytest.mark.parametrize("name", PASSWORDS)
 def test_without_a_password_nothing_starts_and_one_line_says_why(name: str) -> None:
-    # Given all passwords but one
     rest = {other: value for other, value in PASSWORDS.items() if other != name}
-    # When compose reads the file
     done = compose("config", variables=rest)
     # Then it refuses, names the variable, and shows no other password
     assert done.returncode != 0
@@ -90,7 +88,6 @@ def test_monitoring_starts_by_its_profile_alone(config: dict[str, dict[str, Any]
 
 
 def test_prometheus_reads_every_process_at_the_port_where_it_serves_its_metrics(config: dict[str, dict[str, Any]]) -> None:
-    # Given what Prometheus is told
     (scraped,) = yaml.safe_load((ROOT / "docs" / "monitoring" / "prometheus.yml").read_text(encoding="utf-8"))["scrape_configs"]
     (found,) = scraped["dns_sd_configs"]
     # Then it is each process of ours that goes on running, at its port, on a network that Prometheus is on

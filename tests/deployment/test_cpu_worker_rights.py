@@ -54,5 +54,4 @@ def test_a_worker_with_the_rights_of_its_service_opens_runs_and_ends(tmp_path: P
     argv += ["--env", f"PYTHONPATH={ROOT}", "--env", "PATH=/usr/bin:/bin", BUSYBOX, sys.executable, "-c", WORK, str(tmp_path)]
     # When a sandbox there opens an environment, writes a file, ends a command that is out of time, and gives another one a terminal
     done = subprocess.run(argv, capture_output=True, text=True, timeout=100, check=False)
-    # Then all of that works
     assert (done.returncode, sorted(done.stdout.split())) == (0, sorted(["timed_out", "kept", "/dev/pts/0", "typed", "typed"])), done.stderr

@@ -111,10 +111,7 @@ def deployed(folder: Path) -> Iterator[Deployment]:
     """Run Redis, the migration and the services, each as compose would."""
     redis_port, flower_port = free_port(), free_port()
     config = services(
-        REDIS_ADDRESS=f"127.0.0.1:{redis_port}",
-        TANGRAM_STATE_DIR=str(folder / "state"),
-        TANGRAM_CORES="2",
-        TANGRAM_IMAGE=BUSYBOX,
+        REDIS_ADDRESS=f"127.0.0.1:{redis_port}", TANGRAM_STATE_DIR=str(folder / "state"), TANGRAM_CORES="2", TANGRAM_IMAGE=BUSYBOX
     )
     with empty_database() as database_url, ExitStack() as stop:
         replaced = {
@@ -151,7 +148,6 @@ def become_healthy(deployment: Deployment, names: Sequence[str] = LONG_RUNNING) 
 
 def test_the_smoke_check_of_what_is_healthy_passes(deployment: Deployment) -> None:
     smoke = deployment.run("scheduler", [sys.executable, "-m", "app.smoke"])
-    # Then a trainer finds a deployment that works
     assert smoke.returncode == 0, f"{smoke.stdout}{smoke.stderr}{deployment.logs()}"
     assert [line.split()[0] for line in smoke.stdout.splitlines()] == ["ok"] * 8
     # And nobody has failed on the way, or has said a password
@@ -187,7 +183,6 @@ def test_flower_asks_for_the_password(deployment: Deployment) -> None:
 
 
 def test_the_check_of_a_worker_that_has_ended_fails(deployment: Deployment) -> None:
-    # When a worker ends
     deployment.processes["api-worker"].stop(30)
     # Then its check fails, in one line
     looked = deployment.look("api-worker")
@@ -202,9 +197,7 @@ def test_the_check_of_a_scheduler_fails_where_none_leads(deployment: Deployment)
 
 
 def test_the_smoke_check_ends_at_the_first_thing_that_fails(redis_urls: RedisUrls) -> None:
-    # Given a Redis and nothing else
     urls = {"TANGRAM_BROKER_URL": redis_urls.broker, "TANGRAM_RESULT_URL": redis_urls.result, "PYTHONPATH": str(ROOT)}
-    # When the smoke check is run
     done = subprocess.run(
         [sys.executable, "-m", "app.smoke"], env={**os.environ, **urls}, capture_output=True, text=True, timeout=200, check=False
     )

@@ -115,7 +115,6 @@ def test_a_folder_whose_path_cannot_be_a_socket_gets_a_short_one(tmp_path: Path,
     # Given a folder with a path too long, or too odd, for a socket
     folder = tmp_path / name
     folder.mkdir()
-    # When a server is started in it
     server = RedisServer(folder, log=tmp_path / "redis.log")
     try:
         # Then it listens in a short folder that only its owner can enter

@@ -9,7 +9,7 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,24 +22,31 @@ from app.journal.database import open_engine, require_latest
 from app.local import embedded
 from app.local.embedded import EmbeddedStack, Restarts, StackRunning
 from app.local.processes import Command, StackError, wait_until
+from tests.cli.support import leftovers
 
 pytestmark = pytest.mark.real
 
 ROOT = Path(__file__).resolve().parents[2]
-Python = Callable[..., Command]
-Leftovers = Callable[[], list[str]]
-
 SLEEP = ("import time", "time.sleep(60)")
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path) -> Path:
+    """Return a state folder that is not there yet."""
+    return tmp_path / "state"
+
+
+def python(name: str, *lines: str, **env: str) -> Command:
+    """Return a command that is lines of Python."""
+    return Command(name, (sys.executable, "-u", "-c", "\n".join(lines)), env)
 
 
 def print_environment(*names: str) -> tuple[str, ...]:
     return ("import os, json", f"print(json.dumps({{name: os.environ.get(name) for name in {names!r}}}))", *SLEEP)
 
 
-def test_a_stack_is_redis_a_migrated_database_and_processes(state_dir: Path, python: Python, leftovers: Leftovers) -> None:
-    # Given a process that tells its environment
+def test_a_stack_is_redis_a_migrated_database_and_processes(state_dir: Path) -> None:
     names = ("TANGRAM_BROKER_URL", "TANGRAM_RESULT_URL", "TANGRAM_DATABASE_URL", "TANGRAM_STATE_DIR", "EXTRA")
-    # When a stack with it is up
     with EmbeddedStack(state_dir, [python("worker", *print_environment(*names), EXTRA="1")]) as stack:
         log = state_dir / "logs" / "worker.log"
         stack.wait_ready(lambda: bool(log.read_text().strip()), 60)
@@ -59,11 +66,11 @@ def test_a_stack_is_redis_a_migrated_database_and_processes(state_dir: Path, pyt
         # And all that it has made is for its owner alone, so that nothing shows if the folder was there before and is everybody's
         assert not [path for path in (state_dir, *state_dir.iterdir()) if path.stat().st_mode & 0o077]
     # And afterwards only files for the next time are left
-    assert leftovers() == []
+    assert leftovers(state_dir.parent) == []
     assert sorted(path.name for path in state_dir.iterdir()) == ["lock", "logs", "redis", "tangram.sqlite"]
 
 
-def test_a_process_that_will_not_end_is_killed_with_all_its_descendants(state_dir: Path, python: Python, leftovers: Leftovers) -> None:
+def test_a_process_that_will_not_end_is_killed_with_all_its_descendants(state_dir: Path) -> None:
     # Given a process deaf to SIGTERM, with a child in its group and one in a session of its own
     lines = (
         "import signal, subprocess, sys",
@@ -75,8 +82,8 @@ def test_a_process_that_will_not_end_is_killed_with_all_its_descendants(state_di
     )
     with EmbeddedStack(state_dir, [python("deaf", *lines)], stop_timeout_s=0.2) as stack:
         stack.wait_ready(lambda: "ready" in (state_dir / "logs" / "deaf.log").read_text(), 60)
-        assert len(leftovers()) >= 3
-    assert leftovers() == []
+        assert len(leftovers(state_dir.parent)) >= 3
+    assert leftovers(state_dir.parent) == []
 
 
 def test_a_second_stack_in_the_same_folder_is_told_about_the_first(state_dir: Path) -> None:
@@ -84,19 +91,18 @@ def test_a_second_stack_in_the_same_folder_is_told_about_the_first(state_dir: Pa
         with pytest.raises(StackRunning, match=rf"already \(pid {os.getpid()}\)") as caught, EmbeddedStack(state_dir):
             pass
         assert "\n" not in str(caught.value)
-        # And the first is none the worse for it
         assert first.dead() == []
         assert first.stack_file.exists()
     with EmbeddedStack(state_dir) as later:
         assert later.dead() == []
 
 
-def test_a_process_that_dies_while_one_waits_is_reported_with_its_last_lines(state_dir: Path, python: Python, leftovers: Leftovers) -> None:
+def test_a_process_that_dies_while_one_waits_is_reported_with_its_last_lines(state_dir: Path) -> None:
     dying = python("dying", "print('loading')", "raise SystemExit('no such model: x')")
     with pytest.raises(StackError, match="dying ended with exit code 1") as caught, EmbeddedStack(state_dir, [dying]) as stack:
         stack.wait_ready(lambda: False, 60)
     assert str(caught.value).splitlines()[-2:] == ["loading", "no such model: x"]
-    assert leftovers() == []
+    assert leftovers(state_dir.parent) == []
 
 
 def test_waiting_has_an_end(state_dir: Path) -> None:
@@ -122,7 +128,7 @@ def supervised(stack: EmbeddedStack) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("name", ["redis", "worker"])
-def test_a_process_that_dies_is_noticed_and_started_again(state_dir: Path, python: Python, name: str) -> None:
+def test_a_process_that_dies_is_noticed_and_started_again(state_dir: Path, name: str) -> None:
     def started() -> int:
         return int(json.loads(stack.stack_file.read_text())["pids"][name])
 
@@ -136,7 +142,7 @@ def test_a_process_that_dies_is_noticed_and_started_again(state_dir: Path, pytho
         assert said == [f"{name} ended with signal SIGKILL and is started again: see {state_dir / 'logs' / name}.log"]
 
 
-def test_processes_end_in_reverse_order_and_before_redis_after_restarts_too(state_dir: Path, python: Python) -> None:
+def test_processes_end_in_reverse_order_and_before_redis_after_restarts_too(state_dir: Path) -> None:
     # Given two processes that write down when they are asked to end, and whether Redis is still there
     lines = (
         "import os, pathlib, signal, sys, time, redis",
@@ -152,7 +158,6 @@ def test_processes_end_in_reverse_order_and_before_redis_after_restarts_too(stat
     names = ("first", "second")
     with EmbeddedStack(state_dir, [python(name, *lines, NAME=name) for name in names]) as stack:
         stack.wait_ready(lambda: all((state_dir / name).exists() for name in names), 60)
-        # When the first one is killed and started again
         (state_dir / "first").unlink()
         os.kill(json.loads(stack.stack_file.read_text())["pids"]["first"], signal.SIGKILL)
         with supervised(stack):
@@ -160,26 +165,21 @@ def test_processes_end_in_reverse_order_and_before_redis_after_restarts_too(stat
     assert (state_dir / "ends").read_text().splitlines() == ["second True", "first True"]
 
 
-def test_a_process_that_always_dies_is_given_up_and_its_last_lines_are_said(
-    state_dir: Path, python: Python, leftovers: Leftovers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_always_dies_is_given_up_and_its_last_lines_are_said(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded, "FIRST_PAUSE_S", 0.01)
     said: list[str] = []
     dying = python("dying", "print('loading')", "raise SystemExit('no such model: x')")
-    with (
-        pytest.raises(StackError) as caught,
-        EmbeddedStack(state_dir, [python("fine", *SLEEP), dying]) as stack,
-    ):
+    with pytest.raises(StackError) as caught, EmbeddedStack(state_dir, [python("fine", *SLEEP), dying]) as stack:
         stack.supervise(threading.Event(), said.append)
     log = state_dir / "logs" / "dying.log"
     assert str(caught.value) == f"dying ended with exit code 1 after 5 restarts within 60 s and is given up: see {log}"
     assert said[:5] == [f"dying ended with exit code 1 and is started again: see {log}"] * 5
     assert said[-2:] == ["dying: loading", "dying: no such model: x"]
     assert log.read_text().count("loading") == 6
-    assert leftovers() == []
+    assert leftovers(state_dir.parent) == []
 
 
-def test_a_process_that_dies_while_a_stack_starts_is_started_again(state_dir: Path, python: Python) -> None:
+def test_a_process_that_dies_while_a_stack_starts_is_started_again(state_dir: Path) -> None:
     # Given a process that dies at its first start, as by the machine's lack of memory
     died = state_dir / "died"
     lines = (
@@ -191,14 +191,12 @@ def test_a_process_that_dies_while_a_stack_starts_is_started_again(state_dir: Pa
     )
     said: list[str] = []
     with EmbeddedStack(state_dir, [python("worker", *lines)]) as stack:
-        # When it is waited for
         stack.supervise(threading.Event(), said.append, ready=died.exists, timeout_s=60)
-        # Then it runs
         assert stack.dead() == []
     assert said == [f"worker ended with signal SIGABRT and is started again: see {state_dir / 'logs' / 'worker.log'}"]
 
 
-def test_a_process_that_refuses_what_it_is_given_while_a_stack_starts_is_given_up_at_once(state_dir: Path, python: Python) -> None:
+def test_a_process_that_refuses_what_it_is_given_while_a_stack_starts_is_given_up_at_once(state_dir: Path) -> None:
     said: list[str] = []
     refusing = python("refusing", "print('no such model: x')", "raise SystemExit(2)")
     with (
@@ -210,7 +208,7 @@ def test_a_process_that_refuses_what_it_is_given_while_a_stack_starts_is_given_u
 
 
 def test_a_stack_that_is_to_end_in_the_pause_before_a_restart_starts_nothing_again(
-    state_dir: Path, python: Python, leftovers: Leftovers, monkeypatch: pytest.MonkeyPatch
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paused = threading.Event()
     monkeypatch.setattr(Restarts, "decide", lambda *_: paused.set() or "wait")
@@ -219,7 +217,7 @@ def test_a_stack_that_is_to_end_in_the_pause_before_a_restart_starts_nothing_aga
             assert paused.wait(60)
         assert (said, stack.dead()) == ([], ["dying"])
     assert (state_dir / "logs" / "dying.log").read_text() == "loading\n"
-    assert leftovers() == []
+    assert leftovers(state_dir.parent) == []
 
 
 def test_pauses_grow_until_a_process_has_lived_for_a_minute() -> None:
@@ -230,19 +228,18 @@ def test_pauses_grow_until_a_process_has_lived_for_a_minute() -> None:
         now += pause_s
         assert restarts.decide(now) == "restart"
     assert restarts.decide(now) == "give up"
-    # When it ends once more a minute later
     assert restarts.decide(now + 60.0) == "wait"
     assert restarts.decide(now + 60.2) == "restart"
 
 
-def test_a_program_that_is_not_there_stops_the_whole_start(state_dir: Path, python: Python, leftovers: Leftovers) -> None:
+def test_a_program_that_is_not_there_stops_the_whole_start(state_dir: Path) -> None:
     commands = [python("fine", *SLEEP), Command("missing", ("/no/such/program",))]
     with (
         pytest.raises(StackError, match="cannot start missing: No such file or directory: /no/such/program"),
         EmbeddedStack(state_dir, commands),
     ):
         pass
-    assert leftovers() == []
+    assert leftovers(state_dir.parent) == []
     assert not (state_dir / "stack.json").exists()
 
 
@@ -266,15 +263,12 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.parametrize("name", ["state", "d" * 120])
 def test_what_a_crashed_stack_left_running_is_stopped_by_the_next(tmp_path: Path, name: str) -> None:
-    # Given a stack whose owner was killed
     state_dir = tmp_path / name
     owner = subprocess.run([sys.executable, "-c", CRASHING, str(state_dir)], cwd=ROOT, timeout=200, check=False)
     assert owner.returncode == -signal.SIGKILL
     said = json.loads((state_dir / "stack.json").read_text())
     assert all(lives(pid) for pid in said["pids"].values())
-    # When another is started in the same folder
     with EmbeddedStack(state_dir) as stack:
-        # Then nothing of the first is left, and the second works
         assert not any(lives(pid) for pid in said["pids"].values())
         assert said["socket_folder"] is None or not Path(said["socket_folder"]).exists()
         assert stack.dead() == []
@@ -287,9 +281,7 @@ def test_a_process_that_only_has_the_number_of_a_dead_one_is_spared(state_dir: P
         state_dir.mkdir()
         words = {"broker_url": "x", "result_url": "x", "database_url": "x", "pids": {"worker": stranger.pid}, "started_at": {"worker": 1e9}}
         (state_dir / "stack.json").write_text(json.dumps(words))
-        # When a stack is started
         with EmbeddedStack(state_dir):
-            # Then the stranger lives
             assert stranger.poll() is None
     finally:
         stranger.kill()
@@ -326,14 +318,13 @@ except TangramError as error:
 
 
 @pytest.mark.parametrize("bytes_left", [0, 1, 4096, 32768])
-def test_a_state_folder_without_room_is_one_clear_line_and_nothing_is_left(state_dir: Path, leftovers: Leftovers, bytes_left: int) -> None:
+def test_a_state_folder_without_room_is_one_clear_line_and_nothing_is_left(state_dir: Path, bytes_left: int) -> None:
     # Given that files may grow to so many bytes only: not the lock, nor the log of Redis, nor stack.json, nor the database
     outcome = subprocess.run(
         [sys.executable, "-c", FULL, str(state_dir), str(bytes_left)], cwd=ROOT, timeout=200, check=True, stdout=subprocess.PIPE, text=True
     )
-    # When a stack is started, then it says so and stops
     (line,) = outcome.stdout.splitlines()
     assert str(state_dir) in line
     assert line != "up"
-    assert leftovers() == []
+    assert leftovers(state_dir.parent) == []
     assert not (state_dir / "stack.json").exists()

@@ -13,7 +13,6 @@ from tests.cli.forked import forked
 
 
 def test_settings_say_what_the_core_is_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given all settings of the order
     for name, value in {
         "TANGRAM_POLICY": "elastic",
         "TANGRAM_WITHOUT": "preemption, learning",
@@ -21,9 +20,7 @@ def test_settings_say_what_the_core_is_made_of(monkeypatch: pytest.MonkeyPatch) 
         "TANGRAM_ORDER_WINDOW_S": "30",
     }.items():
         monkeypatch.setenv(name, value)
-    # When the core is described
     setup = setup_of(Settings())
-    # Then they are in it
     assert (setup.policy, setup.without) == ("elastic", ("preemption", "learning"))
     assert (dict(setup.limits.weights), setup.limits.window_s) == ({"job-a": 2.0, "b": 0.5}, 30.0)
 

@@ -70,14 +70,12 @@ def test_a_scheduler_that_leads_removes_what_is_too_old(redis_urls: RedisUrls, t
     monkeypatch.setattr(retention, "FIRST_LOOK_S", 0.0)
     url = new_journal(tmp_path / "tangram.sqlite")
     engine, stop = open_engine(url), threading.Event()
-    # Given an action that ended two days ago
     long_ago = time.time() - 2 * 86_400.0
     with SqlJournal(engine) as journal:
         received = ActionReceived(id="a", header={"kind": "my.task"}, message="", submitted_at=long_ago, received_at=long_ago)
         parts = {"queue_s": 0.0, "overhead_s": 0.0, "execution_s": 1.0, "cpu_s": 0.0}
         end = Finish(id="a", status="failed", reason="", by_worker=True, started_at=None, dop=1, **parts)
         journal.write([received, ActionEnded(end=end, at=long_ago)])
-    # When a scheduler leads that keeps one day
     settings = Settings(broker_url=redis_urls.broker, result_url=redis_urls.result, database_url=url, keep_days=1, services_file=None)
     scheduler = threading.Thread(target=scheduler_process.run, args=(settings, stop), daemon=True)
     scheduler.start()

@@ -39,11 +39,9 @@ def test_what_was_not_made_here_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
     (tmp_path / "file").write_text("x")
-
     for name in ("mine", "file"):
         with pytest.raises(ConfigError, match=f"{name}: is .*left alone"):
             make_tiny(tmp_path / name)
-
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
 
 
@@ -70,18 +68,14 @@ def test_the_services_file_names_models_that_are_there_and_is_not_overwritten(tm
     file = load_services_file(path)
     check_models(path, file)
     assert {name: service.task for name, service in file.services.items()} == {"rm-small": "score", "teacher-0": "logprobs"}
-
     text = path.read_text()
     path.write_text(text + "# mine\n")
     make_services(models)
-
     assert path.read_text() == text + "# mine\n"
 
 
 def test_a_bad_folder_is_one_line_and_exit_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("x")
-
     assert main([str(tmp_path / "file")]) == 2
-
     (line,) = capsys.readouterr().err.splitlines()
     assert "file" in line

@@ -26,7 +26,6 @@ def test_output_arrives_before_the_command_ends_and_later_readers_have_all_of_it
         while text_of(chunks) + text_of(chunks, "stderr") != "one\ntwo\n":
             chunks.append(next(output))
         assert not handle.done()
-        # When it goes on
         env.write_file("seen", b"")
         chunks += output
         # Then the rest comes, then the end, and the result has the same

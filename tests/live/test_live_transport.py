@@ -42,7 +42,6 @@ def test_what_a_broker_that_hangs_may_not_have_got_is_sent_again(transport: Komb
     transport.flush()
     transport.send_action("n", MESSAGE, {"attempt": 2})
     freeze(own_redis.process.pid)
-    # When it is sent
     try:
         transport.flush()
     finally:
@@ -57,10 +56,8 @@ def test_what_a_broker_that_hangs_may_not_have_got_is_sent_again(transport: Komb
 
 
 def test_a_result_and_the_report_of_its_end_are_there_at_once_and_once(own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given a broker that is the result store, and a scheduler
     app = make_app(Settings(broker_url=own_redis.broker, result_url=own_redis.broker))
     transport = KombuTransport(app, connect_timeout_s=30.0)
-
     offer, lost = app.backend._offer, list[bool]()
 
     def lose_first_answer(*offered: Any) -> bool:

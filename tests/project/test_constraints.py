@@ -20,7 +20,6 @@ def test_every_pinned_package_runs_on_the_oldest_python() -> None:
     pinned = {
         canonicalize_name(line.partition("==")[0].partition("[")[0]): line.partition("==")[2].split()[0] for line in lines if "==" in line
     }
-
     found = {canonicalize_name(one.metadata["Name"]): one for one in distributions()}
     too_late = {
         f"{name} {found[name].version}": needed
@@ -28,6 +27,5 @@ def test_every_pinned_package_runs_on_the_oldest_python() -> None:
         if name in found and found[name].version == version
         if (needed := found[name].metadata["Requires-Python"]) and not SpecifierSet(needed).contains(oldest)
     }
-
     assert len(pinned) > 100 and len(pinned.keys() & found.keys()) > 50
     assert too_late == {}

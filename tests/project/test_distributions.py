@@ -35,7 +35,6 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def test_the_wheels_hold_what_runs_and_nothing_else(wheels: tuple[Path, Path]) -> None:
     client, server = ({name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name} for wheel in wheels)
-
     assert client == {f"tangram/{name}" for name in tree("tangram") - {"pyproject.toml", "README.md", "LICENSE"}}
     examples = {f"app/examples/{name}" for name in tree("examples") if name == "rollouts.jsonl" or name.startswith("repo/")}
     assert server == {f"{folder}/{name}" for folder in SERVER for name in tree(folder)} | examples

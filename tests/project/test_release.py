@@ -49,7 +49,6 @@ def release(tree: Path) -> subprocess.CompletedProcess[str]:
 
 def test_a_release_has_wheels_and_sources_of_client_and_server(tree: Path) -> None:
     done = release(tree)
-
     assert done.returncode == 0, done.stderr
     built = {f"{name}-1.2.3{kind}" for name in ("arl_tangram", "arl_tangram_server") for kind in ("-py3-none-any.whl", ".tar.gz")}
     assert {path.name for path in (tree / "dist").iterdir()} == built
@@ -68,9 +67,7 @@ def test_a_release_has_wheels_and_sources_of_client_and_server(tree: Path) -> No
 )
 def test_files_that_disagree_are_named_and_nothing_is_built(tree: Path, name: str, before: str, after: str, said: str) -> None:
     (tree / name).write_text((tree / name).read_text().replace(before, after))
-
     done = release(tree)
-
     assert done.returncode == 2
     assert f"release: {name}: {said}" in done.stderr
     assert "release: the working tree has changes that are not committed" in done.stderr
@@ -80,7 +77,5 @@ def test_files_that_disagree_are_named_and_nothing_is_built(tree: Path, name: st
 def test_a_commit_without_the_tag_is_no_release(tree: Path) -> None:
     (tree / "README.md").write_text("another one")
     commit(tree)
-
     done = release(tree)
-
     assert (done.returncode, done.stderr) == (2, "release: HEAD has no tag v1.2.3: git tag -a v1.2.3\n")
