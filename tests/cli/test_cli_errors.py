@@ -86,6 +86,20 @@ def test_wrong_words_are_refused_in_one_line(trace: Path, tmp_path: Path, words:
     refused((tangram if words[0] == "worker" else forked)(*words, cwd=tmp_path), expected)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("SHARES", "a:2", "TANGRAM_SHARES: Value error, 'a:2' is not like name=2,name=1, with each name once"),
+        ("SHARES", "a=0", "TANGRAM_SHARES: a: Input should be greater than 0"),
+        ("WITHOUT", "wheels", "policy 'elastic' has no part 'wheels' to go without"),
+        ("EVENT_LOG", "/dev/null/log", "/dev/null/log: Not a directory"),
+    ],
+)
+def test_a_scheduler_with_wrong_settings_says_so_in_one_line(tmp_path: Path, name: str, value: str, problem: str) -> None:
+    database = {"TANGRAM_DATABASE_URL": f"sqlite:///{tmp_path / 'x.sqlite'}"}
+    refused(forked("scheduler", cwd=tmp_path, **database, **{f"TANGRAM_{name}": value}), problem)
+
+
 def test_without_words_the_help_is_shown(tmp_path: Path) -> None:
     done = forked(cwd=tmp_path)
     assert done.returncode == 2

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from pydantic import ValidationError
 
 from app.scheduler_process import setup_of
 from tangram.settings import Settings
-from tests.cli.forked import forked
 
 
 def test_settings_say_what_the_core_is_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,19 +28,3 @@ def test_shares_that_are_none_are_named(shares: str) -> None:
         Settings(shares=shares)
     (error,) = caught.value.errors()
     assert error["loc"] in (("shares",), ("shares", "a"))
-
-
-@pytest.mark.parametrize(
-    ("variables", "problem"),
-    [
-        ({"TANGRAM_SHARES": "a:2"}, "TANGRAM_SHARES: Value error, 'a:2' is not like name=2,name=1, with each name once"),
-        ({"TANGRAM_SHARES": "a=0"}, "TANGRAM_SHARES: a: Input should be greater than 0"),
-        ({"TANGRAM_WITHOUT": "wheels"}, "policy 'elastic' has no part 'wheels' to go without"),
-        ({"TANGRAM_EVENT_LOG": "/dev/null/log"}, "/dev/null/log: Not a directory"),
-    ],
-)
-def test_a_scheduler_with_wrong_settings_says_so_in_one_line(tmp_path: Path, variables: dict[str, str], problem: str) -> None:
-    database = f"sqlite:///{tmp_path / 'x.sqlite'}"
-    done = forked("scheduler", cwd=tmp_path, **{"TANGRAM_DATABASE_URL": database, **variables})
-    assert (done.returncode, done.stdout) == (2, "")
-    assert problem in done.stderr and done.stderr.count("\n") == 1

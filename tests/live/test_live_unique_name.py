@@ -18,6 +18,15 @@ BEAT_S, LONG_S = 0.05, 60.0
 """A worker with long beats holds its name however late its thread is, and no beat is under way as it gives the name back."""
 
 
+def named(store: MemoryStore, beat_s: float = BEAT_S) -> UniqueName:
+    return UniqueName(store, "n", beat_s)  # type: ignore[arg-type]
+
+
+def taken_and_given_back(name: UniqueName) -> None:
+    name.take()
+    name.release()
+
+
 class SlowStore(MemoryStore):
     """A store that a reader hears from only after five beats."""
 
@@ -29,14 +38,13 @@ class SlowStore(MemoryStore):
 
 def test_a_second_worker_under_a_name_is_refused_while_the_first_beats() -> None:
     store = MemoryStore(MemoryBroker())
-    first, second = (UniqueName(store, "n", LONG_S) for _ in range(2))  # type: ignore[arg-type]
+    first, second = (named(store, LONG_S) for _ in range(2))
     first.take()
     with pytest.raises(ConfigError, match="another worker is the node n, on .* process .*: name this one otherwise, by TANGRAM_NODE_NAME"):
-        UniqueName(store, "n", BEAT_S).take()  # type: ignore[arg-type]
+        named(store).take()
     # And not any more once the first has left
     first.release()
-    second.take()
-    second.release()
+    taken_and_given_back(second)
     assert store.get(NODE_KEY_PREFIX + "n") is None
 
 
@@ -50,22 +58,16 @@ def test_the_name_of_a_killed_worker_is_free_at_once_on_its_host_and_after_three
     left = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
     store.set(NODE_KEY_PREFIX + "n", left)
     # When the next worker comes up on its host; then it has the name, though the key would never expire
-    one = UniqueName(store, "n", LONG_S)  # type: ignore[arg-type]
-    one.take()
-    one.release()
+    taken_and_given_back(named(store, LONG_S))
     # And on another host once the key is over
     store.set(NODE_KEY_PREFIX + "n", f"elsewhere {left.partition(' ')[2]}", px=round(2 * BEAT_S * 1000))
-    other = UniqueName(store, "n", BEAT_S)  # type: ignore[arg-type]
-    other.take()
-    other.release()
+    taken_and_given_back(named(store))
 
 
 def test_a_worker_that_is_held_up_as_it_asks_is_not_refused_a_name_that_is_free_by_then() -> None:
     store = SlowStore(MemoryBroker())
     store.set(NODE_KEY_PREFIX + "n", "elsewhere 1 left", px=round(2 * BEAT_S * 1000))
-    name = UniqueName(store, "n", BEAT_S)  # type: ignore[arg-type]
-    name.take()
-    name.release()
+    taken_and_given_back(named(store))
 
 
 def test_a_worker_that_did_not_run_while_another_took_its_name_ends_at_once() -> None:
@@ -102,7 +104,7 @@ class HeldUpStore(MemoryStore):
 
 def test_a_worker_that_is_held_up_as_it_beats_does_not_take_the_name_back() -> None:
     store = HeldUpStore(MemoryBroker())
-    name = UniqueName(store, "n", BEAT_S)  # type: ignore[arg-type]
+    name = named(store)
     before = set(threading.enumerate())
     name.take()
     (holds,) = set(threading.enumerate()) - before

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from app.gateway import ends_page
 from app.settings_page import page
 from scheduler.model.lifecycle import SERVICE
+from tangram.ends import CAUSES, FAULTS
+from tangram.errors import BY_STATUS
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS = ("tangram", "scheduler", "app", "workers")
@@ -117,6 +120,13 @@ def test_only_the_service_of_the_scheduler_knows_time_and_nothing_in_it_knows_ce
 
 def test_the_settings_page_is_what_the_settings_say() -> None:
     assert (ROOT / "docs" / "settings.md").read_text(encoding="utf-8") == page()
+
+
+def test_the_table_of_causes_is_what_the_code_says_and_every_end_and_fault_has_a_row() -> None:
+    text = (ROOT / "docs" / "ends.md").read_text(encoding="utf-8")
+    assert f"\n\n{ends_page.table()}\n\n" in text, "print it with `python -m app.gateway.ends_page`"
+    rows = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
+    assert {*BY_STATUS, "succeeded", *FAULTS, *CAUSES} - {""} <= set(rows)
 
 
 def test_the_page_of_commands_is_what_the_commands_say(tmp_path: Path) -> None:
