@@ -1,8 +1,9 @@
 """One name, one worker: two workers under one name would take each other's grants, and each would count as the other's restart.
 
 A worker holds its name by a key of the result store, whose life it prolongs with each beat. The key names its host and process: what a
-killed worker has left on the same host is taken over at once, and on another host once it has not beaten for three beats. A worker that
-did not run for so long may find its name taken. It ends at once: its successor has adopted what stood, or stands on another host.
+killed worker has left on the same host is taken over at once, by one of those that find it, and on another host once it has not beaten for
+three beats. A worker that did not run for so long may find its name taken. It ends at once: its successor has adopted what stood, or stands
+on another host.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 import psutil
 from redis import Redis, RedisError
+from redis.client import Pipeline
 
 from app.services_file import ConfigError
 from scheduler.model.lifecycle import MISSED_BEATS
@@ -39,8 +42,7 @@ class UniqueName:
         deadline, is_late = time.monotonic() + (MISSED_BEATS + 1) * self._beat_s, False
         while not self._store.set(self._key, self._holder, nx=True, px=self._ttl_ms):
             holder = self._present()
-            if _is_dead(holder):
-                self._store.set(self._key, self._holder, px=self._ttl_ms)
+            if _is_dead(holder) and self._if_held_by(holder, lambda change: change.set(self._key, self._holder, px=self._ttl_ms)):
                 break
             if is_late:
                 raise ConfigError(self._taken_by(holder))
@@ -52,8 +54,7 @@ class UniqueName:
         """Give the name back."""
         self._released.set()
         with suppress(RedisError, OSError):  # it expires anyway
-            if self._present() == self._holder:
-                self._store.delete(self._key)
+            self._if_held_by(self._holder, lambda change: change.delete(self._key))
 
     def _hold(self) -> None:
         while not self._released.wait(self._beat_s):
@@ -66,6 +67,16 @@ class UniqueName:
                     self._store.pexpire(self._key, self._ttl_ms)  # harmless if the key is another's by now
                 else:
                     self._store.set(self._key, self._holder, px=self._ttl_ms, nx=True)
+
+    def _if_held_by(self, holder: str, add: Callable[[Pipeline], object]) -> bool:
+        """Carry out what `add` puts into a pipeline, if `holder` has the name at that moment; return whether it did."""
+
+        def change(pipeline: Pipeline) -> None:
+            if self._present() == holder:
+                pipeline.multi()
+                add(pipeline)
+
+        return bool(self._store.transaction(change, self._key))
 
     def _present(self) -> str:
         """Return who has the name, or nothing."""

@@ -285,6 +285,12 @@ class MemoryStore:
         """Return what carries several commands out at once."""
         return _Pipeline(self)
 
+    def transaction(self, change: Callable[[_Pipeline], object], *watched: str) -> list[object]:
+        """Carry out what `change` puts into a pipeline after what it reads; nobody else changes anything between the two."""
+        with self.broker.lock, self.pipeline() as pipeline:
+            change(pipeline)
+            return pipeline.execute()
+
 
 class _Pipeline:
     """Keeps commands until `execute`."""
@@ -298,6 +304,9 @@ class _Pipeline:
 
     def __exit__(self, *error: object) -> None:
         self._commands.clear()
+
+    def multi(self) -> None:
+        """End what a transaction reads: commands are kept from the beginning."""
 
     def __getattr__(self, name: str) -> Callable[..., _Pipeline]:
         command = getattr(self._store, name)

@@ -1,8 +1,10 @@
-"""The result store beside a broker: ends, claims, signs of life, blobs, and the client's subscription."""
+"""The result store beside a broker: ends, claims, names, signs of life, blobs, and the client's subscription."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -14,15 +16,17 @@ from app.action_task import Call
 from app.broker.transport import KombuTransport
 from app.local.processes import wait_until
 from app.scheduler_document import SHOWN_TTL_S, read_shown
+from app.services_file import ConfigError
 from scheduler.model.events import StoredEnd
 from tangram import Action, ActionCancelled, ActionFailed, ActionLost
 from tangram.blobs import Blobs
 from tangram.errors import EnvironmentLost
 from tangram.life_signs import give_sign
-from tangram.wire import CLAIM_KEY_PREFIX, CLAIM_TTL_S, CLIENT_KEY_PREFIX, ENDED_CLAIM_TTL_S, RESULT_KEY_PREFIX
+from tangram.wire import CLAIM_KEY_PREFIX, CLAIM_TTL_S, CLIENT_KEY_PREFIX, ENDED_CLAIM_TTL_S, NODE_KEY_PREFIX, RESULT_KEY_PREFIX
 from tests.broker.conftest import CALLBACKS, Stack, take
 from tests.live.test_live_claims import DESCRIPTION, claim
 from workers.node import Node
+from workers.unique_name import UniqueName
 
 MESSAGE = {"body": "W10=", "headers": {"id": "a"}, "properties": {"content_type": "application/json", "content_encoding": "utf-8"}}
 
@@ -246,6 +250,55 @@ def test_blobs_are_kept_dropped_and_expire(stack: Stack) -> None:
     assert wait_until(lambda: stack.store.mget(keys)[1:] == [None, None], 60)
     with pytest.raises(ActionFailed, match="expired"):
         blobs.get(dropped)
+
+
+def test_of_several_that_change_what_they_have_read_each_counts(stack: Stack) -> None:
+    def add_one(change: Any) -> None:
+        count = int(stack.store.get("count") or 0)
+        change.multi()
+        change.set("count", count + 1)
+
+    def add(_: int) -> None:
+        for _ in range(25):
+            assert stack.store.transaction(add_one, "count") == [True]
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(add, range(4)))
+    assert stack.store.get("count") == b"100"
+    # And nothing is done where nothing is to be
+    assert stack.store.transaction(lambda change: None, "count") == []
+
+
+class Overtaken:
+    """A store in which something happens after the first reader has read, and before that goes on."""
+
+    def __init__(self, store: Any, happens: Callable[[], object]) -> None:
+        self._store, self._happens = store, [happens]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def get(self, key: str) -> Any:
+        value = self._store.get(key)
+        if self._happens:
+            self._happens.pop()()
+        return value
+
+
+def test_of_two_workers_that_find_a_dead_holder_of_their_name_one_has_it(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a name whose holder is gone, which is found by two workers
+    monkeypatch.setattr("workers.unique_name._is_dead", lambda holder: holder == "dead")
+    stack.store.set(NODE_KEY_PREFIX + "n", "dead")
+    first = UniqueName(stack.store, "n", 60.0)
+    second: Any = UniqueName(Overtaken(stack.store, first.take), "n", 0.01)  # type: ignore[arg-type]
+    # When the first takes it as the second is about to; then the second is refused
+    with pytest.raises(ConfigError, match="another worker is the node n"):
+        second.take()
+    # And takes nothing away on its way out
+    second.release()
+    assert stack.store.get(NODE_KEY_PREFIX + "n") is not None
+    first.release()
+    assert stack.store.get(NODE_KEY_PREFIX + "n") is None
 
 
 def test_figures_are_shown_for_a_while(stack: Stack) -> None:
