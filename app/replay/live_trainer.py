@@ -90,6 +90,7 @@ class LiveReplay:
         self._files: dict[tuple[str | None, bool], Any] = {}
         self._records: list[ActionRecord] = []
         self._opened: dict[str, str] = {}
+        self._is_broken = False
         # Every action is built before anything is sent.
         self._prepared = [[self._prepare_step(trajectory, step) for step in trajectory.steps] for trajectory in trace.trajectories]
 
@@ -107,6 +108,7 @@ class LiveReplay:
             either: list[asyncio.Future[Any]] = [asyncio.gather(*tasks), asyncio.ensure_future(self._watch())]
             try:
                 done, _ = await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                self._is_broken = either[1] in done
                 await done.pop()
             finally:
                 for future in (*tasks, *either):
@@ -145,8 +147,9 @@ class LiveReplay:
         try:
             await self._steps(client, number, trajectory, environment)
         finally:
-            closing = Action(kind="cpu.close", environment=environment, job=trajectory.job, trajectory=trajectory.trajectory)
-            await asyncio.shield(self._close(client, closing.with_arguments(environment=environment)))
+            if not self._is_broken:  # else the environment ends with its stack, and nobody answers
+                closing = Action(kind="cpu.close", environment=environment, job=trajectory.job, trajectory=trajectory.trajectory)
+                await asyncio.shield(self._close(client, closing.with_arguments(environment=environment)))
 
     async def _close(self, client: AsyncClient, closing: Action) -> None:
         with contextlib.suppress(ActionError, ResultNotReady):  # lost is as good as closed, and a late close is not waited for
