@@ -34,6 +34,8 @@ def test_it_is_private_and_leaves_only_its_data(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["redis", "redis.log"]
     assert stat.S_IMODE((tmp_path / "redis").stat().st_mode) == 0o700
     assert server.process.identity.find() is None
+    # And whoever stops it once more does no harm
+    server.stop()
 
 
 def client_of(server: RedisServer) -> redis.Redis:
