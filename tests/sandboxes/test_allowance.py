@@ -227,9 +227,12 @@ def test_a_paused_command_is_cancelled_at_once_and_the_environment_goes_on(env: 
 
 @pytest.mark.parametrize("what", ["environment", "session"])
 def test_a_paused_environment_or_session_can_be_closed(what: str, env: Environment, scheduler: Scheduler) -> None:
-    with paused(env, scheduler) as one:
+    # The action ends as its command does, while the environment is closing
+    with ThreadPoolExecutor() as pool:
+        action = pool.submit(granted, env, TAKES_100_MB)
+        scheduler.await_pause()
         env.close() if what == "environment" else env.close_session("main")
-        assert one.outcome().status == "cancelled"
+        assert action.result(60)[0].status == "cancelled"
 
 
 def test_a_command_in_a_fresh_session_waits_while_its_environment_is_paused(env: Environment, scheduler: Scheduler) -> None:
