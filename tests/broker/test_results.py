@@ -312,9 +312,9 @@ def test_figures_are_shown_for_a_while(stack: Stack) -> None:
 
 
 def test_what_clients_submit_before_a_scheduler_comes_ends_with_their_results(stack: Stack) -> None:
-    # Given two clients that submit before anybody takes their actions
+    # Given two clients that submit more than one batch holds before anybody takes it
     one, two = stack.session(), stack.session()
-    handles = [session.submit(Action(kind="my.task")) for _ in range(300) for session in (one, two)]
+    handles = [session.submit(Action(kind="my.task")) for _ in range(150) for session in (one, two)]
     handles.append(one.submit(Action(kind="my.task")))
     # When a scheduler comes, and workers store results, of which the last is no success
     received = take(stack.open(), lambda found: len(found) >= len(handles))
