@@ -64,6 +64,12 @@ class Fragile(Deployment):
             self.journal = SqlJournal(self.engine)
             self.succeed()
 
+    def fail_to_succeed(self, times: int, match: str | None = None) -> None:
+        """Have so many schedulers fail as they begin."""
+        for _ in range(times):
+            with pytest.raises(CoreBroken, match=match):
+                self.succeed()
+
     def rows(self, query: str) -> list[Any]:
         with self.engine.connect() as connection:
             return [tuple(row) for row in connection.exec_driver_sql(query)]
@@ -143,9 +149,7 @@ def test_an_action_whose_reload_breaks_schedulers_is_set_aside(fragile: Fragile)
     fragile.fails_on = lambda event: is_poison(events.Submitted)(event) and event.received_at is not None
     fragile.send("good", cost={"cores": CORES})
     fragile.submit("poison")
-    for _ in range(2):
-        with pytest.raises(CoreBroken):
-            fragile.succeed()
+    fragile.fail_to_succeed(2)
     fragile.succeed()
     assert fragile.ended() == {"poison": "failed"}
     assert fragile.running == ["good"]
@@ -157,9 +161,7 @@ def test_an_environment_whose_opening_is_set_aside_is_lost(fragile: Fragile) -> 
     fragile.fails_on = lambda event: isinstance(event, events.Resumed)
     fragile.send("open", kind="cpu.open", environment="e", cost={})
     fragile.submit("exec", kind="cpu.exec", environment="e")
-    for _ in range(2):
-        with pytest.raises(CoreBroken):
-            fragile.succeed()
+    fragile.fail_to_succeed(2)
     fragile.succeed()
     assert fragile.rows("SELECT state FROM environments") == [("lost",)]
     assert fragile.ended() == {"open": "failed", "exec": "lost"}
@@ -208,9 +210,7 @@ def test_ticks_on_which_schedulers_fail_are_shown_and_go_on(fragile: Fragile, ca
     fragile.now += 1.0
     with pytest.raises(CoreBroken):
         fragile.service.step()
-    for _ in range(2):
-        with pytest.raises(CoreBroken, match="Tick"):
-            fragile.succeed()
+    fragile.fail_to_succeed(2, "Tick")
     # Then it is shown, with what went wrong, and said by each scheduler that begins after that
     (shown,) = status(fragile.engine, 0.0).set_aside
     assert (shown.message, shown.kind, shown.failures, shown.error) == ("tick", "tick", 3, "ZeroDivisionError: the bug")

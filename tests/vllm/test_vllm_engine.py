@@ -9,6 +9,7 @@ import time
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,8 @@ from workers.gpu.engines import canary
 from workers.gpu.engines.vllm import questions
 from workers.gpu.engines.vllm.reader import read_folder
 from workers.gpu.errors import BadInput, CallFailed, EngineDied, EngineFailed, NotResident
+from workers.gpu.host import ServiceHost
+from workers.gpu.instances import InstanceName
 
 CANARY = len(canary.questions(512, 512))
 ITEMS = [{"prompt": f"question {index}", "response": "yes " * (index % 7)} for index in range(30)]
@@ -198,3 +201,28 @@ def test_an_adapter_of_another_kind_is_refused_before_a_server_is_started(fake: 
         with pytest.raises(EngineFailed, match=words):
             fake.engine("logprobs", adapter=folder).start(CUDA[:1])
     assert not fake.servers()
+
+
+ALLOWED = 1e-4
+"""What answers of the fake server, all of which are small, may differ by in float32."""
+
+
+@pytest.mark.parametrize(
+    ("task", "words", "noise", "wrong"),
+    [
+        ("score", {}, 1.1 * ALLOWED, 1),
+        ("logprobs", {}, -0.9 * ALLOWED, 0),
+        ("score", {"dtype": "bfloat16"}, 0.03, 0),
+        ("score", {"vllm": {"args": ["--dtype=bfloat16"]}}, 0.03, 0),
+    ],
+)
+def test_a_server_that_wakes_is_left_alone_up_to_the_noise_of_its_numbers_and_replaced_beyond(
+    fake: Fake, task: str, words: dict[str, Any], noise: float, wrong: int
+) -> None:
+    host = ServiceHost(CUDA, {"rm": fake.config(task, **words)}, fake.folder, factory=fake.make, memory=fake.memory, drain_s=60.0)
+    host.ensure_resident("rm", (0,))
+    fake.be("spoilt", str(noise))
+    host.evict(InstanceName("rm", (0,)))
+    host.ensure_resident("rm", (0,))
+    (status,) = host.status()
+    assert (status.restores, status.wrong_answers, len(fake.servers())) == (1 - wrong, wrong, 1 + wrong)

@@ -60,6 +60,7 @@ def test_an_instance_that_is_being_served_from_is_not_evicted(cells: list[Device
         assert host.in_the_way("b", (0,)) == []
         with pytest.raises(TimeoutError):
             host.ensure_resident("b", (0,), [at("a", 0)])
+        assert states(host) == {"a on cell 0": "resident"} and host.held_mb(0) == 800.0
     host.ensure_resident("b", (0,), [at("a", 0)])
     assert states(host) == {"a on cell 0": "host", "b on cell 0": "resident"}
 
