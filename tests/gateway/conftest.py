@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +14,14 @@ from typing import Any
 import httpx
 import pytest
 import redis
+from redis.asyncio import Redis as AsyncRedis
 
 from app.cli.state import read_state
 from app.gateway.tokens import make_token
 from app.local.processes import Command
 from app.local.stack import StackPlan
 from tangram.connection import redis_url
+from tests.conftest import RedisUrls
 from tests.live.support import SERVICES, Live, running
 from tests.ports import free_port
 
@@ -121,6 +123,13 @@ def one_core(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> 
     variables = {"TANGRAM_QUEUE_LIMIT": "1", "TANGRAM_ISOLATION": "none"}
     with serving(tmp_path_factory.mktemp("one-core"), policy="fcfs", cores=1, variables=variables) as served:
         yield served
+
+
+@pytest.fixture
+async def empty_store(redis_urls: RedisUrls) -> AsyncIterator[AsyncRedis]:
+    """Return an empty result store, without a stack."""
+    async with AsyncRedis(unix_socket_path=str(redis_urls.socket)) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,6 @@ from redis.asyncio import Redis
 
 from app.gateway.e2b_table import Process, Program, Table, Tables
 from app.gateway.records import KEPT_S, PROCESSES_PREFIX, SHELLS_PREFIX, Record, Records, record_key
-from tests.conftest import RedisUrls
 
 NO_JOURNAL: Any = None
 """Nothing here is lost, so nothing asks the journal."""
@@ -33,58 +32,52 @@ async def begin(table: Table) -> Process:
 
 
 @pytest.mark.parametrize(("state", "token"), [("opening", "key"), ("open", "other"), ("open", "")])
-async def test_nothing_begins_for_a_wrong_token_or_before_the_sandbox_is_open(redis_urls: RedisUrls, state: str, token: str) -> None:
-    async with Redis(unix_socket_path=str(redis_urls.socket)) as store:
-        tables, record = Tables(store), sandbox("env-1", state=state)
-        await Records(store, NO_JOURNAL).enter(record)
-        assert await tables.of("env-1").begin(PROGRAM, token) == (record, None)
-        assert await tables.of("env-1").all() == []
+async def test_nothing_begins_for_a_wrong_token_or_before_the_sandbox_is_open(empty_store: Redis, state: str, token: str) -> None:
+    tables, record = Tables(empty_store), sandbox("env-1", state=state)
+    await Records(empty_store, NO_JOURNAL).enter(record)
+    assert await tables.of("env-1").begin(PROGRAM, token) == (record, None)
+    assert await tables.of("env-1").all() == []
 
 
-async def test_what_goes_with_the_record_is_kept_as_long_as_it(redis_urls: RedisUrls) -> None:
-    async with Redis(unix_socket_path=str(redis_urls.socket)) as store:
-        await Records(store, NO_JOURNAL).enter(sandbox("env-1"))
-        await store.hset(SHELLS_PREFIX + "env-1", "name", "session")
-        for key in (record_key("env-1"), SHELLS_PREFIX + "env-1"):
-            await store.expire(key, 100)
-        # When a command of E2B begins
-        await begin(Tables(store).of("env-1"))
-        # Then the shells that another shape has there live on, too
-        kept = [await store.ttl(key) for key in (record_key("env-1"), SHELLS_PREFIX + "env-1", PROCESSES_PREFIX + "env-1")]
-        assert min(kept) > KEPT_S - 60
+async def test_what_goes_with_the_record_is_kept_as_long_as_it(empty_store: Redis) -> None:
+    await Records(empty_store, NO_JOURNAL).enter(sandbox("env-1"))
+    await empty_store.hset(SHELLS_PREFIX + "env-1", "name", "session")
+    for key in (record_key("env-1"), SHELLS_PREFIX + "env-1"):
+        await empty_store.expire(key, 100)
+    await begin(Tables(empty_store).of("env-1"))
+    # Then the shells that another shape has there live on, too
+    kept = [await empty_store.ttl(key) for key in (record_key("env-1"), SHELLS_PREFIX + "env-1", PROCESSES_PREFIX + "env-1")]
+    assert min(kept) > KEPT_S - 60
 
 
-async def test_nothing_begins_in_a_sandbox_without_a_record(redis_urls: RedisUrls) -> None:
-    async with Redis(unix_socket_path=str(redis_urls.socket)) as store:
-        assert await Tables(store).of("env-1").begin(PROGRAM, "key") == (None, None)
-        assert await Tables(store).of("env-1").all() == []
+async def test_nothing_begins_in_a_sandbox_without_a_record(empty_store: Redis) -> None:
+    assert await Tables(empty_store).of("env-1").begin(PROGRAM, "key") == (None, None)
+    assert await Tables(empty_store).of("env-1").all() == []
 
 
-async def test_a_process_whose_end_is_known_is_found_no_more(redis_urls: RedisUrls) -> None:
-    async with Redis(unix_socket_path=str(redis_urls.socket)) as store:
-        tables = Tables(store)
-        for name in ("env-1", "env-2"):
-            await Records(store, NO_JOURNAL).enter(sandbox(name))
-        table = tables.of("env-1")
-        process = await begin(table)
-        assert await table.find(process.pid) == process
-        # Given a removal that the store has not made yet
-        is_made, made = asyncio.Event(), tables.remove
+async def test_a_process_whose_end_is_known_is_found_no_more(empty_store: Redis) -> None:
+    tables = Tables(empty_store)
+    for name in ("env-1", "env-2"):
+        await Records(empty_store, NO_JOURNAL).enter(sandbox(name))
+    table = tables.of("env-1")
+    process = await begin(table)
+    assert await table.find(process.pid) == process
+    # Given a removal that the store has not made yet
+    is_made, made = asyncio.Event(), tables.remove
 
-        async def remove(**words: Any) -> None:
-            await is_made.wait()
-            await made(**words)
+    async def remove(**words: Any) -> None:
+        await is_made.wait()
+        await made(**words)
 
-        tables.remove = remove  # type: ignore[assignment]
-        removing = asyncio.create_task(tables.of("env-1").remove(process))
-        await asyncio.sleep(0)
-        # When processes of its sandbox are asked for, or begun, then that waits for it; another sandbox does not
-        asked = [asyncio.ensure_future(call) for call in (table.find(process.pid), table.all(), begin(table))]
-        assert (await begin(tables.of("env-2"))).session == 0
-        assert not any(call.done() for call in asked)
-        is_made.set()
-        await removing
-        found, listed, begun = await asyncio.gather(*asked)
-        assert found is None and process not in listed and begun.session == process.session
-        # And nothing waits for what is removed
-        assert tables.removing == {}
+    tables.remove = remove  # type: ignore[assignment]
+    removing = asyncio.create_task(tables.of("env-1").remove(process))
+    await asyncio.sleep(0)
+    # When processes of its sandbox are asked for, or begun, then that waits for it; another sandbox does not
+    asked = [asyncio.ensure_future(call) for call in (table.find(process.pid), table.all(), begin(table))]
+    assert (await begin(tables.of("env-2"))).session == 0
+    assert not any(call.done() for call in asked)
+    is_made.set()
+    await removing
+    found, listed, begun = await asyncio.gather(*asked)
+    assert found is None and process not in listed and begun.session == process.session
+    assert tables.removing == {}

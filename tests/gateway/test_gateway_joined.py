@@ -16,18 +16,11 @@ from starlette.requests import Request
 from app.gateway import joined
 from app.gateway.errors import InfraFailed, StillRunning
 from app.gateway.joined import JoinedRuns
-from tests.conftest import RedisUrls
 
 
 @pytest.fixture
-async def store(redis_urls: RedisUrls) -> AsyncIterator[Redis]:
-    async with Redis(unix_socket_path=str(redis_urls.socket)) as opened:
-        yield opened
-
-
-@pytest.fixture
-async def pair(store: Redis) -> AsyncIterator[tuple[JoinedRuns, JoinedRuns]]:
-    runs = JoinedRuns(store), JoinedRuns(store)
+async def pair(empty_store: Redis) -> AsyncIterator[tuple[JoinedRuns, JoinedRuns]]:
+    runs = JoinedRuns(empty_store), JoinedRuns(empty_store)
     yield runs
     for each in runs:
         await each.close()
@@ -91,7 +84,7 @@ async def test_the_same_body_joins_the_run_that_was_left_behind_once(pair: tuple
     assert await pair[where].answer(body, other, 30, caller()) == "other"
 
 
-async def test_a_caller_that_comes_again_before_the_store_knows_that_it_was_gone_joins_its_run(store: Redis) -> None:
+async def test_a_caller_that_comes_again_before_the_store_knows_that_it_was_gone_joins_its_run(empty_store: Redis) -> None:
     # Given a store that is slow to write down what is abandoned
     asked, known = asyncio.Event(), asyncio.Event()
 
@@ -101,7 +94,7 @@ async def test_a_caller_that_comes_again_before_the_store_knows_that_it_was_gone
             await known.wait()
             return await super().set(*args, **options)
 
-    slow = Slow(connection_pool=store.connection_pool)
+    slow = Slow(connection_pool=empty_store.connection_pool)
     runs, first, again = JoinedRuns(slow), Work("first"), Work("again")
     left = asyncio.create_task(leave(runs, "soon", first))
     # When a caller is out of patience, and comes again at once
@@ -110,7 +103,6 @@ async def test_a_caller_that_comes_again_before_the_store_knows_that_it_was_gone
     await asyncio.sleep(0.05)
     known.set()
     await left
-    # Then it gets the run that it has begun
     first.go.set()
     assert await waiting == "first" and again.begun == 0
     await runs.close()
@@ -134,12 +126,11 @@ async def test_nobody_joins_a_run_that_has_failed(pair: tuple[JoinedRuns, Joined
     assert await pair[where].answer(body, again, 30, caller()) == "again"
 
 
-async def test_nobody_waits_for_a_run_whose_process_has_died(pair: tuple[JoinedRuns, JoinedRuns], store: Redis) -> None:
+async def test_nobody_waits_for_a_run_whose_process_has_died(pair: tuple[JoinedRuns, JoinedRuns], empty_store: Redis) -> None:
     # Given a run that was left behind by its caller and then by its process: nobody writes of it any more
-    await store.zadd("tangram-gw-abandoned-orphan", {"0123456789abcdef": time.time()})
+    await empty_store.zadd("tangram-gw-abandoned-orphan", {"0123456789abcdef": time.time()})
     again = Work("again")
     again.go.set()
-    # Then the same body has a run of its own
     assert await pair[1].answer("orphan", again, 10, caller()) == "again"
 
 

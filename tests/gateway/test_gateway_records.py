@@ -13,7 +13,6 @@ from redis.asyncio import Redis
 from app.gateway.errors import InfraFailed
 from app.gateway.journal import Standing
 from app.gateway.records import Record, Records, name_key
-from tests.conftest import RedisUrls
 
 NAME = name_key("j", "name", "n")
 RECORD = Record(
@@ -54,61 +53,54 @@ async def opened(store: Any, journal: Journal) -> Records:
 
 
 @pytest.mark.parametrize("way", ["id", "name", "list"])
-async def test_a_record_that_the_store_has_lost_is_there_again_with_its_names(redis_urls: RedisUrls, way: str) -> None:
-    async with Redis(unix_socket_path=str(redis_urls.socket)) as store:
-        journal = Journal()
-        records = await opened(store, journal)
-        # When the store comes back without its data
-        await store.flushall()
-        if way == "id":
-            found = await records.read("env-1")
-        elif way == "list":
-            (found,) = await records.read_all(["env-1"])
-        else:
-            assert await records.id_of(NAME) == "env-1"
-            found = await records.read("env-1")
-        # Then it is all there, with the lease that the journal knows, for other processes, too
-        assert found == RECORD.model_copy(update={"ends_at": 200.0})
-        other = Records(store, journal)  # type: ignore[arg-type]
-        assert await other.read("env-1") == found
-        assert await other.id_of(NAME) == "env-1"
+async def test_a_record_that_the_store_has_lost_is_there_again_with_its_names(empty_store: Redis, way: str) -> None:
+    journal = Journal()
+    records = await opened(empty_store, journal)
+    await empty_store.flushall()
+    if way == "id":
+        found = await records.read("env-1")
+    elif way == "list":
+        (found,) = await records.read_all(["env-1"])
+    else:
+        assert await records.id_of(NAME) == "env-1"
+        found = await records.read("env-1")
+    # Then it is all there, with the lease that the journal knows, for other processes, too
+    assert found == RECORD.model_copy(update={"ends_at": 200.0})
+    other = Records(empty_store, journal)  # type: ignore[arg-type]
+    assert await other.read("env-1") == found
+    assert await other.id_of(NAME) == "env-1"
 
 
-async def test_a_name_whose_record_the_store_has_lost_is_not_given_to_another(redis_urls: RedisUrls) -> None:
-    async with Redis(unix_socket_path=str(redis_urls.socket)) as store:
-        journal = Journal()
-        records = await opened(store, journal)
-        other = RECORD.model_copy(update={"id": "env-2", "state": "opening"})
-        await store.flushall()
-        await records.enter(other)
-        assert await records.claim(NAME, other) == "env-1"
-        # Until the environment that has it stands no longer
-        await store.flushall()
-        journal.standing_ids.clear()
-        assert await records.claim(NAME, other) == "env-2"
+async def test_a_name_whose_record_the_store_has_lost_is_not_given_to_another(empty_store: Redis) -> None:
+    journal = Journal()
+    records = await opened(empty_store, journal)
+    other = RECORD.model_copy(update={"id": "env-2", "state": "opening"})
+    await empty_store.flushall()
+    await records.enter(other)
+    assert await records.claim(NAME, other) == "env-1"
+    # Until the environment that has it stands no longer
+    await empty_store.flushall()
+    journal.standing_ids.clear()
+    assert await records.claim(NAME, other) == "env-2"
 
 
-async def test_a_record_of_an_environment_that_stands_no_longer_is_gone(redis_urls: RedisUrls) -> None:
-    async with Redis(unix_socket_path=str(redis_urls.socket)) as store:
-        journal = Journal()
-        records = await opened(store, journal)
-        # Given an environment that another process has closed, and forgotten
-        journal.standing_ids.clear()
-        await Records(store, journal).forget("env-1", (NAME,))  # type: ignore[arg-type]
-
-        assert await records.read("env-1") is None
-        assert await records.id_of(NAME) is None
-        assert await records.read_all(["env-1"]) == []
+async def test_a_record_of_an_environment_that_stands_no_longer_is_gone(empty_store: Redis) -> None:
+    journal = Journal()
+    records = await opened(empty_store, journal)
+    # Given an environment that another process has closed, and forgotten
+    journal.standing_ids.clear()
+    await Records(empty_store, journal).forget("env-1", (NAME,))  # type: ignore[arg-type]
+    assert await records.read("env-1") is None
+    assert await records.id_of(NAME) is None
+    assert await records.read_all(["env-1"]) == []
 
 
-async def test_without_the_journal_a_lost_record_is_an_outage_and_not_a_closed_environment(redis_urls: RedisUrls) -> None:
-    async with Redis(unix_socket_path=str(redis_urls.socket)) as store:
-        journal = Journal()
-        records = await opened(store, journal)
-        await store.flushall()
-
-        journal.is_away = True
-        with pytest.raises(InfraFailed):
-            await records.read("env-1")
-        journal.is_away = False
-        assert await records.read("env-1") is not None
+async def test_without_the_journal_a_lost_record_is_an_outage_and_not_a_closed_environment(empty_store: Redis) -> None:
+    journal = Journal()
+    records = await opened(empty_store, journal)
+    await empty_store.flushall()
+    journal.is_away = True
+    with pytest.raises(InfraFailed):
+        await records.read("env-1")
+    journal.is_away = False
+    assert await records.read("env-1") is not None
