@@ -65,11 +65,7 @@ VERIFIERS: Table = (
         "works",
         "clients/test_e2b_containers.py::test_the_main_program_of_a_rollout_runs_once_to_its_end",
     ),
-    (
-        "E2BRuntime.run_program (process sandboxes)",
-        "works",
-        "test_the_main_program_of_a_rollout_runs_once_to_its_end",
-    ),
+    ("E2BRuntime.run_program (process sandboxes)", "works", "test_the_main_program_of_a_rollout_runs_once_to_its_end"),
     ("E2BRuntime.open_process", "works", "test_a_live_process_is_written_to_and_read_from"),
     ("RuntimeProcess.terminate, kill", "works", "test_a_live_process_is_terminated_and_killed"),
     ("E2BRuntime.run_background", "works", "test_a_background_process_goes_on_and_can_be_asked"),

@@ -70,7 +70,6 @@ def test_a_create_whose_answer_was_cut_gives_the_same_sandbox_when_it_is_sent_ag
     # When it is sent again, twice
     with httpx.Client(timeout=60) as http:
         answers = [http.send(httpx.Request("POST", f"{served.url}{path}", json=body, headers=headers)).json() for _ in range(2)]
-    # Then both have the one sandbox that there is
     assert len({answer[id_key] for answer in answers}) == 1
     assert opens_of(served, job) == 1
 
@@ -93,5 +92,4 @@ def test_a_create_without_a_key_whose_connection_breaks_as_it_succeeds_leaves_no
         served.live.until(lambda: len(served.live.rows(f"{environments} AND state = 'open'")) == len(creates))
         for one in creates:
             cut(one)
-    # Then each of the environments is closed, as nobody knows of it
     served.live.until(lambda: not served.live.rows(environments))

@@ -54,13 +54,11 @@ def test_an_error_while_one_session_ends_leaves_nothing_of_the_others(
     env = open_one(sandbox)
     for name in ("first", "second", "third"):
         printed(env, f"sleep {NAP} & true", session=name)
-    # When the end of one fails
     ending = Session.close
     monkeypatch.setattr(Session, "close", lambda self: (ending(self), broken())[0])
     broken = Broken(lambda: None, 1, OSError(errno.EIO, os.strerror(errno.EIO)))
     with pytest.raises(ProcessesLeft, match="of 1 sessions"):
         env.close()
-    # Then nothing is left, and the environment is off the books
     assert until(lambda: nothing_is_left(tmp_path / "box"))
     assert sandbox.environments() == ()
 
@@ -98,7 +96,6 @@ def test_folders_however_deep_and_closed_are_removed(sandbox: ProcessSandbox, tm
     os.mkdir("shut", 0o000, dir_fd=here)
     os.fchmod(here, 0o500)
     os.close(here)
-    # When the environment closes, then nothing of it is left
     env.close()
     assert list((tmp_path / "box" / "environments").iterdir()) == []
     assert (outside / "kept").exists()

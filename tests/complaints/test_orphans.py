@@ -43,14 +43,11 @@ def test_the_environment_of_a_killed_client_is_listed_as_an_orphan_and_ends(serv
     # When it is killed, as `training` does at its end
     with served.store() as store:
         live.until(lambda: (silences(store, [trainer.client])[trainer.client] or 0.0) > SILENCE_S)
-    # Then its environment is listed with its owner, its job and its age
     found = listed(live, "--orphans")
     one = found[trainer.environment]
     assert one["owner"].endswith(f":{pid}") and one["job"] == "left" and one["age_s"] > SILENCE_S / 2
     assert one["orphan"].startswith("its client gave no sign of life for")
-    # And the one that was opened to outlast its client is not
     assert trainer.detached not in found
-    # And it ends without anybody's doing
     ended = f"SELECT id FROM environments WHERE id = '{trainer.environment}' AND ended_at IS NOT NULL"
     live.until(lambda: live.rows(ended), timeout_s=120)
     assert known(live) == {trainer.detached}

@@ -30,9 +30,7 @@ def test_a_stopped_supervisor_ends_its_command_at_the_deadline(sandbox: ProcessS
     with followed(wedged, "echo begun; sleep 300") as running:
         assert running.prints("begun")
         freeze(supervisor_of(wedged))
-        # Then the others go on
         assert printed(other, "echo on") == "on\n"
-        # And it ends when it is told to
         running.execution.kill("enough")
         assert running.outcome().status == "cancelled"
     assert printed(wedged, "echo $kept") == "yes\n"

@@ -55,6 +55,5 @@ def test_what_types_a_program_needs_can_be_imported() -> None:
 
 
 def test_modules_are_there_without_an_import_of_their_own() -> None:
-    # Given a process that has imported no more than the package; when it names a module of it; then that is the module
     program = "import tangram; print(tangram.errors.TangramError.__name__, tangram.client.Client.__name__)"
     assert subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout == "TangramError Client\n"

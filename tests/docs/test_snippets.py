@@ -70,7 +70,6 @@ def test_python_runs(snippet: Snippet, variables: dict[str, str], tmp_path: Path
         before = "import signal\nfrom tangram import Client\nwith Client(job='pages') as client:\n    env = client.open(trajectory='t')\n"
         code = before + textwrap.indent(code, "    ")
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=240)
-
     assert done.returncode == 0, f"{snippet}\n{done.stdout}\n{done.stderr}"
     if snippet.page == "docs/index.md":
         assert done.stdout in (ROOT / snippet.page).read_text(encoding="utf-8")
@@ -83,9 +82,7 @@ def test_services_and_quotas_are_what_the_services_file_takes(snippet: Snippet, 
         for folder in (service.get("model"), service.get("adapter")):
             (tmp_path / (folder or ".")).mkdir(parents=True, exist_ok=True)
     (tmp_path / "services.toml").write_text(snippet.code)
-
     read = load_services_file(tmp_path / "services.toml")
-
     assert set(read.services) == set(declared.get("services", {})) and set(read.quotas) == set(declared.get("quotas", {}))
 
 
@@ -103,5 +100,4 @@ def test_traces_are_read(snippet: Snippet, tmp_path: Path) -> None:
         rest = rest[end:].strip()
     path = tmp_path / "trace.jsonl"
     path.write_text("\n".join(lines) + "\n")
-
     assert read_trace(path).trajectories, snippet

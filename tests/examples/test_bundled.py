@@ -31,7 +31,6 @@ def untimed(trajectory: Trajectory) -> Trajectory:
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_the_bundled_trace_is_what_the_scripts_say(path: Path) -> None:
     script = read_script(path)
-
     (recorded,) = [each for each in TRACE.trajectories if each.trajectory == script.trajectory.trajectory]
     assert untimed(recorded) == untimed(script.trajectory)
     assert script.header.services.items() <= TRACE.services.items()
@@ -55,8 +54,6 @@ def test_every_bundled_trajectory_is_fit_for_a_live_replay(trajectory: Trajector
 def test_a_bundled_script_runs_as_it_says(tmp_path: Path) -> None:
     # Given a script whose build and whose tests fail at first, and which ends with the whole test suite of the repository
     script = read_script(EXAMPLES / "scripts" / "rename-figures.toml")
-
     trajectory = record(script, SubprocessExecutor(tmp_path), EXAMPLES)
-
     assert trajectory.extra["files"] == "repo"
     assert all(action.observed_s for action in trajectory.actions() if action.kind == "cpu.exec")

@@ -51,7 +51,6 @@ def recorded(folder: Path, *steps: str) -> Trajectory:
 
 def test_a_command_is_timed(tmp_path: Path) -> None:
     (action,) = recorded(tmp_path, exec_step(BUSY)).actions()
-
     assert action.cpu_s is not None
     assert action.observed_s is not None
     assert action.cpu_s >= 0.3
@@ -62,7 +61,6 @@ def test_a_command_is_timed(tmp_path: Path) -> None:
 
 def test_work_on_the_least_of_several_units_is_brought_to_one(tmp_path: Path) -> None:
     (action,) = recorded(tmp_path, exec_step('test "$TANGRAM_DOP" = 2', "units = [2, 4]\nefficiency = { 2 = 0.75, 4 = 0.5 }")).actions()
-
     assert action.observed_s is not None
     assert action.work_s == pytest.approx(1.5 * action.observed_s, abs=2e-4)
 
@@ -71,20 +69,17 @@ def test_commands_find_the_starting_files_and_what_was_written(tmp_path: Path) -
     written = '[steps.action]\nkind = "cpu.write_file"\npath = "folder/new.txt"\ntext = "written\\n"'
     read = '[steps.action]\nkind = "cpu.read_file"\npath = "folder/new.txt"'
     trajectory = recorded(tmp_path, written, exec_step('test "$(cat start.txt folder/new.txt)" = "at the start\nwritten"'), read)
-
     assert [action.kind for action in trajectory.actions()] == ["cpu.write_file", "cpu.exec", "cpu.read_file"]
     assert all(action.observed_s is not None for action in trajectory.actions())
 
 
 def test_the_starting_files_are_named_relative_to_the_trace(tmp_path: Path) -> None:
     trajectory = record(script(tmp_path, exec_step("true")), executor(tmp_path), tmp_path / "traces")
-
     assert trajectory.extra == {"files": "../repo", "note": "kept"}
 
 
 def test_an_expected_failure_is_recorded_with_its_exit_code(tmp_path: Path) -> None:
     (action,) = recorded(tmp_path, exec_step("exit 3", "exit_code = 3")).actions()
-
     assert action.extra == {"exit_code": 3}
 
 
@@ -106,15 +101,12 @@ OUTSIDE = '[steps.action]\nkind = "gpu.score"\nservice = "rm"\nwork_s = 0.1\nite
 
 def test_a_score_that_cannot_be_had_here_keeps_its_estimate(tmp_path: Path) -> None:
     (action,) = recorded(tmp_path, OUTSIDE).actions()
-
     assert (action.work_s, action.observed_s, action.extra) == (0.1, None, {"items": []})
 
 
 def test_a_score_that_can_be_had_is_timed(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
-
     (action,) = record(script(tmp_path, OUTSIDE), Scoring(tmp_path / "work"), tmp_path).actions()
-
     assert (action.work_s, action.observed_s, action.cpu_s) == (0.25, 0.25, None)
 
 
@@ -132,25 +124,18 @@ def test_scripts_become_one_trace_each_in_an_environment_of_its_own(tmp_path: Pa
         script(tmp_path, exec_step("test ! -e left && touch left"), name="u", header=more),
     ]
     seen: list[Step] = []
-
     trace = record_trace(scripts, fresh, tmp_path, seen.append)
-
     assert [each.trajectory for each in trace.trajectories] == ["t", "u"]
     assert (sorted(trace.services), sorted(trace.quotas), len(seen)) == (["rm"], ["q", "r"], 2)
 
 
 def test_scripts_that_describe_a_service_differently_are_refused(tmp_path: Path) -> None:
-    scripts = [
-        script(tmp_path, exec_step("true")),
-        script(tmp_path, exec_step("true"), name="u", header=HEADER.replace("= 10", "= 20")),
-    ]
-
+    scripts = [script(tmp_path, exec_step("true")), script(tmp_path, exec_step("true"), name="u", header=HEADER.replace("= 10", "= 20"))]
     with pytest.raises(TraceError, match=r"u\.toml: services: 'rm' is described otherwise"):
         record_trace(scripts, fresh, tmp_path)
 
 
 def test_scripts_of_the_same_name_are_refused(tmp_path: Path) -> None:
     made = script(tmp_path, exec_step("true"))
-
     with pytest.raises(TraceError, match=r"t\.toml: trajectory: another script has the name 't'"):
         record_trace([made, made], fresh, tmp_path)

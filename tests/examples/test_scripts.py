@@ -50,7 +50,6 @@ def refusal(path: Path) -> str:
 
 def test_a_script_is_a_trajectory_whose_commands_have_no_time_yet(tmp_path: Path) -> None:
     read = read_script(script(tmp_path))
-
     assert read.files == tmp_path / "files"
     assert sorted(read.header.services) == ["rm"]
     assert [[(action.kind, action.work_s) for action in step.actions] for step in read.trajectory.steps] == [
@@ -82,7 +81,6 @@ WRONG = {
 def test_a_wrong_script_is_refused_by_its_key(change: tuple[str, str], tmp_path: Path) -> None:
     old, new = change
     assert old in SCRIPT
-
     assert WRONG[change] in refusal(script(tmp_path, SCRIPT.replace(old, new, 1)))
 
 
@@ -96,14 +94,12 @@ def test_starting_files_are_plain_visible_files_in_order(tmp_path: Path) -> None
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(name)
     (tmp_path / "files" / "link").symlink_to("/etc/passwd")
-
     assert list(starting_files(tmp_path / "files")) == [("a/c.txt", b"a/c.txt"), ("b.txt", b"b.txt")]
 
 
 def test_too_many_starting_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.replay.scripts.LARGEST_FILES_BYTES", 10)
     (tmp_path / "large").write_bytes(b"x" * 11)
-
     with pytest.raises(TraceError, match="exceed 10 bytes"):
         list(starting_files(tmp_path))
 

@@ -27,13 +27,11 @@ def test_a_sandbox_that_is_killed_under_a_command_is_no_failure_of_that_command(
 
 
 def test_a_sandbox_ends_with_its_timeout_and_a_longer_one_lasts(served: Served, e2b_options: Options) -> None:
-    # Given sandboxes with the same timeout, of which those made first have a longer one now
     longer = e2b.Sandbox.create(timeout=LEASE_S, **e2b_options)
     longer.set_timeout(300)
     connected = e2b.Sandbox.create(timeout=LEASE_S, **e2b_options)
     e2b.Sandbox.connect(connected.sandbox_id, timeout=300, **e2b_options)
     short = e2b.Sandbox.create(timeout=LEASE_S, **e2b_options)
-    # Then these stand when the last one has ended
     served.live.until(lambda: not short.is_running())
     for lasting in (longer, connected):
         assert lasting.commands.run("echo there").stdout == "there\n"

@@ -24,7 +24,6 @@ def test_a_number_in_digits_of_another_script_is_none(served: Served, e2b_header
     headers = {**e2b_headers, "Content-Type": "application/connect+json"}
     odd = [(name.encode(), text.encode()) for name, text in headers.items()] + [(b"Keepalive-Ping-Interval", "²".encode("latin-1"))]
     answer = httpx.post(f"{served.url}/process.Process/Start", content=struct.pack(">BI", 0, len(message)) + message, headers=odd)
-    # Then the command runs as if none were named
     assert answer.status_code == 200 and base64.b64encode(b"ran\n") in answer.content, answer.text
 
 
@@ -34,8 +33,7 @@ def test_commands_share_nothing_but_files(e2b_sandbox: e2b.Sandbox) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "says"),
-    [({"cwd": "/testbed"}, "cwd '/testbed' does not exist"), ({"envs": {"A": "x" * 200_000}}, "at most 131071 bytes")],
+    ("how", "says"), [({"cwd": "/testbed"}, "cwd '/testbed' does not exist"), ({"envs": {"A": "x" * 200_000}}, "at most 131071 bytes")]
 )
 def test_what_cannot_begin_is_an_invalid_argument(e2b_sandbox: e2b.Sandbox, how: dict[str, Any], says: str) -> None:
     with pytest.raises(e2b.InvalidArgumentException, match=says):
@@ -49,7 +47,6 @@ def test_a_command_whose_number_was_given_before_runs_and_has_its_own_result(ser
     # Given a sandbox whose numbers begin again, as its hash was lost
     with served.store() as store:
         assert store.delete(f"tangram-gw-e2b-{sandbox.sandbox_id}")
-        # Then a command of the same number runs all the same
         second = sandbox.commands.run("echo second", background=True)
         assert (second.pid, second.wait().stdout) == (first.pid, "second\n")
         # And what is known of processes and of kills goes with them, the rest with the sandbox
@@ -106,9 +103,7 @@ def test_a_command_is_reached_by_its_number_inside_of_the_sandbox(e2b_sandbox: e
     running = e2b_sandbox.commands.run(command, background=True)
     assert next(iter(running))[0] == "ready\n"
     assert running.pid > 1 << 22
-    # When another command sends it a signal
     assert e2b_sandbox.commands.run(f"kill -{name} {running.pid}").exit_code == 0
-    # Then it has got that, and there is no such process any more
     with pytest.raises(e2b.CommandExitException) as ended:
         running.wait()
     assert ended.value.exit_code == ends
@@ -163,7 +158,6 @@ def test_a_client_that_pauses_gets_all_of_it(served: Served) -> None:
             # Then the command waits for it
             await sandbox.commands.run("sleep 2")
             assert not await sandbox.files.exists("ended")
-            # And when it goes on, it gets everything
             go_on.set()
             done = await handle.wait()
             return done.stdout, done.error

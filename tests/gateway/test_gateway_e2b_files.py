@@ -98,11 +98,7 @@ def test_a_full_file_system_is_no_rate_limit(e2b_sandbox: e2b.Sandbox) -> None:
 
 
 @pytest.mark.parametrize(
-    ("exit_code", "cause", "said", "kind"),
-    [
-        (137, "out_of_memory", "", ProgramFailed),
-        (127, "exit", "stat: not found", InfraFailed),
-    ],
+    ("exit_code", "cause", "said", "kind"), [(137, "out_of_memory", "", ProgramFailed), (127, "exit", "stat: not found", InfraFailed)]
 )
 async def test_what_ends_the_tools_of_a_file_call_is_the_programs_affair(
     monkeypatch: pytest.MonkeyPatch, exit_code: int, cause: str, said: str, kind: type[Exception]
@@ -136,7 +132,6 @@ async def test_a_large_folder_is_not_listed_in_part(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(calls, "run", AsyncMock(return_value=whole))
     monkeypatch.setattr(calls, "submit", lambda *_: handle)
     monkeypatch.setattr(calls, "wait", AsyncMock(return_value=SimpleNamespace(exit_code=None)))
-    # Then the call fails as any other that runs out of time
     with pytest.raises(RpcError, match="was ended after"):
         await list_folder(*listing(chunks))
 

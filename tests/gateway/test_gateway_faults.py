@@ -84,7 +84,7 @@ def test_a_node_that_dies_is_told_from_a_wrong_program_in_every_shape_that_runs_
         # And a command that runs, or waits for a core, in each
         sandbox = _of_e2b(served)
         calls: dict[str, Callable[[], Any]] = {
-            "verl, fresh": lambda: asyncio.run(compute_score("d", "s", "until [ -e ~/go ]; do sleep 0.05; done", job="fresh")),
+            "verl, fresh": lambda: asyncio.run(compute_score("d", "s", "until [ -e ~/go ]; do sleep 0.05; done", job="fresh"))
         }
         if sandbox:
             calls["e2b"] = lambda: sandbox.commands.run(SLOW, timeout=600)
@@ -102,7 +102,6 @@ def test_a_node_that_dies_is_told_from_a_wrong_program_in_every_shape_that_runs_
             live.until(lambda: _unfinished(served).total() == len(pending))
         live.until(lambda: _unfinished(served) == {"running": CORES, "waiting": len(calls) - CORES})
         live.until(lambda: not live.rows("SELECT id FROM environments WHERE state IN ('waiting', 'opening')"))
-        # When the node is killed
         live.process("cpu-0").kill()
         # Then each end is one of the infrastructure, and none is a result of the program
         error = raised(pending["client"])
@@ -140,10 +139,7 @@ def test_a_node_that_dies_is_told_from_a_wrong_program_in_every_shape_that_runs_
                 assert looked.json()["error"]["fault"] == "infrastructure"
             again = http.post("/api/v1/environments", json={"name": "named"})
             assert (again.status_code, again.json()["error"]["cause"]) == (502, "environment_lost")
-            for verb, body in (
-                ("run_in_session", {"action_type": "bash", "command": "true"}),
-                ("create_session", {"session": "second"}),
-            ):
+            for verb, body in (("run_in_session", {"action_type": "bash", "command": "true"}), ("create_session", {"session": "second"})):
                 remote = http.post(f"/envs/named/{verb}", json=body)
                 assert (remote.status_code, remote.json()["swerexception"]["extra_info"].get("kind")) == (511, "infra"), (verb, remote.text)
             assert http.post(f"{VERBS}/start_async", json=start).json()["result"]["code"] == 5000

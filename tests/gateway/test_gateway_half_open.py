@@ -85,17 +85,14 @@ def test_connections_whose_packets_are_dropped_give_everything_back(apart: Apart
                 live.until(lambda: list(apart.statuses(opened).values()) == ["running"] * 2)
                 live.until(lambda: list(apart.statuses(sandbox["sandboxID"]).values()) == ["running"])
                 assert apart.connections() == 3
-                # When its network is cut, and then it ends
                 apart.network.cut()
             finally:
                 client.kill()
-        # Then the gateway has none of its connections any more, soon after
         live.until(lambda: apart.connections() == 0)
         # And the command that nobody can come back for is cancelled, the others go on
         live.until(lambda: apart.statuses(opened)["plain"] == "cancelled")
         assert apart.statuses(opened)["kept"] == "running"
         assert list(apart.statuses(sandbox["sandboxID"]).values()) == ["running"]
-        # And their results can be fetched
         answer = http.post(f"/api/v1/environments/{opened}/exec", json={"command": "touch go", "session": "other"})
         assert answer.json()["exit_code"] == 0
         again = http.post(

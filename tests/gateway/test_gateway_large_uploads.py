@@ -50,7 +50,6 @@ def test_short_calls_go_on_beside_a_large_upload(served: Served, way: str) -> No
         # When short commands run; then they have their results before the other half is sent
         assert [printed(f"echo {number}") for number in range(3)] == ["0\n", "1\n", "2\n"]
         may_go_on.set()
-        # And the file arrives whole
         assert uploading.result(120).is_success
         assert printed("stat -c %s large").strip() == str(SIZE_MIB * MIB)
         http.delete(f"/api/v1/environments/{opened}")

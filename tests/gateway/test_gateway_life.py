@@ -58,7 +58,6 @@ def test_what_one_process_began_another_one_ends_when_it_dies(pair: tuple[Served
         opened = http.post(f"{first.url}/api/v1/environments", json={"lease_s": 3600}, headers=key).json()
         assert http.post(f"{second.url}/api/v1/environments", json={"lease_s": 3600}, headers=key).json() == opened
         path = f"/api/v1/environments/{opened['id']}"
-        # And a command that the first one waits for
         slow = {"command": "echo ran >> ledger; while [ ! -e go ]; do sleep 0.05; done; cat ledger"}
         waiting = threads.submit(http.post, f"{first.url}{path}/exec", json=slow, headers=key)
         first.live.until(lambda: running_commands(first) == 1)
@@ -68,7 +67,6 @@ def test_what_one_process_began_another_one_ends_when_it_dies(pair: tuple[Served
             waiting.result()
         again = [threads.submit(http.post, f"{second.url}{path}/exec", json=slow, headers=key) for _ in range(2)]
         assert http.post(f"{second.url}{path}/exec", json={"command": "touch go", "session": "other"}).json()["exit_code"] == 0
-        # Then both get what the one run printed
         assert [one.result().json()["stdout"] for one in again] == ["ran\n", "ran\n"]
         # And the second one closes what the first one opened, when its lease is over
         assert http.post(f"{second.url}{path}/lease", json={"lease_s": 0.1}).status_code == 200
@@ -99,11 +97,9 @@ def test_a_process_of_e2b_is_joined_through_another_gateway_when_its_own_dies(pa
     e2b = pytest.importorskip("e2b", reason="the extra `clients` is not installed")
     first, second = pair
     options = options_of(first, "tests")
-    # Given a command that runs through the first gateway
     sandbox = e2b.Sandbox.create(**options)
     running = sandbox.commands.run("echo ran >> ledger; until [ -e go ]; do sleep 0.05; done; cat ledger", background=True)
     first.live.until(lambda: running_commands(first) == 1)
-    # When that is killed
     first.live.process("gateway").kill()
     with pytest.raises(e2b.exceptions.SandboxUnreachableException):
         running.wait()

@@ -66,7 +66,6 @@ def test_an_environment_is_opened_once_per_key_and_per_name(http: httpx.Client) 
         by_key = set(threads.map(lambda _: open_one({"Idempotency-Key": "k1"}), range(4)))
         by_name = set(threads.map(lambda n: open_one({"Idempotency-Key": f"n{n}"}, name="one"), range(4)))
     assert len(by_key) == 1 and len(by_name) == 1 and by_key != by_name
-    # When they are closed, the name is free again
     for environment in by_key | by_name:
         assert http.delete(f"/api/v1/environments/{environment}").status_code == 204
     again = open_one({}, name="one")
@@ -95,7 +94,6 @@ def test_owners_see_their_own_job_only_in_every_shape(served: Served, http: http
             assert other.get(f"{rock}/get_status", params={"sandbox_id": name}).json()["status"] == "Failed"
             assert other.post(f"{rock}/execute", json=body).json()["status"] == "Failed"
             assert other.post(f"{rock}/stop", json=body).json()["status"] == "Success"
-    # And it stands as before
     assert http.get(native).status_code == 200
     http.delete(native)
 
@@ -122,12 +120,10 @@ def test_an_environment_is_reached_by_its_id_whoever_has_opened_it(served: Serve
 
 
 def test_a_name_whose_environment_has_ended_by_itself_is_free(served: Served, http: httpx.Client) -> None:
-    # Given an environment that ended without the gateway's knowledge
     opened = http.post("/api/v1/environments", json={"name": "ended"}).json()
     with served.live.client("tests") as client:
         client.cancel(trajectory=opened["trajectory"])
         served.live.until(lambda: served.live.rows(f"SELECT id FROM environments WHERE id = '{opened['id']}' AND ended_at IS NOT NULL"))
-    # Then it is not found, and its name gives another one
     again = http.post("/api/v1/environments", json={"name": "ended"}).json()
     assert again["id"] != opened["id"] and http.get(f"/api/v1/environments/{opened['id']}").status_code == 404
     http.delete(f"/api/v1/environments/{again['id']}")
@@ -149,13 +145,11 @@ def test_an_image_writes_no_line_of_its_own_into_the_log(served: Served, http: h
 
 
 def test_an_action_can_be_cancelled_and_picked_up(served: Served, http: httpx.Client, environment: str) -> None:
-    # Given a command whose caller waits
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(http.post, f"{environment}/exec", json={"command": "sleep 60"})
         running = "SELECT id FROM actions WHERE kind = 'cpu.exec' AND status = 'running' AND environment = '{}'"
         served.live.until(lambda: served.live.rows(running.format(environment.rpartition("/")[2])))
         ((action,),) = served.live.rows(running.format(environment.rpartition("/")[2]))
-        # When it is cancelled by its id
         assert http.get(f"/api/v1/actions/{action}").json()["status"] == "running"
         assert http.delete(f"/api/v1/actions/{action}").status_code == 202
         assert waiting.result().json()["error"]["kind"] == "cancelled"
@@ -216,7 +210,6 @@ def test_large_arguments_and_results_leave_the_store_with_their_call(
     # And one that is cancelled, since its caller goes away
     with contextlib.suppress(httpx.ReadTimeout):
         http.post(f"{environment}/exec", json={"command": f"sleep 60 # {large[:100_000]}"}, timeout=1)
-    # Then nothing of them is left
     served.live.until(lambda: set(store.scan_iter(f"{BLOB_KEY_PREFIX}*")) <= before)
     # And with a key, the result is there for whoever comes again
     for _ in range(2):

@@ -64,7 +64,6 @@ def test_a_time_that_cannot_be_is_refused_in_every_shape(served: Served, odd: ht
     try:
         for path, name in ((f"/api/v1/environments/{opened['id']}/lease", "lease_s"), (f"/sandboxes/{opened['id']}/timeout", "timeout")):
             assert refused(odd, path, f'{{"{name}": {number}}}')
-        # And the lease is as it was
         seen = odd.get(f"/api/v1/environments/{opened['id']}").json()
         assert seen["ends_at"] == opened["ends_at"]
     finally:
@@ -91,7 +90,6 @@ def test_a_shell_is_free_after_an_interactive_program_that_could_never_begin(odd
     # Given a line that no shell can be given
     line = {"action_type": "bash", "command": "\0", "is_interactive_command": True, "expect": [">"]}
     assert odd.post("/envs/odd/run_in_session", json=line).status_code == 400
-    # Then the shell takes commands
     seen = odd.post("/envs/odd/run_in_session", json={"action_type": "bash", "command": "echo free"})
     assert (seen.status_code, seen.json()["output"]) == (200, "free\n")
 
@@ -101,7 +99,6 @@ def test_patterns_cost_no_more_than_the_text_that_they_are_looked_for_in(odd: ht
     patterns = [r"(?:a|aa)+" + f"{number}$" for number in range(63)]
     line = {"action_type": "bash", "command": "printf 'a%.0s' $(seq 1000); printf now; sleep 60", "is_interactive_command": True}
     line |= {"expect": [*patterns, "now"], "timeout": 60}
-    # Then what comes is found
     answer = odd.post("/envs/odd/run_in_session", json=line)
     assert answer.status_code == 200, answer.text
     assert answer.json()["expect_string"] == "now"
@@ -131,7 +128,6 @@ def test_headers_without_end_are_refused_before_they_fill_the_memory(served: Ser
             if select.select([caller], [], [], 0.01)[0]:
                 break
         answer = caller.recv(1000)
-    # Then it is told, and the gateway goes on
     assert answer.startswith(b"HTTP/1.1 431 "), answer
     assert httpx.get(f"{served.url}/health", headers={"X-Long": "x" * 30_000}).status_code == 200
 
@@ -142,7 +138,6 @@ def test_what_follows_a_chunked_body_is_no_header(served: Served) -> None:
         token = late.headers["X-API-Key"].encode()
         caller.sendall(b"POST /api/v1/environments HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n")
         caller.sendall(b"2\r\n{}\r\n0\r\nX-API-Key: " + token + b"\r\n\r\n")
-        # Then it has none
         assert caller.recv(1000).startswith(b"HTTP/1.1 401 ")
 
 

@@ -231,7 +231,6 @@ def test_what_keeps_an_answer_from_coming_is_told(http: httpx.Client, port: Port
     answer = http.get(f"{port.path}/{path}", headers={"Tangram-Timeout-S": timeout})
     assert (answer.status_code, answer.headers["tangram-cause"]) == (status, cause)
     assert cause == "bad_input" or answer.json()["error"]["fault"] == "program"
-    # Then the server answers the next one
     assert http.get(port.path).status_code == 200
 
 

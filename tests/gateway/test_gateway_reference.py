@@ -29,7 +29,6 @@ async def test_the_pages_load_everything_from_the_gateway(unconnected: httpx.Asy
     async with unconnected as http:
         text = (await http.get(page)).text
         assets = re.findall(r'(?:src|href)="([^"#]+)"', text)
-
         assert any(asset.endswith(".js") for asset in assets) and not re.search(r'["\'](?:https?:)?//', text), text
         for asset in assets:
             assert (await http.get(asset)).status_code == 200
@@ -38,7 +37,6 @@ async def test_the_pages_load_everything_from_the_gateway(unconnected: httpx.Asy
 async def test_the_schema_has_tokens_and_failures_and_begins_with_the_own_api(unconnected: httpx.AsyncClient) -> None:
     async with unconnected as http:
         schema: dict[str, Any] = (await http.get("/openapi.json")).json()
-
     first, *_, last = schema["paths"]
     assert first.startswith("/api/v1") and not last.startswith("/api/v1")
     opening = schema["paths"]["/api/v1/environments"]["post"]

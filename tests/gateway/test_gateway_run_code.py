@@ -56,7 +56,6 @@ def test_code_runs_with_its_input_and_its_files(served: Served, endpoint: str) -
     assert done.compile_result is None
     assert done.files == {"out.txt": encoded("made")} and "missing.txt" in done.message
     assert 0 < done.run_result.execution_time < 60
-    # And nothing is left
     served.live.until(lambda: not open_environments(served))
 
 

@@ -21,17 +21,7 @@ import pytest
 from tangram import Action, ActionError, Client, Handle
 from tangram import calls as words
 from tests.gateway.conftest import Served, serving
-from tests.gateway.score_methods import (
-    IDS,
-    METHODS,
-    MORE,
-    PREFILL,
-    SCORED,
-    SGLANG,
-    Method,
-    Refused,
-    score_calls,
-)
+from tests.gateway.score_methods import IDS, METHODS, MORE, PREFILL, SCORED, SGLANG, Method, Refused, score_calls
 
 pytestmark = pytest.mark.real
 
@@ -128,9 +118,7 @@ def test_recorded_requests_are_answered_as_their_client_reads_it(method: Method,
 
 def test_a_position_has_the_given_token_first_and_then_the_most_likely_ones(http: httpx.Client, client: Client) -> None:
     found = client.logprobs("teacher", [IDS], top_k=4)
-
     (choice,) = http.post("/v1/completions", json={**SCORED, "prompt": IDS, "prompt_logprobs": 4}).json()["choices"]
-
     first, *positions = choice["prompt_logprobs"]
     assert first is None and len(positions) == len(IDS) - 1
     for token, rank, top, position in zip(IDS[1:], found.ranks[0], found.top_ids[0], positions, strict=True):
@@ -184,11 +172,7 @@ def test_a_call_that_names_no_service_is_asked_for_one(http: httpx.Client) -> No
             {"model": "teacher", "prompt": ["a"] * 9, "n": 1024},
             "n: 9 prompts with 1024 texts each are more than the 8192",
         ),
-        (
-            "/v1/completions",
-            {"model": "teacher", "prompt": "a" * 100_000, "n": 1024},
-            "n: 1024 times these prompts is more than ",
-        ),
+        ("/v1/completions", {"model": "teacher", "prompt": "a" * 100_000, "n": 1024}, "n: 1024 times these prompts is more than "),
         (
             "/v1/chat/completions",
             {"model": "teacher", "messages": [{"role": "user", "content": "a" * 100_000}], "n": 1024},
@@ -217,7 +201,6 @@ def test_an_engine_that_fails_gives_no_score_in_any_shape(served: Served) -> Non
     with served.http() as http, live.client("scores") as client:
         shapes: Counter[str] = Counter()
         for name, call in score_calls(http, client, "broken", "broken-teacher").items():
-            # When a score is asked for, then there is none
             with pytest.raises((ActionError, Refused)) as caught:
                 call()
             # And it is told whose fault that is
@@ -229,7 +212,6 @@ def test_an_engine_that_fails_gives_no_score_in_any_shape(served: Served) -> Non
             said = answer.json()["error"]
             assert "infra" in (said.get("type"), said.get("kind")), name
             shapes[name.partition(":")[0]] += 1
-        # And the metric and the status count it
         assert served.infra_failed("engine_failed") == dict(shapes)
         live.until(lambda: served.failures() - before == {"engine_failed": 1 + shapes.total()})
 
@@ -274,7 +256,6 @@ def test_a_reward_that_takes_long_keeps_its_place(served: Served, client: Client
             answer = http.post(path, json=body)
             assert (answer.status_code, answer.json()["error"]["type"]) == (503, "still_running"), answer.text
         holder.cancel()
-        # Then it gets the result of its first call
         rewards = httpx_until_200(http, path, body)
     assert isinstance(rewards, float) or len(rewards["rewards"]) == 1
     assert served.live.rows(f"SELECT count(*) FROM actions WHERE job = '{job}'") == [(1,)]

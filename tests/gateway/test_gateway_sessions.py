@@ -90,7 +90,6 @@ async def test_a_create_among_too_many_is_to_be_tried_again(served: Served) -> N
             await environments.open(caller, key="k")
         refused = classify(raised.value)
         assert (refused.status, "Retry-After" in refused.headers, refused.fault) == (503, True, "infrastructure")
-        # And it succeeds once there is a connection
         await pool.release(taken)
         made = await environments.open(caller, key="k")
         await environments.close(caller, made.id)
@@ -115,7 +114,6 @@ def test_the_session_of_a_job_that_nobody_uses_is_closed(served: Served) -> None
                 # Then it stays for many times the time that unused ones have
                 await asyncio.sleep(2)
                 assert len(sessions) == 1 and not handle.future.done()
-                # And it is closed once the command has ended
                 answer = await asyncio.to_thread(
                     http.post, f"/api/v1/environments/{environment}/exec", json={"command": "touch go", "session": "other"}
                 )
@@ -124,7 +122,6 @@ def test_the_session_of_a_job_that_nobody_uses_is_closed(served: Served) -> None
                 async with asyncio.timeout(60):
                     while len(sessions):
                         await asyncio.sleep(0.05)
-                # And opened again when it is used again
                 caller = await sessions.caller("idle")
                 assert len(sessions) == 1
                 assert (await asyncio.wrap_future(caller.session.submit(execute(place, "echo again")).future)).stdout == "again\n"
@@ -182,7 +179,6 @@ def test_a_gateway_closes_everything_whatever_has_failed_before(served: Served, 
         gateway = Gateway(served.live.settings, engine)
         async with gateway.running():
             sessions = [(await gateway.sessions.caller(job)).session for job in ("stuck", "second")]
-        # When it ends, then both are closed
         assert len(gateway.sessions) == 0
         for one in sessions:
             with pytest.raises(ClientClosed):

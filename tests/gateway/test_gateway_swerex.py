@@ -193,7 +193,6 @@ def test_sessions_are_created_and_closed_by_name(rex: Rex) -> None:
     # Then the journal, which learns an end after the client, has that, too
     closed = "SELECT DISTINCT status FROM actions WHERE kind = 'cpu.close_session'"
     rex.served.live.until(lambda: rex.served.live.rows(closed) == [("succeeded",)])
-    # When it is created again, nothing is left of the first
     do(runtime.create_session(request))
     assert rex.run("echo -$WORD-; pwd", session="second").split() == ["--", home]
     do(runtime.close_session(CloseBashSessionRequest(session="second")))
@@ -319,9 +318,7 @@ def test_a_call_that_is_cut_and_sent_again_runs_once(rex: Rex, method: str, body
     with socket.create_connection((request.url.host, request.url.port or 80)) as connection:
         connection.sendall(head.encode() + b"\r\n" + request.content)
         _wait_for(lambda: rex.execute(["test", "-e", ledger]).exit_code == 0)
-    # When it is sent again, while it runs and afterwards
     answers = [rex.post(method, key, **body).json() for _ in range(2)]
-    # Then all have the result of the one run
     assert {(answer.get("output") or answer["stdout"]).strip() for answer in answers} == {"1"}
     assert rex.execute(["cat", ledger]).stdout == "ran\n"
 

@@ -34,12 +34,10 @@ def sees(served: Served, **headers: str) -> int:
 
 
 async def test_a_process_knows_tokens_that_were_made_and_not_revoked(tmp_path: Path) -> None:
-    # Given a token of a job
     url = sqlite_url(tmp_path / "tangram.sqlite")
     upgrade(url)
     engine = open_engine(url)
     token = make_token(engine, "j")
-    # Then it is that job's, and another text is nobody's
     assert await Tokens(engine).job_of(token) == "j"
     with pytest.raises(Unauthorized):
         await Tokens(engine).job_of(token[:-1])
@@ -52,7 +50,6 @@ async def test_a_process_knows_tokens_that_were_made_and_not_revoked(tmp_path: P
 
 
 def test_a_token_is_all_that_the_command_prints_and_counts_however_it_is_sent(served: Served) -> None:
-    # Given a token as the command line makes it
     made = tangram(served, "token", "new", "--job", "cli")
     assert (made.returncode, made.stderr) == (0, "")
     token = made.stdout.strip()
@@ -116,7 +113,6 @@ def test_a_large_body_is_not_read_for_a_caller_without_a_token(served: Served, p
     with socket.create_connection((address.hostname, address.port), 60) as connection:
         head = f"POST {path} HTTP/1.1\r\nHost: {address.netloc}\r\nX-API-Key: wrong\r\nContent-Type: application/json\r\n{length}\r\n\r\n"
         connection.sendall(head.encode())
-        # Then it is refused, without the body having been waited for
         assert connection.makefile("rb").readline().split()[1] == b"401"
 
 

@@ -84,7 +84,6 @@ async def test_a_create_that_is_cancelled_leaves_no_environment(live: Live) -> N
         creating = asyncio.create_task(provider.create(SandboxSpec(workdir="work")))
         waiting = "SELECT 1 FROM actions WHERE job = 'cancelled' AND kind = 'cpu.exec' AND status = 'waiting'"
         await asyncio.to_thread(live.until, lambda: live.rows(waiting))
-        # When it is cancelled, then its environment is closed
         creating.cancel()
         with pytest.raises(asyncio.CancelledError):
             await creating

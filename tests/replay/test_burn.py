@@ -66,7 +66,6 @@ def test_only_the_parallel_part_runs_on_as_many_processes_as_the_dop(fraction: s
 
 @needs_two_cores
 def test_there_are_as_many_processes_as_cores_up_to_the_most() -> None:
-    # Given endless work on one core
     with burning(ONE, "300", "1", "1", "2") as shell:
         assert until(lambda: burns(shell))
         assert processes(shell) == 1
@@ -94,9 +93,7 @@ def test_growing_and_shrinking_leave_the_work_as_it_is() -> None:
                 break
             pin(shell.pid, ONE if move % 2 else TWO)
             time.sleep(0.01)
-        # When it has ended; then all is well
         assert shell.wait(60) == 0
-    # And as much CPU time was used at least
     assert children_s() - before >= 0.3
 
 
@@ -160,7 +157,6 @@ def test_a_helper_that_is_killed_makes_it_fail(monkeypatch: pytest.MonkeyPatch) 
             assert os.read(end, 1) == b""
 
     monkeypatch.setattr(burn_module, "burn", burn)
-    # When it ends; then it says so
     assert main(["0.1", "2"]) == 1
     os.close(end)
 
@@ -176,6 +172,5 @@ def test_bad_arguments_are_refused_in_one_line(words: str) -> None:
 
 
 def test_bad_arguments_end_with_code_2() -> None:
-    # Given wrong arguments; when the script runs as a module; then it ends with 2 and one line on standard error
     ended = subprocess.run([sys.executable, "-m", "app.replay.burn", "1", "0"], capture_output=True, cwd=SCRIPT.parents[2])
     assert (ended.returncode, ended.stdout, len(ended.stderr.splitlines())) == (2, b"", 1)

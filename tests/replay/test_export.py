@@ -35,7 +35,6 @@ def test_think_times_and_arrivals_are_those_of_the_trainer(scene: Scene, tmp_pat
     scene.opening(3.0, 5.0, 5.25, environment="e2", trajectory="t2", memory_mb=1024)
     scene.action(6.0, 6.0, 7.0, environment="e2", trajectory="t2")
     trace, _ = exported(tmp_path, "coding")
-    # Then think times leave waits and execution out
     first, second = trace.trajectories
     assert (first.arrival_s, second.arrival_s) == (0.0, 3.0)
     assert [step.think_s for step in first.steps] == [0.5, 2.0]
@@ -121,7 +120,6 @@ def test_services_and_quotas_make_the_trace_replay(scene: Scene, tmp_path: Path)
     assert (trace.quotas["search"].rate_per_s, trace.quotas["search"].concurrency) == (3.0, 2)
     assert "the limits of search are not known here" in said
     assert {action.tokens for action in trace.actions() if action.quota == "maps"} == {70}
-    # And it replays
     replayed = forked("replay", "out.jsonl", "--simulate", "--cores", "2", "--json", cwd=tmp_path)
     assert json.loads(replayed.stdout)["actions"] == 9, replayed.stderr
 

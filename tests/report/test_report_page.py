@@ -245,7 +245,6 @@ def test_failures_count_after_retention_has_removed_them(scene: Scene, tmp_path:
     scene.action(1.0, None, 2.0, status="rejected", cause="queue_full")
     scene.action(50 * DAY_S)
     assert Retention(scene.engine, keep_days=30, history=0).prune(ZERO + 51 * DAY_S) == 3
-    # Then the tiles and the comparison count all of them
     text = written(tmp_path, "coding", "--against", "coding").read_text(encoding="utf-8")
     tiles = dict(re.findall(r"<dt>([^<]+)</dt><dd>([^<]+)</dd>", text))
     assert (tiles["actions"], tiles["not succeeded"], tiles["by our fault"]) == ("5", "3", "2")
@@ -263,7 +262,6 @@ def test_actions_that_come_while_a_job_is_read_are_not_told_as_old_ones(scene: S
             scene.action(coming.pop())
 
     event.listen(scene.engine, "before_cursor_execute", come)
-    # When
     found = read_subject(scene.engine, "coding", None, Selection(jobs=("coding",)), ZERO + 4.0)
     # Then the report is of before, and all of it
     assert (len(found.history.actions), dict(found.figures.total.by_status), found.rolled_up) == (1, {"succeeded": 1}, 0)

@@ -34,7 +34,6 @@ def test_a_live_run_is_exported_with_its_steps_and_simulated_to_the_same_actions
     trace = hastened(waiting(read_trace(BUNDLED)))
     with (tmp_path / "waiting.jsonl").open("w") as stream:
         write_trace(trace, stream)
-    # When they have run live, are exported and simulated
     ran = tangram(tmp_path, "replay", "waiting.jsonl", "--live", *MACHINE)
     assert ran.returncode == 0, ran.stderr
     live = json.loads(ran.stdout)
@@ -45,5 +44,4 @@ def test_a_live_run_is_exported_with_its_steps_and_simulated_to_the_same_actions
     for original in trace.trajectories:
         steps = [sorted(action.kind for action in step.actions) for step in original.steps]
         assert [sorted(action.kind for action in step.actions) for step in exported[original.trajectory].steps] == steps
-    # And as many actions end as well
     assert (simulated["actions"], simulated["failed"]) == (live["actions"], live["failed"]) == (89, 0)

@@ -56,9 +56,7 @@ def test_tool_calls_of_a_trace_become_steps_with_thinking_between_them(tmp_path:
     chat = otlp("chat", 10, 12, parent="root", name="chat", gen_ai__operation__name="chat")
     first, second = call("a", 12, 12.5, parent="root"), call("b", 15.5, 17, tool="pytest", parent="root")
     other = call("c", 4, 5, trace="bb")
-
     trace = import_spans([written(tmp_path, agent, second, chat, first, other)])
-
     found = {each.trajectory: each for each in trace.trajectories}
     assert [(name, each.job, each.arrival_s) for name, each in found.items()] == [("bb", "coder", 0.0), ("aa", "coder", 6.0)]
     steps = [
@@ -70,17 +68,13 @@ def test_tool_calls_of_a_trace_become_steps_with_thinking_between_them(tmp_path:
 
 def test_calls_that_all_overlap_are_one_step_and_a_call_after_the_first_end_is_the_next(tmp_path: Path) -> None:
     spans = [call("a", 0, 4), call("b", 0.1, 2), call("c", 1, 3), call("d", 2, 5)]
-
     (trajectory,) = import_spans([written(tmp_path, *spans)]).trajectories
-
     assert [(step.think_s, len(step.actions)) for step in trajectory.steps] == [(0.0, 3), (0.0, 1)]
 
 
 def test_a_call_with_calls_inside_is_as_long_as_these(tmp_path: Path) -> None:
     spans = [call("agent", 0, 9, tool="sub-agent"), otlp("turn", 0, 9, parent="agent", name="turn"), call("x", 1, 2, parent="turn")]
-
     (trajectory,) = import_spans([written(tmp_path, *spans)]).trajectories
-
     assert [each.work_s for each in trajectory.actions()] == [1.0]
     assert trajectory.steps[0].think_s == 1.0
 
@@ -88,9 +82,7 @@ def test_a_call_with_calls_inside_is_as_long_as_these(tmp_path: Path) -> None:
 def test_an_attribute_may_tell_trajectories_apart(tmp_path: Path) -> None:
     spans = [call("a", 0, 1, gen_ai__conversation__id="talk"), call("b", 2, 3, trace="bb", gen_ai__conversation__id="talk")]
     path = written(tmp_path, *spans, otlp("c", 1, 2, name="chat"))
-
     (trajectory,) = import_spans([path], trajectory="gen_ai.conversation.id").trajectories
-
     assert (trajectory.trajectory, len(trajectory.steps)) == ("talk", 2)
     assert "without the attribute user" in refusal(path, trajectory="user")
 
@@ -107,7 +99,6 @@ def test_plain_spans_in_a_list_say_the_same_as_otlp(tmp_path: Path) -> None:
     }
     path = tmp_path / "spans.json"
     path.write_text(json.dumps([plain], indent=4))
-
     assert import_spans([path]) == import_spans([written(tmp_path, call("a", 0, 0.25))])
 
 
@@ -119,19 +110,15 @@ def test_rules_say_what_tool_calls_become(tmp_path: Path) -> None:
         "[quotas.search]\nrate_per_s = 20.0\nconcurrency = 8\n"
     )
     spans = [call("a", 0, 1, tool="web_search"), otlp("b", 2, 3, name="sandbox.run"), call("c", 4, 5, tool="edit")]
-
     trace = import_spans([written(tmp_path, *spans)], rules=read_rules(rules))
-
     found = [(each.kind, each.action_class, each.quota, each.elasticity.units) for each in trace.actions()]
     assert found == [("api.call", "web_search", "search", (1,)), ("cpu.exec", "run", None, (1, 2)), ("cpu.exec", "edit", None, (1,))]
 
 
 def test_a_span_that_was_exported_twice_counts_once(tmp_path: Path) -> None:
     first, again = written(tmp_path, call("a", 0, 1)), written(tmp_path, call("a", 0, 1), name="again.jsonl")
-
     (trajectory,) = import_spans([first, again]).trajectories
     assert len(list(trajectory.actions())) == 1
-
     differs = written(tmp_path, call("a", 0, 1), call("a", 0, 2), name="differs.jsonl")
     assert "two spans of trace 'aa' have the id 'a'" in refusal(differs)
 
@@ -182,9 +169,7 @@ def test_the_command_writes_a_trace_that_can_be_replayed(tmp_path: Path) -> None
     path = written(tmp_path, call("a", 0, 1), call("b", 3, 4, trace="bb"))
     done = forked("import", "spans", str(path), "-o", "trace.jsonl", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-
     replayed = forked("replay", "trace.jsonl", "--simulate", "--cores", "2", "--json", cwd=tmp_path)
     assert (json.loads(replayed.stdout)["trajectories"], json.loads(replayed.stdout)["mean_act"]) == (2, 1.0)
-
     refused = forked("import", "spans", str(tmp_path / "none"), cwd=tmp_path)
     assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)

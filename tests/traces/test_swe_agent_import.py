@@ -36,7 +36,6 @@ def refusal(path: Path) -> str:
 
 def test_a_step_becomes_an_action_with_its_recorded_time(tmp_path: Path) -> None:
     trace = import_swe_agent([traj(tmp_path, {"trajectory": STEPS, "history": [], "info": {}})])
-
     (trajectory,) = trace.trajectories
     assert (trajectory.job, trajectory.trajectory) == ("swe-agent", "issue-1")
     found = [(each.kind, each.command, each.action_class, each.work_s, each.observed_s) for each in trajectory.actions()]
@@ -52,13 +51,11 @@ def test_an_import_can_be_written_and_read(tmp_path: Path) -> None:
     stream = io.StringIO()
     write_trace(trace, stream)
     stream.seek(0)
-
     assert read_trace_stream(stream) == trace
 
 
 def test_files_of_the_same_name_are_two_trajectories(tmp_path: Path) -> None:
     paths = [traj(tmp_path, {"trajectory": STEPS}, f"run-{number}/issue-1.traj") for number in (1, 2)]
-
     assert [each.trajectory for each in import_swe_agent(paths).trajectories] == ["issue-1", "issue-1#2"]
 
 

@@ -37,7 +37,6 @@ def refusal(text: str | bytes) -> str:
 
 def test_a_line_is_read_with_its_defaults() -> None:
     trace = read(STEPS % f'[{{"action": {EXEC}}}]')
-
     (trajectory,) = trace.trajectories
     assert (trajectory.job, trajectory.arrival_s, trajectory.priority, trajectory.memory_mb) == ("default", 0.0, 5, None)
     (step,) = trajectory.steps
@@ -57,7 +56,6 @@ def test_every_key_of_an_action_is_read() -> None:
             ' "memory_mb": 6.5, "items": [1, {"a": null}]}'
         )
     )
-
     (action,) = trace.actions()
     assert (action.service, action.quota, action.action_class, action.command, action.requires) == ("rm", "search", "c", "x", ("a",))
     assert (action.cpu_s, action.observed_s, action.timeout_s, action.idempotent, action.priority) == (3.0, 4.0, 5.0, True, 6)
@@ -71,14 +69,12 @@ def test_quotas_may_limit_tokens_and_share_an_account() -> None:
     limits = '"rate_per_s": 5, "concurrency": 2, "tokens_per_min": 60, "account": "acme"'
     header = HEADER.replace('"rate_per_s": 5, "concurrency": 2', limits).replace('"search": {', f'"chat": {{{limits}}}, "search": {{')
     trace = read(header + LINE % '{"kind": "api.call", "quota": "chat", "tokens": 7, "work_s": 1}')
-
     assert [(quota.tokens_per_min, quota.account) for quota in trace.quotas.values()] == [(60.0, "acme")] * 2
     assert next(trace.actions()).tokens == 7
 
 
 def test_actions_of_one_step_stay_together() -> None:
     trace = read(STEPS % f'[{{"actions": [{EXEC}, {EXEC}]}}, {{"action": {EXEC}}}]')
-
     assert [len(step.actions) for step in trace.trajectories[0].steps] == [2, 1]
 
 
@@ -124,7 +120,6 @@ WRONG_ACTIONS = {
 @pytest.mark.parametrize("action", WRONG_ACTIONS, ids=lambda text: text[:70])
 def test_a_wrong_action_is_refused_by_its_key(action: str) -> None:
     said = refusal(HEADER + LINE % action)
-
     place = "f.jsonl:2: " if WRONG_ACTIONS[action].startswith("not JSON") else "f.jsonl:2: steps[0]."
     assert said.startswith(place + WRONG_ACTIONS[action])
 
@@ -177,20 +172,17 @@ def test_bytes_that_are_no_utf8_are_refused_with_their_line() -> None:
 
 def test_a_text_stream_that_cannot_be_decoded_is_refused() -> None:
     stream = io.TextIOWrapper(io.BytesIO(b"\xff\n"), encoding="utf-8")
-
     with pytest.raises(TraceError, match=r"^<stream>:1: cannot be read: "):
         read_trace_stream(stream)
 
 
 def test_a_line_without_end_is_not_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.replay.traces.LONGEST_LINE_BYTES", 1000)
-
     assert refusal(HEADER + " " * 5000) == "f.jsonl:2: longer than 1000 bytes"
 
 
 @pytest.mark.parametrize(("path", "reason"), [("nowhere.jsonl", "no such file"), (".", "is a directory"), ("a\0b", "null byte")])
 def test_what_is_no_readable_file_is_refused(path: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
     with pytest.raises(TraceError, match=reason):
         read_trace(path)

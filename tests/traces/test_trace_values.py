@@ -32,7 +32,6 @@ def test_copies_come_in_order_each_with_a_number_that_is_not_taken(names: list[s
 @given(st.integers(1, 50), st.floats(0, 1e6), st.integers())
 def test_arrivals_lie_within_the_spread_and_follow_from_the_seed(count: int, spread_s: float, seed: int) -> None:
     tiled = tile(trace_of("a", "b", "c"), count, spread_s, seed)
-
     assert len(tiled.trajectories) == count
     assert all(0.0 <= each.arrival_s <= spread_s for each in tiled.trajectories)
     assert tiled == tile(trace_of("a", "b", "c"), count, spread_s, seed)
@@ -40,7 +39,6 @@ def test_arrivals_lie_within_the_spread_and_follow_from_the_seed(count: int, spr
 
 def test_arrivals_are_spread_over_the_whole_time() -> None:
     arrivals = sorted(each.arrival_s for each in tile(trace_of("a"), 1000, 60.0, 1).trajectories)
-
     assert arrivals[500] == pytest.approx(30.0, abs=4.0)
     assert arrivals[-1] > 58.0
 

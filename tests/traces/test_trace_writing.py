@@ -124,11 +124,7 @@ def test_unknown_keys_are_written_again_everywhere() -> None:
     action = {"kind": "cpu.exec", "work_s": 1.0, "c": None}
     line = {"schema": "tangram.trace/1", "trajectory": "t", "d": [3], "steps": [{"action": action, "e": {"f": 4}}]}
     text = json.dumps(header) + "\n" + json.dumps(line) + "\n"
-
-    # When it is read and written
     lines = [json.loads(each) for each in written(read_trace_stream(io.StringIO(text))).splitlines()]
-
-    # Then every key is still there
     assert (lines[0]["a"], lines[0]["services"]["rm"]["b"], lines[1]["d"]) == (1, 2, [3])
     assert lines[1]["steps"][0]["e"] == {"f": 4}
     assert "c" in lines[1]["steps"][0]["action"]
@@ -136,16 +132,13 @@ def test_unknown_keys_are_written_again_everywhere() -> None:
 
 def test_a_trace_without_services_needs_no_header() -> None:
     trace = Trace(trajectories=(Trajectory(trajectory="t", steps=(Step(actions=(TraceAction(kind="cpu.exec", work_s=1.0),)),)),))
-
     assert len(written(trace).splitlines()) == 1
 
 
 @given(traces(), st.data())
 @settings(max_examples=20, deadline=None)
 def test_a_trace_with_a_value_or_characters_replaced_is_read_or_refused(trace: Trace, data: st.DataObject) -> None:
-    # Given the lines of a valid trace
     lines = [json.loads(line) for line in written(trace).splitlines()]
-
     # When a value somewhere in them becomes another, or its key goes
     place: object = lines
     while isinstance(place, (dict, list)) and place:
@@ -155,11 +148,8 @@ def test_a_trace_with_a_value_or_characters_replaced_is_read_or_refused(trace: T
             place[key] = data.draw(JSON | st.sampled_from([float("nan"), float("inf"), 10**400, -1, True, "\ud800", [], {}]))
             break
         place = place[key]
-
     # And perhaps a character
     text = bytearray("".join(json.dumps(line) + "\n" for line in lines).encode())
     for _ in range(data.draw(st.integers(0, 2))):
         text[data.draw(st.integers(0, len(text) - 1))] = data.draw(st.sampled_from(string.printable.encode() + b"\xff\x00"))
-
-    # Then it is read, or refused in one line
     read_or_refuse(bytes(text))
