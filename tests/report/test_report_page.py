@@ -52,8 +52,7 @@ def area(trace: dict[str, Any]) -> float:
     return sum(trace["y"]) * (trace["x"][1] - trace["x"][0])
 
 
-@pytest.fixture
-def busy(scene: Scene) -> Scene:
+def filled(scene: Scene) -> Scene:
     """Return a journal with a run of several kinds of actions, in pods, in the background, on cells, of which some failed."""
     scene.node("g1", cells=2, services={"judge": {"cells": [1]}})
     scene.opening(0.0, 1.0, 1.2)
@@ -68,8 +67,20 @@ def busy(scene: Scene) -> Scene:
     return scene
 
 
-def test_the_pictures_are_what_plotly_takes_and_say_how_to_read_them(busy: Scene, tmp_path: Path) -> None:
-    path = written(tmp_path, "last")
+@pytest.fixture
+def busy(scene: Scene) -> Scene:
+    return filled(scene)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the page of that run."""
+    folder = tmp_path_factory.mktemp("busy")
+    filled(Scene(folder))
+    return written(folder)
+
+
+def test_the_pictures_are_what_plotly_takes_and_say_how_to_read_them(path: Path) -> None:
     found = figures(path)
     assert {"run-act", "run-kinds", "run-queue", "run-cores", "run-cells", "run-timeline", "run-ends"} <= found.keys()
     for key, figure in found.items():
@@ -82,8 +93,7 @@ def test_the_pictures_are_what_plotly_takes_and_say_how_to_read_them(busy: Scene
     assert text.count("The same in figures") == len(found)
 
 
-def test_lines_over_time_have_the_seconds_of_the_journal(busy: Scene, tmp_path: Path) -> None:
-    path = written(tmp_path)
+def test_lines_over_time_have_the_seconds_of_the_journal(path: Path) -> None:
     # Waits: 1 of the opening, 2 + 7 + 7.5 of commands, of which one was rejected after 2 s, and 1 of the model
     waiting = traces(path, "run-queue")
     assert area(waiting["cpu.open"]) == pytest.approx(1.0, abs=0.02)
@@ -115,8 +125,7 @@ def test_ends_are_told_by_fault_and_cause(busy: Scene, tmp_path: Path, browser: 
         assert [tile for tile in found.lines(".tiles div") if tile.startswith("by our fault")] == ["by our fault\n2"]
 
 
-def test_the_timeline_shows_who_held_what(busy: Scene, tmp_path: Path) -> None:
-    path = written(tmp_path)
+def test_the_timeline_shows_who_held_what(path: Path) -> None:
     rows = figures(path)["run-timeline"]["layout"]["yaxis"]["ticktext"]
     of_n1 = [*(f"n1 core {number}" for number in range(4)), "n1 changed", "n1 changed 2", "n1 background"]
     assert rows == ["g1 cell 0", "g1 cell 1", *of_n1]
