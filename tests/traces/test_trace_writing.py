@@ -15,9 +15,10 @@ from scheduler.model import QuotaSpec, ServiceSpec
 from scheduler.sim.trace import KINDS, Step, Trace, TraceAction, Trajectory
 from tangram.elasticity import Amdahl, Elasticity, Flat, Table
 
+# Strategies are made once: Hypothesis validates each that is new, which takes longer than to draw from it.
 NAMES = st.text(st.characters(exclude_categories=("Cs", "Cc", "Zl", "Zp")), min_size=1, max_size=12)
-SECONDS = st.floats(0, 1e9, allow_nan=False)
-COUNTS = st.integers(1, 10**6)
+SECONDS, LIMITS, SHARES = st.floats(0, 1e9, allow_nan=False), st.floats(0.001, 1e9), st.floats(1e-6, 1)
+COUNTS, PRIORITIES = st.integers(1, 10**6), st.integers(0, 9)
 MEMORY = st.none() | st.integers(0, 10**9)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**30), 10**30) | st.floats(allow_nan=False, allow_infinity=False) | NAMES,
@@ -26,75 +27,73 @@ JSON = st.recursive(
 )
 # Keys of the future: none of them is known today, some look like the words of the code.
 EXTRA = st.dictionaries(st.sampled_from(["note", "url", "files", "extra", "schema_", "action_class", "model_extra"]), JSON, max_size=2)
-
-
-@st.composite
-def elasticities(draw: st.DrawFn) -> Elasticity:
-    units = tuple(sorted(draw(st.sets(st.integers(1, 64), min_size=1, max_size=4))))
-    share = st.floats(1e-6, 1)
-    table = st.tuples(*(st.tuples(st.just(amount), share) for amount in units)).map(Table)
-    return Elasticity(units=units, curve=draw(st.just(Flat()) | share.map(Amdahl) | table))
-
-
-@st.composite
-def actions(draw: st.DrawFn, services: list[str], quotas: list[str]) -> TraceAction:
-    there = ("cpu.", *(["gpu."] if services else []), *(["api."] if quotas else []))
-    kind = draw(st.sampled_from([kind for kind in KINDS if kind.startswith(there)]))
-    return TraceAction(
-        kind=kind,
-        work_s=draw(SECONDS),
-        elasticity=draw(elasticities()),
-        action_class=draw(st.none() | NAMES),
-        command=draw(st.none() | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1)),
-        service=draw(st.sampled_from(services)) if kind.startswith("gpu.") else None,
-        quota=draw(st.sampled_from(quotas)) if kind == "api.call" else None,
-        requires=tuple(draw(st.lists(NAMES, max_size=2))),
-        cpu_s=draw(st.none() | SECONDS),
-        observed_s=draw(st.none() | SECONDS),
-        timeout_s=draw(st.none() | st.floats(0.001, 1e9)),
-        idempotent=draw(st.none() | st.booleans()),
-        priority=draw(st.none() | st.integers(0, 9)),
-        memory_mb=draw(MEMORY),
-        extra=draw(EXTRA),
-    )
+UNITS = st.sets(st.integers(1, 64), min_size=1, max_size=4).map(sorted).map(tuple)
+CURVES = {"flat": lambda _: Flat(), "amdahl": lambda shares: Amdahl(shares[0][1]), "table": Table}
+ELASTICITIES = st.builds(
+    lambda units, curve, shares: Elasticity(units=units, curve=CURVES[curve](tuple(zip(units, shares, strict=False)))),
+    UNITS, st.sampled_from(sorted(CURVES)), st.tuples(*[SHARES] * 4),
+)  # fmt: skip
+ACTIONS = st.fixed_dictionaries(
+    {
+        "work_s": SECONDS,
+        "elasticity": ELASTICITIES,
+        "action_class": st.none() | NAMES,
+        "command": st.none() | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1),
+        "requires": st.lists(NAMES, max_size=2).map(tuple),
+        "cpu_s": st.none() | SECONDS,
+        "observed_s": st.none() | SECONDS,
+        "timeout_s": st.none() | LIMITS,
+        "idempotent": st.none() | st.booleans(),
+        "priority": st.none() | PRIORITIES,
+        "memory_mb": MEMORY,
+        "extra": EXTRA,
+    }
+)
+SERVICES = st.fixed_dictionaries(
+    {
+        "cells": st.sets(st.integers(1, 8), min_size=1, max_size=3).map(sorted).map(tuple),
+        "memory_mb": COUNTS,
+        "restore_s": SECONDS,
+        "max_concurrency": COUNTS,
+        "pinned": st.booleans(),
+        "warm": st.booleans(),
+    }
+)
+QUOTAS = st.fixed_dictionaries(
+    {
+        "rate_per_s": LIMITS,
+        "concurrency": COUNTS,
+        "burst": st.none() | COUNTS,
+        "tokens_per_min": st.none() | st.floats(0.001, 1e12),
+        "hosts": st.sampled_from([(), ("*",), ("api.example.com", "10.0.0.0/8")]),
+    }
+)
+NAMED = st.sets(NAMES, max_size=2)
+TRAJECTORIES = st.fixed_dictionaries({"arrival_s": SECONDS, "priority": PRIORITIES, "memory_mb": MEMORY, "extra": EXTRA})
+STEPS = st.fixed_dictionaries({"think_s": SECONDS, "extra": EXTRA})
+COUNT, TRAJECTORY_NAMES = st.integers(1, 2), st.sets(st.tuples(NAMES, NAMES), min_size=1, max_size=2)
 
 
 @st.composite
 def traces(draw: st.DrawFn) -> Trace:
-    cells = st.sets(st.integers(1, 8), min_size=1, max_size=3).map(lambda found: tuple(sorted(found)))
-    services = {
-        name: ServiceSpec(
-            name=name,
-            cells=draw(cells),
-            memory_mb=draw(COUNTS),
-            restore_s=draw(SECONDS),
-            max_concurrency=draw(COUNTS),
-            pinned=draw(st.booleans()),
-            warm=draw(st.booleans()),
-        )
-        for name in draw(st.sets(NAMES, max_size=2))
-    }
-    quotas = {
-        name: QuotaSpec(
-            name=name,
-            rate_per_s=draw(st.floats(0.001, 1e9)),
-            concurrency=draw(COUNTS),
-            burst=draw(st.none() | COUNTS),
-            tokens_per_min=draw(st.none() | st.floats(0.001, 1e12)),
-            hosts=draw(st.sampled_from([(), ("*",), ("api.example.com", "10.0.0.0/8")])),
-        )
-        for name in draw(st.sets(NAMES, max_size=2))
-    }
-    one = actions(sorted(services), sorted(quotas))
-    steps = st.builds(Step, actions=st.lists(one, min_size=1, max_size=3).map(tuple), think_s=SECONDS, extra=EXTRA)
-    names = draw(st.sets(st.tuples(NAMES, NAMES), min_size=1, max_size=3))
+    services = {name: ServiceSpec(name=name, **draw(SERVICES)) for name in draw(NAMED)}
+    quotas = {name: QuotaSpec(name=name, **draw(QUOTAS)) for name in draw(NAMED)}
+    there = ("cpu.", *(["gpu."] if services else []), *(["api."] if quotas else []))
+    kinds = st.sampled_from([kind for kind in KINDS if kind.startswith(there)])
+    of_service, of_quota = (st.sampled_from(sorted(names) or [""]) for names in (services, quotas))
+
+    def action() -> TraceAction:
+        kind = draw(kinds)
+        service = draw(of_service) if kind.startswith("gpu.") else None
+        return TraceAction(kind=kind, service=service, quota=draw(of_quota) if kind == "api.call" else None, **draw(ACTIONS))
+
+    def step() -> Step:
+        return Step(actions=tuple(action() for _ in range(draw(COUNT))), **draw(STEPS))
+
     trajectories = tuple(
-        Trajectory(
-            job=job, trajectory=name, steps=tuple(draw(st.lists(steps, min_size=1, max_size=3))), arrival_s=draw(SECONDS),
-            priority=draw(st.integers(0, 9)), memory_mb=draw(MEMORY), extra=draw(EXTRA),
-        )
-        for job, name in sorted(names)
-    )  # fmt: skip
+        Trajectory(job=job, trajectory=name, steps=tuple(step() for _ in range(draw(COUNT))), **draw(TRAJECTORIES))
+        for job, name in sorted(draw(TRAJECTORY_NAMES))
+    )
     return Trace(trajectories=trajectories, services=services, quotas=quotas, extra=draw(EXTRA))
 
 
