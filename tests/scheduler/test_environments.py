@@ -161,6 +161,15 @@ def test_the_room_of_an_environment_closed_by_the_system_comes_back_once_its_nod
     assert w.states("e0")[-1] == "closed"
 
 
+def test_an_environment_that_its_node_closes_unasked_ends_with_what_waits_in_it(world: Any) -> None:
+    w = world().node().open("e0")
+    w.several(w.exec, "a", 2, "e0", session="main")
+    w.handle(events.EnvironmentClosed(id="e0", reason="it is no more"))
+    assert w.ended("a1")[1] == "it is no more"
+    w.finish("a0", "cancelled")
+    assert w.states("e0")[-2:] == ["closing", "closed"]
+
+
 def test_a_cancelled_trajectory_ends_with_all_its_actions_and_environments(world: Any) -> None:
     w = world(without=["preemption"]).node(cores=1)
     for name in ("e0", "e1"):

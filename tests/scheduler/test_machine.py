@@ -6,7 +6,7 @@ with them in inside.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -24,18 +24,6 @@ from tangram.elasticity import FLAT, Amdahl
 from .inside import check_inside
 from .ledger import SERVICES, Book, Ledger
 from .scene import CLASSES, ENVIRONMENTS, JOBS, NODES, POLICIES, SELDOM, TRAJECTORIES, make_core
-
-NUMBERS = st.integers(0, 50)
-PRIORITIES = st.sampled_from([5, 5, 9])
-ANY: dict[str, st.SearchStrategy[Any]] = {
-    "job": st.sampled_from(JOBS),
-    "trajectory": st.sampled_from(TRAJECTORIES),
-    "queue_timeout_s": st.sampled_from([None, None, 5.0]),
-    "idempotent": st.booleans(),
-}
-"""What is drawn for actions of all kinds."""
-
-ANYWHERE = {**ANY, "requires": st.sampled_from([(), (), (), (), ("x",)])}
 
 
 def in_domains(cores: int, count: int) -> tuple[tuple[int, ...], ...]:
@@ -81,10 +69,6 @@ def journaled(state: State, spent: list[tuple[str, float, Action]], now: float) 
         )
 
 
-def in_background(book: Book) -> bool:
-    return bool(book.grant.background)
-
-
 class CoreMachine(RuleBasedStateMachine):
     """Every event, in any order, with jumps of time."""
 
@@ -121,8 +105,8 @@ class CoreMachine(RuleBasedStateMachine):
             if nodes:
                 self.submit(Action(kind="cpu.open", environment=environment, job=job))
                 self.wake()
-        for running in self.ledger.running().items():
-            self.handle_for(running, events.Finished, status="succeeded")
+        for action_id, book in self.ledger.running().items():
+            self.handle(events.Finished(id=action_id, attempt=book.grant.attempt, status="succeeded"))
 
     def handle(self, event: events.Event) -> None:
         out = self.core.handle(event, self.now)
@@ -180,14 +164,15 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(name=st.sampled_from(NODES), left=st.booleans(), seldom=SELDOM, stored=st.sampled_from([0, 0, 1, 2]))
     def node_is_lost(self, name: str, left: bool, seldom: bool, stored: int) -> None:
         if seldom:
-            ran = self.running_on(name)[:stored]
+            ran = [action_id for action_id, book in self.ledger.running().items() if book.grant.node == name][:stored]
             ended = tuple(events.StoredEnd(id=one, status=("succeeded", "failed")[number]) for number, one in enumerate(ran))
             self.handle(events.NodeLost(name=name, reason="gone", left=left, ended=ended))
             assert all(self.ledger.actions[end.id].state == end.status for end in ended if name not in self.ledger.nodes)
 
     @rule(name=st.sampled_from(NODES), stored=st.sampled_from([0, 0, 1]))
     def node_is_silent(self, name: str, stored: int) -> None:
-        ran = [one for one in self.running_on(name) if may_run_elsewhere(self.core.state, self.core.state.running[one])]
+        there = [one for one, book in self.ledger.running().items() if book.grant.node == name]
+        ran = [one for one in there if may_run_elsewhere(self.core.state, self.core.state.running[one])]
         ended = tuple(events.StoredEnd(id=one, status="succeeded") for one in ran[:stored])
         self.handle(events.NodeSilent(name=name, reason="quiet", ended=ended))
         assert (name in self.ledger.silent) == (name in self.ledger.nodes)
@@ -202,7 +187,8 @@ class CoreMachine(RuleBasedStateMachine):
         """Environments are the only thing that outlives a worker: nodes with instances of services are lost."""
         group = self.core.pools.gpu.groups.get(name)
         if seldom and not (group is not None and group.instances):
-            ended = tuple(events.StoredEnd(id=one, status="succeeded") for one in self.running_on(name)[:stored])
+            ran = [one for one, book in self.ledger.running().items() if book.grant.node == name]
+            ended = tuple(events.StoredEnd(id=one, status="succeeded") for one in ran[:stored])
             self.ledger.replaced = name
             self.handle(events.WorkerReplaced(name=name, environments=environments, ended=ended))
             self.ledger.replaced = ""
@@ -223,27 +209,37 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NODES), honest=st.booleans())
     def node_beats(self, name: str, honest: bool) -> None:
-        running = frozenset(self.running_on(name))
+        running = frozenset(i for i, book in self.ledger.running().items() if book.grant.node == name)
         stand = {e.id for e in self.ledger.environments.values() if e.node == name and e.state in ("open", "closing")}
         held = frozenset(stand - set(self.ledger.closing)) if honest else frozenset(stand)
         self.handle(events.NodeBeat(name=name, running=running if honest else frozenset(), environments=held))
 
-    @rule(environment=st.sampled_from(ENVIRONMENTS), cost=st.sampled_from([{}, {MEMORY_MB: 60}, {MEMORY_MB: 500}, {CORES: 3}]), **ANYWHERE)
+    @rule(
+        environment=st.sampled_from(ENVIRONMENTS),
+        job=st.sampled_from(JOBS),
+        trajectory=st.sampled_from(TRAJECTORIES),
+        cost=st.sampled_from([{}, {MEMORY_MB: 60}, {MEMORY_MB: 500}, {CORES: 3}]),
+        requires=st.sampled_from([(), (), (), (), ("x",)]),
+        queue_timeout_s=st.sampled_from([None, 5.0]),
+    )
     def open(self, cost: dict[str, int], **fields: Any) -> None:
         self.submit(Action(kind="cpu.open", cost=Cost.of(**cost), **fields))
 
     @rule(
         environment=st.sampled_from(ENVIRONMENTS),
         kind=st.sampled_from(["cpu.exec", "cpu.exec", "cpu.exec", "cpu.read_file"]),
+        job=st.sampled_from(JOBS),
+        trajectory=st.sampled_from(TRAJECTORIES),
         session=st.sampled_from([None, "main", "other"]),
         cores=st.sampled_from([(1,), (1, 2, 4), (2,), (2, 4), (4,)]),
         work_s=st.sampled_from([None, 0.0, 3.0, 50.0]),
         memory_mb=st.sampled_from([None, 60]),
         quota=st.sampled_from([None, None, None, "narrow", "even"]),
-        priority=PRIORITIES,
+        priority=st.sampled_from([5, 5, 9]),
+        queue_timeout_s=st.sampled_from([None, None, 5.0]),
+        idempotent=st.booleans(),
         preemptible=st.sampled_from([True, True, True, False]),
         action_class=CLASSES,
-        **ANY,
     )
     def run_in_environment(self, kind: str, cores: tuple[int, ...], memory_mb: int | None, quota: str | None, **fields: Any) -> None:
         amounts: dict[str, tuple[int, ...]] = {}
@@ -273,10 +269,14 @@ class CoreMachine(RuleBasedStateMachine):
             ]
         ),
         curve=st.sampled_from([FLAT, Amdahl(0.95)]),
+        job=st.sampled_from(JOBS),
+        trajectory=st.sampled_from(TRAJECTORIES),
+        requires=st.sampled_from([(), (), (), (), ("x",)]),
         work_s=st.sampled_from([None, 3.0]),
-        priority=PRIORITIES,
+        queue_timeout_s=st.sampled_from([None, None, 5.0]),
+        idempotent=st.booleans(),
+        priority=st.sampled_from([5, 5, 9]),
         action_class=CLASSES,
-        **ANYWHERE,
         times=st.sampled_from([1, 1, 3]),
     )
     def run_anywhere(self, cost: dict[str, tuple[int, ...]], times: int, **fields: Any) -> None:
@@ -286,7 +286,7 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(
         name=st.sampled_from(["instant", "short", "medium", "endless"]),
         cores=st.sampled_from([1, 1, (1, 2, 4)]),
-        priority=PRIORITIES,
+        priority=st.sampled_from([5, 5, 9]),
         times=st.integers(1, 6),
         number=st.integers(0, 2),
         session=st.sampled_from([None, None, "main"]),
@@ -310,7 +310,11 @@ class CoreMachine(RuleBasedStateMachine):
         service=st.sampled_from([*(spec.name for spec in SERVICES), "unheard-of"]),
         cells=st.sampled_from([None, (1,), (2,), (1, 2), (4,)]),
         other=st.sampled_from([{}, {}, {MEMORY_MB: (60,)}, {"quota:narrow": (1,)}]),
-        **ANYWHERE,
+        job=st.sampled_from(JOBS),
+        trajectory=st.sampled_from(TRAJECTORIES),
+        requires=st.sampled_from([(), (), (), (), ("x",)]),
+        queue_timeout_s=st.sampled_from([None, None, 5.0]),
+        idempotent=st.booleans(),
     )
     def score(self, cells: tuple[int, ...] | None, other: dict[str, tuple[int, ...]], **fields: Any) -> None:
         self.submit(Action(kind="gpu.score", cost=Cost({**({CELLS: cells} if cells else {}), **other}), **fields))
@@ -331,27 +335,20 @@ class CoreMachine(RuleBasedStateMachine):
                 {"quota:costly": (1,), "tokens:costly": (61,)},
             ]
         ),
-        **ANYWHERE,
+        job=st.sampled_from(JOBS),
+        trajectory=st.sampled_from(TRAJECTORIES),
+        requires=st.sampled_from([(), (), (), (), ("x",)]),
+        queue_timeout_s=st.sampled_from([None, None, 5.0]),
+        idempotent=st.booleans(),
     )
     def call(self, cost: dict[str, tuple[int, ...]], **fields: Any) -> None:
         self.submit(Action(kind="api.call", cost=Cost(cost), **fields))
 
-    def some_running(self, pick: int, which: Callable[[Book], bool] = lambda book: True) -> tuple[str, Book] | None:
-        running = sorted((action_id, book) for action_id, book in self.ledger.running().items() if which(book))
+    def some_running(self, pick: int) -> tuple[str, Book] | None:
+        running = sorted(self.ledger.running().items())
         return running[pick % len(running)] if running else None
 
-    def running_on(self, node: str) -> list[str]:
-        return [action_id for action_id, book in self.ledger.running().items() if book.grant.node == node]
-
-    def handle_for(
-        self, chosen: tuple[str, Book] | None, event: Callable[..., events.Event], *, stale: bool = False, **fields: Any
-    ) -> None:
-        """Hand in what is reported of a running action, if there is one; what is `stale` names another try, and changes nothing."""
-        if chosen is not None:
-            self.handle(event(id=chosen[0], attempt=chosen[1].grant.attempt + stale, **fields))
-            assert not stale or self.log[-1][2] == []
-
-    @rule(pick=NUMBERS, stale=SELDOM)
+    @rule(pick=st.integers(0, 50), stale=SELDOM)
     def never_arrives(self, pick: int, stale: bool) -> None:
         chosen = self.some_running(pick)
         if chosen is not None:
@@ -360,16 +357,20 @@ class CoreMachine(RuleBasedStateMachine):
             chosen[1].refused = False
             assert not stale or self.log[-1][2] == []
 
-    @rule(pick=NUMBERS)
+    @rule(pick=st.integers(0, 50))
     def starts_running(self, pick: int) -> None:
-        self.handle_for(self.some_running(pick), events.Started, at=self.now)
+        chosen = self.some_running(pick)
+        if chosen is not None:
+            self.handle(events.Started(id=chosen[0], attempt=chosen[1].grant.attempt, at=self.now))
 
-    @rule(pick=NUMBERS, at=st.sampled_from([0.0, 1e9]), stale=st.booleans())
+    @rule(pick=st.integers(0, 50), at=st.sampled_from([0.0, 1e9]), stale=st.booleans())
     def is_sent(self, pick: int, at: float, stale: bool) -> None:
-        self.handle_for(self.some_running(pick), events.Sent, stale=stale, at=at or self.now)
+        chosen = self.some_running(pick)
+        if chosen is not None:
+            self.handle(events.Sent(id=chosen[0], attempt=chosen[1].grant.attempt + stale, at=at or self.now))
 
     @rule(
-        pick=NUMBERS,
+        pick=st.integers(0, 50),
         status=st.sampled_from(["succeeded", "succeeded", "succeeded", "failed", "timed_out", "cancelled"]),
         execution_s=st.sampled_from([0.0, 0.5, 3.0, 1e9]),
         cpu_s=st.sampled_from([0.0, 0.1, 0.5, 20.0]),
@@ -378,21 +379,23 @@ class CoreMachine(RuleBasedStateMachine):
     )
     def finishes(self, pick: int, status: Any, **fields: Any) -> None:
         chosen = self.some_running(pick)
-        self.handle_for(chosen, events.Finished, status=status, **fields)
-        assert chosen is None or chosen[1].state == status
+        if chosen is not None:
+            attempt = chosen[1].grant.attempt
+            self.handle(events.Finished(id=chosen[0], attempt=attempt, status=status, **fields))
+            assert chosen[1].state == status
 
     @rule(
-        pick=NUMBERS,
+        pick=st.integers(0, 50),
         status=st.sampled_from([200, 200, 429, 503, 502]),
         retry_after_s=st.sampled_from([None, 0.0, 2.0]),
         tokens=st.sampled_from([None, 0, 3, 40]),
         requests=st.sampled_from([1, 1, 3]),
     )
     def is_answered(self, pick: int, **fields: Any) -> None:
-        calling = self.some_running(pick, lambda book: book.action.kind == "api.call")
-        if calling is None:
+        calling = sorted((i, b) for i, b in self.ledger.running().items() if b.action.kind == "api.call")
+        if not calling:
             return
-        action_id, book = calling
+        action_id, book = calling[pick % len(calling)]
         answer = events.Answer(**fields)
         again = answer.refuses and may_wait_again(book.action, book.grant)
         book.refused = again
@@ -402,17 +405,21 @@ class CoreMachine(RuleBasedStateMachine):
         else:
             assert book.state == "succeeded"
 
-    @rule(pick=NUMBERS, cpu_s=st.sampled_from([0.0, 0.1, 5.0, 100.0]), stale=st.booleans())
+    @rule(pick=st.integers(0, 50), cpu_s=st.sampled_from([0.0, 0.1, 5.0, 100.0]), stale=st.booleans())
     def has_used(self, pick: int, cpu_s: float, stale: bool) -> None:
-        chosen = self.some_running(pick, in_background) or self.some_running(pick)
-        self.handle_for(chosen, events.Used, stale=stale, background_cpu_s=cpu_s)
+        behind = sorted((i, b) for i, b in self.ledger.running().items() if b.grant.background)
+        chosen = behind[pick % len(behind)] if behind else self.some_running(pick)
+        if chosen is not None:
+            attempt = chosen[1].grant.attempt + stale
+            self.handle(events.Used(id=chosen[0], attempt=attempt, background_cpu_s=cpu_s))
+            assert not stale or self.log[-1][2] == []
 
-    @rule(pick=NUMBERS, seldom=SELDOM)
+    @rule(pick=st.integers(0, 50), seldom=SELDOM)
     def cancel_in_the_background(self, pick: int, seldom: bool) -> None:
-        chosen = self.some_running(pick, in_background)
-        if chosen is not None and not seldom:
-            self.handle(events.Cancelled(ids=(chosen[0],)))
-            assert chosen[1].stopped
+        behind = sorted(i for i, b in self.ledger.running().items() if b.grant.background)
+        if behind and not seldom:
+            self.handle(events.Cancelled(ids=(behind[pick % len(behind)],)))
+            assert self.ledger.actions[behind[pick % len(behind)]].stopped
 
     @rule(pick=st.integers(0, 60), attempt=st.sampled_from([0, 7]))
     def a_stale_report_changes_nothing(self, pick: int, attempt: int) -> None:
@@ -465,7 +472,8 @@ class CoreMachine(RuleBasedStateMachine):
             self.restores_end()
             for action_id, book in list(self.ledger.running().items()):
                 if book.state == "running":
-                    self.handle_for((action_id, book), events.Finished, status="succeeded")
+                    attempt = book.grant.attempt
+                    self.handle(events.Finished(id=action_id, attempt=attempt, status="succeeded"))
                     self.books_are_in_order()
             for environment in list(self.ledger.environments.values()):
                 if environment.state == "open":

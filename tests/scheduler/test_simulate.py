@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.model import QuotaSpec, ServiceSpec
+from scheduler.model import Limits, QuotaSpec, ServiceSpec
 from scheduler.policies import make_policy
 from scheduler.sim.cluster import Cluster
 from scheduler.sim.simulate import Simulation
@@ -180,6 +180,19 @@ def test_what_no_node_can_hold_ends_with_a_reason_and_does_not_hang(action: Trac
     assert {record.status for record in impossible} <= {"failed", "rejected"}
     assert summarise(run)["failed"] == 2
     assert next(r for r in run.actions if r.trajectory == "usual").status == "succeeded"
+
+
+def test_an_unused_sandbox_whose_lease_is_over_makes_room() -> None:
+    # Given a trajectory that thinks for longer than its lease, and one that waits for its memory
+    trace = trace_of(
+        rollout("slow", Step(actions=(cpu(1.0),)), Step(actions=(cpu(1.0),), think_s=100.0), memory_mb=800),
+        rollout("next", *[Step(actions=(cpu(1.0),), think_s=4.0)] * 12, arrival_s=20.0, memory_mb=800),
+    )
+    run = simulate(trace, cluster=Cluster(nodes=1, cores=4, memory_mb=1000), limits=Limits(lease_s=30.0))
+    slow = [record for record in run.actions if record.trajectory == "slow"]
+    assert [record.status for record in slow] == ["succeeded", "failed"]
+    assert {record.status for record in run.actions if record.trajectory == "next"} == {"succeeded"}
+    assert max(record.ended_at for record in run.actions if record.trajectory == "next") < 100.0
 
 
 def waiting_trace() -> Trace:
