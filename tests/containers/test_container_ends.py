@@ -126,7 +126,8 @@ def test_the_count_of_the_kernel_goes_before_the_events(
 def test_an_engine_that_does_not_tell_its_events_holds_up_no_other_end(told: FakeEngine, ended: Callable[[int | None], Container]) -> None:
     # Given an engine that never says what has happened, and containers that have ended
     told.events = None
-    engine, monitor, noted = DockerEngine(told.address, timeout_s=0.2), ContainerMonitor(60.0), list[str]()
+    engine, monitor, noted = DockerEngine(told.address), ContainerMonitor(60.0), list[str]()
+    engine._api.timeout = 0.2  # whatever comes later than that counts as no answer, too
     try:
         for _ in range(3):
             container = ended(None)
