@@ -25,7 +25,7 @@ from tangram.wire import BLOB_KEY_PREFIX, BLOB_THRESHOLD_BYTES, BLOB_TTL_S, SHAR
 _log = logging.getLogger(__name__)
 
 _REFERENCE = "$blob"
-_PAUSE_S = 0.1
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
 
 PART_BYTES: Final = 1 << 20
 """The most that is sent in one command. A line of 2 Mbit/s carries it within the store's timeout of 5 s."""
@@ -75,7 +75,7 @@ class Blobs:
         self._patience_s = patience_s
         self._between_parts = between_parts
         self._closing = clock.event()
-        self._store_is_away = False
+        self._waiting = set[object]()
         self._threshold_bytes = threshold_bytes
         self._ttl_ms = max(1, round(ttl_s * 1000))
 
@@ -197,18 +197,21 @@ class Blobs:
 
     def _ask(self, command: Callable[[], T]) -> T:
         """Carry out a command that may be repeated, until the store answers or patience is over."""
-        deadline = clock.monotonic() + self._patience_s
-        while True:
-            try:
-                answer = command()
-            except RedisError as error:
-                if clock.monotonic() >= deadline:
-                    raise
-                if not self._store_is_away:
-                    _log.warning("the result store is away, large values wait for it: %s", error)
-                self._store_is_away = True
-                if self._closing.wait(_PAUSE_S):
-                    raise
-            else:
-                self._store_is_away = False
-                return answer
+        call, pause_s, deadline = object(), _FIRST_PAUSE_S, clock.monotonic() + self._patience_s
+        try:
+            while True:
+                try:
+                    return command()
+                except RedisError as error:
+                    now = clock.monotonic()
+                    if now >= deadline:
+                        raise
+                    # A store may answer reads and refuse writes: what another call hears of it says nothing of those that wait.
+                    if not self._waiting:
+                        _log.warning("the result store is away, large values wait for it: %s", error)
+                    self._waiting.add(call)
+                    if self._closing.wait(min(pause_s, deadline - now)):
+                        raise
+                    pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        finally:
+            self._waiting.discard(call)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import tracemalloc
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
@@ -136,20 +138,27 @@ class StoreAway(MemoryStore):
     def __init__(self, tries: int) -> None:
         super().__init__(MemoryBroker())
         self.tries, self.in_use = tries, list[int]()
+        self.meanwhile: Callable[[], object] = lambda: None
 
     def set(self, *args: Any, **options: Any) -> bool | None:
         if self.tries:
             self.tries -= 1
+            self.meanwhile()
             self.in_use.append(tracemalloc.get_traced_memory()[0])
             raise ConnectionError("it is away")
         return super().set(*args, **options)
 
 
-def test_output_that_waits_for_the_store_is_in_memory_once_and_is_complained_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_output_that_waits_for_the_store_is_in_memory_once_and_is_complained_of_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     caplog.set_level(logging.WARNING, "tangram.blobs")
-    store, printed = StoreAway(tries=3), "é€😀".encode() * 100_000
-    blobs = Blobs(store, patience_s=60)  # type: ignore[arg-type]
-    # Given a store that is away as a command has printed much
+    store, printed = StoreAway(tries=0), "é€😀".encode() * 100_000
+    blobs = Blobs(store, patience_s=math.inf)  # type: ignore[arg-type]
+    monkeypatch.setattr(blobs._closing, "wait", (pauses := list[float]()).append)
+    # Given a store that refuses writes as a command has printed much, and from which somebody else reads
+    kept = blobs.put(b"x" * 2 * BLOB_THRESHOLD_BYTES)
+    store.tries, store.meanwhile = 6, lambda: blobs.get(kept)
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
@@ -159,6 +168,7 @@ def test_output_that_waits_for_the_store_is_in_memory_once_and_is_complained_of_
     # Then nothing waits but what the caller has
     assert max(store.in_use) - before < len(printed) / 10
     assert blobs.get_text(reference) == printed.decode()
+    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
     assert [record.getMessage() for record in caplog.records] == ["the result store is away, large values wait for it: it is away"]
 
 
