@@ -22,6 +22,7 @@ from workers.cpu.docker.environment import ContainerEnvironment
 from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
 from workers.cpu.errors import ContainerFailed, DiskFull
+from workers.cpu.shell import session
 
 from .conftest import node_name
 from .images import make_with_volume
@@ -154,3 +155,14 @@ def test_a_frozen_container_ends_its_command_in_bounded_time_and_no_other(
     monkeypatch.setattr("workers.cpu.shell.session.CLOSE_LIMIT_S", 1000.0)
     env.close()
     assert until(lambda: env.container.id not in containers(node_name()))
+
+
+def test_a_container_whose_processes_do_not_end_is_removed_all_the_same(
+    env: ContainerEnvironment, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    printed(env, "sleep 300 & true")
+    with monkeypatch.context() as patched:
+        patched.setattr(session, "_has_ended", lambda backend: False)
+        env.close()
+    assert "of 1 sessions could not be ended: they are left to the removal of the container" in caplog.text
+    assert until(lambda: containers(node_name()) == [])

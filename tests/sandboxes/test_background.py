@@ -274,6 +274,7 @@ def test_a_change_that_fails_can_be_tried_again(sandbox: ProcessSandbox, env: Pr
             patch.setattr(ProcessBackend, "hold", lambda self, holding: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 execution.resize(BACK)
+        # When it is sent again; then it goes, since it is not taken to be there
         execution.resize(BACK)
         assert in_background(pid, sandbox.background)
 

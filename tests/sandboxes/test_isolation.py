@@ -90,6 +90,10 @@ def test_what_a_command_must_not_do_fails(env: Environment) -> None:
 
 def test_no_process_has_rights(place: str, env: Environment) -> None:
     without = {*[f"Cap{name}: 0000000000000000" for name in ("Inh", "Prm", "Eff", "Bnd", "Amb")], "NoNewPrivs: 1", "Seccomp: 2"}
+    if place == "container":
+        without |= {"Uid: 1000 1000 1000 1000", "Gid: 1000 1000 1000 1000", "Groups: 1000"}
+    else:
+        assert printed(env, "grep -vw nosuid /proc/self/mounts | grep -v ' /dev/'; true") == ""
     # Process 1 of bubblewrap is another user's
     for process in ("self", "$$", *(["1"] if place == "container" else [])):
         assert without <= {" ".join(each.split()) for each in printed(env, f"cat /proc/{process}/status").splitlines()}

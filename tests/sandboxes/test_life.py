@@ -22,6 +22,8 @@ from workers.cpu.abstract import Environment, EnvironmentSpec, ExecRequest, Hold
 from workers.cpu.docker.sandbox import ContainerSandbox
 from workers.cpu.dop import dop_variables
 from workers.cpu.errors import EnvironmentExists, EnvironmentGone, SandboxInUse, SnapshotUnsupported
+from workers.cpu.process.sandbox import ProcessSandbox
+from workers.cpu.process.users import find_users
 
 from .conftest import Kind, container_options, params
 
@@ -137,14 +139,21 @@ def descriptors() -> int:
 def test_nothing_leaks(kind: Kind, tmp_path: Path) -> None:
     # Given a worker that has used a sandbox once, so that all is imported
     def use() -> None:
-        with contextlib.closing(made(kind, tmp_path / "box")) as box:
-            env = box.open(of("e1"))
-            for command in (f"sleep 315.65625{RUN} & echo hi", "yes & :", "exit 3", "kill -9 $$", "kill -9 $PPID; sleep 0.1"):
-                run(env, command)
-            admit(env, f"sleep 315.65625{RUN}", timeout_s=0.05).wait()
-            killed = admit(env, "true")
-            killed.kill("never")
-            killed.wait()
+        with contextlib.closing(made(kind, tmp_path / "box")) as box, ThreadPoolExecutor(3) as threads:
+
+            def use_one(name: str) -> None:
+                env = box.open(of(name))
+                for command in (f"sleep 315.65625{RUN} & echo hi", "yes & :", "exit 3", "kill -9 $$", "kill -9 $PPID; sleep 0.1"):
+                    run(env, command)
+                admit(env, f"sleep 315.65625{RUN}", timeout_s=0.05).wait()
+                killed = admit(env, "true")
+                killed.kill("never")
+                killed.wait()
+                # One is left to the end of the sandbox
+                if name != "e1":
+                    env.close()
+
+            list(threads.map(use_one, ("e1", "e2", "e3")))
 
     use()
     before, threads, children = descriptors(), threading.active_count(), set(psutil.Process().children())
@@ -160,7 +169,10 @@ def test_the_umask_of_a_worker_keeps_no_user_out(kind: Kind, tmp_path: Path) -> 
     before = os.umask(0o077)
     try:
         with contextlib.closing(made(kind, tmp_path / "box")) as box:
+            # Then the worker chooses users as with any other, who read what environments show of /etc
+            assert not isinstance(box, ProcessSandbox) or (box._users is None) == (find_users() is None)
             env = box.open(of("e1"))
+            printed(env, "cat /etc/hostname /etc/hosts /etc/passwd")
             assert printed(env, "find /etc -type d ! -executable; ls -d /tmp/. ~/.") == "/home/user/.\n/tmp/.\n"
             env.write_file("f", b"text")
             assert printed(env, "cat f") == "text"

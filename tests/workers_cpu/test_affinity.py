@@ -31,6 +31,7 @@ def test_a_thread_that_leaves_its_grant_is_brought_back(env: ProcessEnvironment)
         (pid,) = sleepers(f"311.28125{RUN}")
         os.sched_setaffinity(pid, {HERE[1]})
         assert until(lambda: os.sched_getaffinity(pid) == {HERE[0]})
+        # When it chooses one of two that it has; then it stays there, also after the meter, which brings threads back, has looked
         execution.resize(Holding(tuple(HERE[:2])))
         os.sched_setaffinity(pid, {HERE[1]})
         execution._meter.sample()  # type: ignore[attr-defined]

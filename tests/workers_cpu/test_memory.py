@@ -84,6 +84,7 @@ def test_an_environment_that_names_no_memory_has_a_part_of_that_of_all(bounded: 
     assert 2 * own <= of_all <= bounded.memory_mb < usable_mb()
     bound_of(folder).write_text(str(64 << 20))
     assert run(env, EATS_100_MB).cause == "out_of_memory"
+    # And where memory is short on the machine, the kernel would end it before the worker
     assert printed(env, "cat /proc/self/oom_score_adj") == "1000\n"
 
 
@@ -184,6 +185,7 @@ def test_a_sandbox_of_memory_in_version_1_is_beside_the_worker(tmp_path: Path) -
     found: Groups = find_groups(tmp_path)
     if found.memory is None or found.is_v2:
         pytest.skip("needs control groups of version 1")
+    # It is within the worker's own, so that its bound holds too
     own = next(line for line in Path("/proc/self/cgroup").read_text().splitlines() if ":memory:" in line).split(":")[2]
     assert found.memory.startswith(f"/sys/fs/cgroup/memory{own.rstrip('/')}/tangram-")
 

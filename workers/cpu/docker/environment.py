@@ -68,7 +68,7 @@ class ContainerEnvironment(ShellEnvironment):
         super().hang_up()
 
     def _end_sessions(self) -> None:
-        """End the sessions; what does not end now, such as the processes of a container that was frozen, ends with the container."""
+        """End the sessions; what does not end now, such as a process that the kernel holds up, ends with the container."""
         try:
             super()._end_sessions()
         except ProcessesLeft as error:
