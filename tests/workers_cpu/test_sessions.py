@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import select
 import threading
@@ -111,6 +112,30 @@ def test_what_is_printed_while_the_stream_is_looked_at_is_kept(tmp_path: Path, m
         assert capture.was_opened()
         assert capture.finish()
         assert capture.data == b"printed"
+
+
+@pytest.mark.parametrize("message", ["short", "m" * 30_000])
+def test_a_worker_that_is_killed_as_it_notes_how_a_run_stands_leaves_the_run(message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Killed(Exception): ...
+
+    write = os.pwrite
+
+    def kill(file: int, data: bytes, at: int) -> None:
+        write(file, data[: len(data) // 2], at)
+        raise Killed
+
+    memory = RunMemory()
+    memory.begin({"name": "run", "message": message})
+    memory.note(kill="one")
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(os, "pwrite", kill)
+        memory.note(kill="another")
+    # The next worker finds it as it was noted last, and goes on with it
+    successor = RunMemory(memory.descriptors)
+    found = {"name": "run", "message": message, "report": b"", "figures": (0.0,) * 5}
+    assert successor.left() == {**found, "kill": "one"}
+    successor.note(ending="over")
+    assert RunMemory(memory.descriptors).left() == {**found, "kill": "one", "ending": "over"}
 
 
 def test_removing_the_control_folder_costs_one_command_at_most(env: ProcessEnvironment) -> None:

@@ -39,7 +39,7 @@ STATE_BYTES = 64 * 1024
 
 _KEEP_SIZE_PUNCH_HOLE = 0x01 | 0x02
 _PUNCH_BYTES, _WORTH_BYTES = 1 << 20, 1 << 16
-_LENGTH, _FIGURES = struct.Struct("<I"), struct.Struct("<5d")
+_PLACE, _FIGURES = struct.Struct("<2I"), struct.Struct("<5d")
 _FIGURES_AT, _REPORT_AT, _TEXT_AT = 64, 128, 512
 _REPORT_BYTES = _TEXT_AT - _REPORT_AT
 
@@ -100,6 +100,8 @@ class RunMemory:
         self._state_file = self.descriptors[NAMES[0]]
         self._lock = threading.Lock()
         self._state: dict[str, Any] = {}
+        self._place = (0, 0)
+        """How long the text of the state is, and where it begins."""
         self._is_closed = False
         if descriptors is None:
             for each in self.printed:
@@ -109,9 +111,11 @@ class RunMemory:
         """Take note of a run that is about to begin; `state` has a `name` and a `message`, as JSON has it."""
         with self._lock:
             self._state = dict(state)
-            if not self._write():
+            if len(text := self._text()) > STATE_BYTES - _TEXT_AT:
                 self._state["message"] = ""
-                self._write()
+                text = self._text()
+            os.pwrite(self._state_file, bytes(_TEXT_AT) + text, 0)
+            self._point_to(len(text), _TEXT_AT)
 
     def take_report(self, done: int, kept: bytes) -> bytes:
         """Move what the shell has reported from its FIFO behind what is `kept` of it, and return all. Raises `BlockingIOError`."""
@@ -124,9 +128,18 @@ class RunMemory:
     def note(self, **changes: Any) -> None:
         """Take note of how the run stands otherwise."""
         with self._lock:
-            if self._state:
-                self._state |= changes
-                self._write(os.pread(self._state_file, _TEXT_AT, 0))
+            if not self._state:
+                return
+            self._state |= changes
+            text, (length, place) = self._text(), self._place
+            if len(text) > STATE_BYTES - _TEXT_AT:
+                return
+            # The worker may be killed at any of these lines. Where both have room, the last text stays whole until the new one is.
+            at = STATE_BYTES - len(text) if place == _TEXT_AT else _TEXT_AT
+            if at < place + length and place < at + len(text):
+                self._point_to(0, 0)
+            os.pwrite(self._state_file, text, at)
+            self._point_to(len(text), at)
 
     def note_figures(self, *figures: float) -> None:
         """Take note of five figures of the run's meter."""
@@ -137,28 +150,27 @@ class RunMemory:
         with self._lock:
             if self._state.get("name") == name and not self._is_closed:
                 self._state = {}
-                os.pwrite(self._state_file, _LENGTH.pack(0), 0)
+                self._point_to(0, 0)
                 for each in self.printed:
                     if each.size > _WORTH_BYTES:
                         each.empty()
 
-    def _write(self, head: bytes = bytes(_TEXT_AT)) -> bool:
-        """Write the state after its head: its length comes last, so that it is whole or not there. Return False where it is too long."""
-        text = json.dumps(self._state).encode()
-        if len(text) > STATE_BYTES - _TEXT_AT:
-            return False
-        os.pwrite(self._state_file, _LENGTH.pack(0) + head[_LENGTH.size :] + text, 0)
-        os.pwrite(self._state_file, _LENGTH.pack(len(text)), 0)
-        return True
+    def _text(self) -> bytes:
+        return json.dumps(self._state).encode()
+
+    def _point_to(self, length: int, place: int) -> None:
+        self._place = (length, place)
+        os.pwrite(self._state_file, _PLACE.pack(length, place), 0)
 
     def left(self) -> dict[str, Any] | None:
         """Return the state of a run that the worker before this one has left, with its `report` and `figures`; None where there is none."""
         head = os.pread(self._state_file, _TEXT_AT, 0).ljust(_TEXT_AT, b"\0")
-        (length,) = _LENGTH.unpack_from(head)
+        length, place = _PLACE.unpack_from(head)
         if not length:
             return None
         with self._lock:
-            self._state = json.loads(os.pread(self._state_file, length, _TEXT_AT))
+            self._place = (length, place or _TEXT_AT)
+            self._state = json.loads(os.pread(self._state_file, *self._place))
             return {**self._state, "report": head[_REPORT_AT:].rstrip(b"\0"), "figures": _FIGURES.unpack_from(head, _FIGURES_AT)}
 
     def close(self) -> None:
