@@ -51,6 +51,7 @@ def test_a_check_that_fails_or_does_not_end_stops_no_other_and_the_end_is_1(
                 while not (under_way.exists() and under_way.read_text()):
                     assert self.poll() is None
                     time.sleep(0.02)
+                assert timeout == 60.0
                 timeout = 0.1
             return super().communicate(input, timeout)
 

@@ -15,6 +15,7 @@ import pytest
 from app.local.stack import StackPlan
 from tangram import Client
 from tangram.errors import TangramError
+from tangram.tracing import EXIT_S
 from tests.conftest import RedisUrls
 from tests.live.support import Live, running
 from tests.metrics.collector import Collector, attributes, collecting
@@ -151,4 +152,5 @@ def test_a_collector_that_is_away_keeps_no_process_from_ending() -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
     done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=120, check=True)
     # Then it ends soon; OpenTelemetry by itself would try for half a minute
+    assert EXIT_S <= 2.0
     assert time.monotonic() - float(done.stdout) < 25.0, done.stderr

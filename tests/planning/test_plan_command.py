@@ -210,7 +210,8 @@ def test_words_that_do_not_go_together_are_refused(tmp_path: Path, trace: Path) 
         (("--target-act", "1", "--calibrate"), "takes no target"),
     ):
         assert said in refused(trace, *words), words
-    assert "TRACE" in forked("plan", "--target-act", "1", cwd=tmp_path).stderr
+    done = forked("plan", "--target-act", "1", cwd=tmp_path)
+    assert (done.returncode, len(done.stderr.splitlines()), done.stdout) == (2, 1, "") and "TRACE" in done.stderr
 
 
 def test_policies_are_compared_in_one_document_with_a_key_for_each(trace: Path) -> None:

@@ -49,7 +49,7 @@ class Unequal(Cluster):
 class Watched(Simulation):
     """Measures how long waiting actions had no instance that they could use, and looks for impatient ones beside idle cells."""
 
-    longest_s = 0.0
+    longest_s, looks = 0.0, 0
 
     def run(self) -> ReplayRecord:
         self.since: dict[str, float] = {}
@@ -57,6 +57,7 @@ class Watched(Simulation):
 
     def _handle(self, event: events.Event, now: float) -> None:
         super()._handle(event, now)
+        self.looks += 1
         groups, waiting_ones = self._core.pools.gpu.groups.values(), self._core.state.waiting.values()
         starving = False
         for waiting in waiting_ones:
@@ -94,6 +95,7 @@ def test_no_action_waits_longer_than_the_bound_for_an_instance_that_it_can_use(
     run = Watched(trace, make_policy("elastic"), cluster)
     ended = run.run().actions
     # Then each had its turn in time, and each ended once
+    assert run.looks
     assert run.longest_s <= TUNING.aged_s + len(services) * (TUNING.turn_s + LONGEST_S)
     assert sorted(record.trajectory for record in ended) == sorted(each.trajectory for each in asks)
     assert {record.status for record in ended} == {"succeeded"}

@@ -61,8 +61,8 @@ def test_a_machine_without_cuda_has_named_cpu_devices_with_the_declared_budget_o
     devices = discover(2, 512)
     assert [device.name for device in devices] == [f"cpu:{index} (no GPU here, computing on the CPU)" for index in range(2)]
     assert {(device.kind, device.memory_mb, device.torch_device) for device in devices} == {("cpu", 512, "cpu")}
-    for count in (1, 4):
-        assert [device.memory_mb for device in discover(count)] == [pytest.approx(usable_mb() / 2 / count, abs=1)] * count
+    for cells, count in ((None, 1), (4, 4)):
+        assert [device.memory_mb for device in discover(cells)] == [pytest.approx(usable_mb() / 2 / count, abs=1)] * count
 
 
 def test_an_order_of_gpus_where_there_are_none_is_refused(without_cuda: None) -> None:

@@ -94,9 +94,9 @@ def test_what_sleepers_keep_is_booked_and_the_least_recently_used_go_for_a_start
     services = {"a": service(pinned=True), "b": 600, "c": 600, "d": 750, "e": 1000}
     host = hosting(cells, services, partial(stub, kind=Sleeper))
 
-    def stands() -> tuple[list[str], float]:
-        """Return the states of the instances that there are, in order, and what is held of their cell."""
-        return [found.state for found in sorted(host.status(), key=lambda one: one.name)], host.held_mb(0)
+    def stands() -> tuple[dict[str, str], float]:
+        """Return the states of the instances that there are, by service, and what is held of their cell."""
+        return {found.name.service: found.state for found in host.status()}, host.held_mb(0)
 
     for name in "abc":
         host.ensure_resident(name, (0,))
@@ -104,16 +104,16 @@ def test_what_sleepers_keep_is_booked_and_the_least_recently_used_go_for_a_start
     assert host.held_mb(0) == 300.0
     # One has to go for 750 of 1000 MiB, and it is not the pinned one, though that was used first
     host.ensure_resident("d", (0,))
-    assert stands() == (["host", "absent", "host", "resident"], 950.0)
+    assert stands() == ({"a": "host", "b": "absent", "c": "host", "d": "resident"}, 950.0)
     # One that comes back takes its place, not more
     host.evict(at("d", 0))
     host.ensure_resident("c", (0,))
-    assert stands() == (["host", "absent", "resident", "host"], 800.0)
+    assert stands() == ({"a": "host", "b": "absent", "c": "resident", "d": "host"}, 800.0)
     # What does not fit even so costs nobody anything
     with pytest.raises(OverBudget, match="holds a 100, c 600, d 100"):
         host.ensure_resident("e", (0,))
     assert of(host, "d").state == "host"
     # And what fits with all of them gone has them go
     host.ensure_resident("e", (0,), [at("c", 0)])
-    assert stands() == (["absent"] * 4 + ["resident"], 1000.0)
+    assert stands() == (dict.fromkeys("abcd", "absent") | {"e": "resident"}, 1000.0)
     assert "dropped the copy of b on cell 0, 0 MiB: d on cell 0 does not fit beside what it keeps of its cells" in caplog.text

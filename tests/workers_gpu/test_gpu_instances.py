@@ -18,7 +18,7 @@ from workers.gpu.call_control import CallControl
 from workers.gpu.devices import Device
 from workers.gpu.engines.abstract import Engine
 from workers.gpu.engines.stub import StubEngine
-from workers.gpu.errors import DeviceError, UnknownService
+from workers.gpu.errors import DeviceError, EngineBusy, UnknownService
 from workers.gpu.host import ServiceHost
 from workers.gpu.host_memory import Copy, HostMemory, to_drop
 from workers.gpu.instances import Instance, InstanceStatus
@@ -28,7 +28,7 @@ from workers.gpu.reload import Reload
 
 def test_what_does_not_fit_by_memory_goes_least_recently_used_first_and_never_pinned_or_busy(cells: list[Device]) -> None:
     pinned, others = service(300, pinned=True), {name: service(200) for name in ("old", "older", "busy")}
-    host = hosting(cells, {"pinned": pinned, **others, "new": service(250), "huge": service(800)})
+    host = hosting(cells, {"pinned": pinned, **others, "new": service(250), "huge": service(800)}, drain_s=0.01)
     for name in ("pinned", "older", "busy", "old"):
         host.ensure_resident(name, (0,))
     control = CallControl(work_s=60.0)
@@ -43,6 +43,10 @@ def test_what_does_not_fit_by_memory_goes_least_recently_used_first_and_never_pi
         assert host.in_the_way("new", (1,)) == []
         host.run("older", (0,), lambda engine: engine.score([ITEM]))
         assert host.in_the_way("new", (0,)) == [at("old", 0)]
+        # An engine that computes leaves its cell to nobody, whoever asked it
+        with pytest.raises(EngineBusy):
+            host.ensure_resident("new", (0,), [at("busy", 0)])
+        assert states(host)["busy on cell 0"] == "resident"
         control.cancelled.set()
         call.exception(timeout=60)
 
