@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -185,12 +186,15 @@ def test_environments_and_what_runs_in_them_outlive_their_worker(up: Up) -> None
 
 
 def test_a_worker_that_is_replaced_loses_nothing(up: Up) -> None:
-    with up.client() as client:
+    with up.client() as client, ThreadPoolExecutor() as threads:
         # Given environments, in one of which a command waits, and in one of which one does not end
         opened = with_state(client, "replaced")
         waits, runs_on = opened[0].submit(WAITS), opened[1].submit("touch ~/begun; sleep 1000", session="long")
         assert wait_until(lambda: all((up.work(env.id) / "begun").exists() for env in opened[:2]), RESULT_S)
-        # When its worker is asked to end, in the middle of commands that follow one another
+        # When its worker is asked to end, in the middle of an open, of a write, and of commands that follow one another
+        large = os.urandom(LARGE)
+        opening = threads.submit(client.open, trajectory="late", queue_timeout_s=RESULT_S)
+        writing = threads.submit(opened[0].write_file, "large", large)
         many = [opened[2].submit(f"echo {number} >> ~/marks") for number in range(30)]
         before = up.terminate("cpu-0")
         up.until_node_is("cpu-0", "silent")
@@ -206,6 +210,9 @@ def test_a_worker_that_is_replaced_loses_nothing(up: Up) -> None:
         assert all(handle.result(RESULT_S).exit_code == 0 for handle in [*many, *late])
         first = (["waited"], [], [str(number) for number in range(30)])
         assert [env.read_file("marks").decode().splitlines() for env in opened] == [[*words, "/tmp 1"] for words in first]
+        writing.result(RESULT_S)
+        assert opened[0].read_file("large") == large
+        assert opening.result(RESULT_S).exec("echo fine").stdout == "fine\n"
         runs_on.cancel()
         with pytest.raises(ActionCancelled):
             runs_on.result(RESULT_S)

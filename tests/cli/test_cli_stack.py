@@ -138,8 +138,15 @@ def test_environments_are_listed_with_their_owner_and_their_node_is_drained_and_
         drained = tangram(folder, "drain", "cpu-0", "--wait", "0.2", "--json")
         assert drained.returncode == 1, drained.stderr
         left = json.loads(drained.stdout)
-        assert (left["node"], left["draining"], [one["id"] for one in left["running"]]) == ("cpu-0", True, [action_id])
-        assert [one["id"] for one in left["environments"]] == [environment_id]
+        assert (left["node"], left["state"], left["draining"]) == ("cpu-0", "up", True)
+        assert [(one["id"], one["kind"], one["environment"]) for one in left["running"]] == [(action_id, "cpu.exec", environment_id)]
+        assert [(one["id"], one["job"], one["state"]) for one in left["environments"]] == [(environment_id, "mine", "open")]
+        again = ran("drain", "cpu-0").stdout
+        assert again.startswith("node cpu-0 is draining: 1 action, 1 environment left\n")
+        assert all(words in again for words in ("running actions", f"{action_id} mine cpu.exec {environment_id}", "environments  "))
+        assert f"{environment_id} mine {one['owner']} open" in again
+        nodes = {node["name"]: node["draining"] for node in json.loads(ran("status", "--json").stdout)["nodes"]}
+        assert nodes == {"cpu-0": True, "gpu-0": False, "api-0": False}
         assert "draining" in ran("status").stdout and "draining" in ran("top").stdout
         # When the client leaves while another drain waits, that one is done
         with started(folder, "drain", "cpu-0", "--wait", "200") as waits:
@@ -150,6 +157,7 @@ def test_environments_are_listed_with_their_owner_and_their_node_is_drained_and_
             assert waits.stdout.read() == "node cpu-0 is drained\n"
     # Then the node takes actions again when it is put back
     assert ran("drain", "cpu-0", "--undo").stdout == "node cpu-0 takes actions again\n"
+    assert json.loads(ran("drain", "cpu-0", "--undo", "--json").stdout)["draining"] is False
     test_a_client_in_another_process_finds_the_stack(up, folder)
 
 

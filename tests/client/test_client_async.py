@@ -21,7 +21,7 @@ async def arrived(condition: Any, timeout_s: float = 60.0) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_hundreds_of_commands_at_once_need_four_connections(peer: Any, settings: Settings, redis_urls: Any) -> None:
+async def test_a_hundred_commands_at_once_need_four_connections(peer: Any, settings: Settings, redis_urls: Any) -> None:
     held: list[Any] = []
 
     def hold_all(seen: Any) -> Any:

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tangram import (
@@ -182,6 +182,7 @@ NEARLY = st.fixed_dictionaries(
 ALL_KINDS = [*KINDS, "my.task"]
 
 
+@settings(max_examples=150, deadline=None)
 @given(raw=st.binary(max_size=60) | (JSON | NEARLY).map(lambda value: json.dumps(value).encode()), kind=st.sampled_from(ALL_KINDS))
 def test_whatever_is_stored_ends_in_a_value_or_one_of_our_errors(raw: bytes, kind: str) -> None:
     inbox = Inbox(BLOBS)

@@ -69,6 +69,24 @@ def test_a_frozen_worker_is_lost_and_what_it_says_later_does_not_count(harmed: L
             assert b'"FAILURE"' in (store.get(f"celery-task-meta-{never.id}") or b"")
 
 
+def test_a_worker_that_stands_still_for_a_while_loses_nothing(harmed: Live, tmp_path: Path) -> None:
+    live, path = harmed, tmp_path / "marks"
+    with live.client() as client, client.open(trajectory="t") as env:
+        command = env.submit("echo first >> file; sleep 1; cat file")
+        live.until(lambda: live.rows(f"select status from actions where id = '{command.id}'") == [("running",)])
+        worker = live.process("cpu-0")
+        # When it is frozen until it is silent, and meanwhile gets another command, and what may run elsewhere
+        freeze(worker.pid)
+        try:
+            live.until(lambda: live.rows("select state from nodes where name = 'cpu-0'") == [("silent",)])
+            second, again = env.submit("cat file"), client.submit(mark(path, "again"))
+        finally:
+            worker.resume()
+        # Then nothing is lost, and nothing runs twice
+        assert (command.result(60).stdout, second.result(60).stdout, again.result(60)) == ("first\n", "first\n", "again")
+    assert words(path) == {"again": 1} and live.rows("select state from nodes where name = 'cpu-0'") == [("up",)]
+
+
 def suspend_between_transactions(live: Live, scheduler: psutil.Process) -> None:
     """Freeze a scheduler that does not hold the lock of SQLite: nobody else could write as long as it is frozen."""
     path = live.stack.state_dir / "tangram.sqlite"

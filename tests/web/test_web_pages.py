@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import json
 import time
@@ -14,13 +15,14 @@ from starlette.testclient import TestClient
 
 from app.scheduler_document import SHOWN_TTL_S
 from app.web.server import hosts_of, make_app
-from scheduler.live.entries import InstanceChanged
+from scheduler.live.entries import InstanceChanged, NodeChanged
+from scheduler.model.commands import NoteDraining
 from tangram import Settings
 from tangram.connection import open_store
-from tangram.wire import CONTROL_QUEUE, INGRESS_QUEUE, SCHEDULER_KEY
+from tangram.wire import ACTION_HEADER, CONTROL_QUEUE, INGRESS_QUEUE, SCHEDULER_KEY
 from tests.conftest import RedisUrls
 from tests.web.conftest import HOSTILE
-from tests.web.journals import HEADERS, LOST, SHOWN, TOKEN, View, action, stand, write
+from tests.web.journals import DESCRIBED, HEADERS, LOST, SHOWN, TOKEN, View, action, stand, write
 
 LONG = "long-" + "x" * 240
 RIGHT_TO_LEFT = "مسار-abc-١٢٣"
@@ -28,8 +30,10 @@ RIGHT_TO_LEFT = "مسار-abc-١٢٣"
 
 @pytest.fixture
 def client(view: View, journal: str, redis_urls: RedisUrls) -> Iterator[TestClient]:
-    """Return a client of the page whose environment `e` stands, and whose quota `search` is taken, while a scheduler shows itself."""
+    """Return a client of the page whose environment `e` stands, whose node `n2` of one GPU cell is drained, and whose quota is taken."""
     stand(journal, "e")
+    described = {**DESCRIBED, "name": "n2", "cells": 1}
+    write(journal, NodeChanged(name="n2", state="up", description=described, at=time.time()), NoteDraining(name="n2", draining=True))
     with open_store(redis_urls.result, 5.0) as store:
         store.set(SCHEDULER_KEY, json.dumps(SHOWN), ex=SHOWN_TTL_S)
     with view(web_token=SecretStr(TOKEN)) as client:
@@ -76,12 +80,22 @@ def test_an_action_says_whose_fault_its_end_was_and_what_it_printed_last(client:
 
 def test_every_page_answers_and_allows_no_script_of_others(client: TestClient, journal: str) -> None:
     write(journal, InstanceChanged(node="n1", service="judge", cell_ids=(0,), state="resident", at=time.time()))
-    for path in ("/", "/actions", "/environments", "/health", "/machines", "/jobs/coding", "/nodes/n1", "/services/judge"):
+    for path in ("/", "/actions", "/environments", "/health", "/machines", "/jobs/coding", "/nodes/n1", "/nodes/n2", "/services/judge"):
         answer = client.get(path)
         policy = answer.headers["content-security-policy"]
         assert answer.status_code == 200, path
         assert "default-src 'none'" in policy and "script-src 'self'" in policy and "unsafe" not in policy
         assert " style=" not in answer.text and "onclick" not in answer.text, path
+    of_cells = ["GPU cells" in client.get(f"/nodes/{name}").text for name in ("n1", "n2")]
+    assert of_cells == [False, True]
+
+
+def test_a_drained_node_says_so_and_can_be_put_back(client: TestClient) -> None:
+    word = '<span class="state warn">drained</span>'
+    assert word in text_of(client, "/")
+    page = text_of(client, "/nodes/n2")
+    assert all(words in page for words in (word, "Put this node back", "What runs or stands here comes to its end."))
+    assert "Put this node back" not in text_of(client, "/nodes/n1")
 
 
 @pytest.mark.parametrize("name", [HOSTILE, LONG, RIGHT_TO_LEFT])
@@ -127,12 +141,17 @@ def test_the_token_does_what_can_be_done(client: TestClient, journal: str, redis
     for path, code in {
         "/actions/a/cancel": 200, "/actions/over/cancel": 409, "/actions/none/cancel": 404,
         "/environments/e/close": 200, "/environments/gone/close": 409, "/environments/none/close": 404,
-        "/nodes/n1/drain": 200, "/nodes/n1/undrain": 409, "/nodes/none/drain": 404,
+        "/nodes/n1/drain": 200, "/nodes/n1/undrain": 409, "/nodes/none/drain": 404, "/nodes/n2/undrain": 200, "/nodes/n2/drain": 409,
     }.items():  # fmt: skip
         assert client.post(path, headers=HEADERS).status_code == code, path
     # Then the scheduler is told of just these
     with redis_urls.client() as redis:
-        assert (redis.llen(CONTROL_QUEUE), redis.llen(INGRESS_QUEUE)) == (2, 1)
+        sent, (closing,) = ([json.loads(raw) for raw in redis.lrange(queue, 0, -1)] for queue in (CONTROL_QUEUE, INGRESS_QUEUE))
+    requests = [json.loads(base64.b64decode(message["body"])) for message in reversed(sent)]
+    drains = [{"drain": {"node": node, "draining": node == "n1"}} for node in ("n1", "n2")]
+    assert requests == [{"cancel": {"ids": ["a"]}}, *drains]
+    asked = closing["headers"][ACTION_HEADER]
+    assert (asked["kind"], asked["environment"], asked["job"]) == ("cpu.close", "e", "coding")
 
 
 def test_a_page_of_this_machine_answers_under_no_other_name(journal: str, redis_urls: RedisUrls) -> None:
