@@ -299,12 +299,16 @@ class Publisher:
     def _connect(self) -> Producer:
         connection = self._app.connection_for_write()
         self._connection = connection
-        connection.ensure_connection(timeout=self._connect_timeout_s, **_PAUSES)
+        connection.ensure_connection(callback=self._leave_if_stopping, timeout=self._connect_timeout_s, **_PAUSES)
         channel = connection.default_channel
         for queue in (INGRESS, CONTROL):
             queue(channel).declare()
         self._producer = Producer(channel, serializer="json", auto_declare=False)
         return self._producer
+
+    def _leave_if_stopping(self) -> None:
+        if self._stopping.is_set():
+            raise StackUnreachable("the client is closed")
 
     def _disconnect(self) -> None:
         connection, self._connection, self._producer = self._connection, None, None

@@ -128,7 +128,7 @@ def test_an_unreachable_stack_holds_up_no_event_loop_and_who_gives_it_up_breaks_
         async with await asyncio.start_server(mute, "127.0.0.1", 0) as server:
             url = f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
             connecting = asyncio.ensure_future(
-                AsyncClient(settings=Settings(broker_url=url, result_url=url, connect_timeout_s=10.0)).__aenter__()
+                AsyncClient(settings=Settings(broker_url=url, result_url=url, connect_timeout_s=30.0)).__aenter__()
             )
             # Then the loop serves its connection while it waits for an answer
             await came.wait()
