@@ -170,9 +170,10 @@ def write(environment: str, **more: Any) -> Action:
 
 
 def test_nothing_overtakes_what_is_in_one_batch_with_large_json(stack: Away, session: Session) -> None:
-    sent = list[Handle[Any]]()
+    sent, is_known = list[Handle[Any]](), threading.Event()
 
     def happen() -> None:
+        assert is_known.wait(60)
         if len(sent) == 1:
             # Given a batch of large JSON and a call, which overtakes a large value
             sent.append(session.submit(Action(kind="gpu.score", service="rm", arguments={"items": ["x" * 1000] * 3000})))
@@ -183,6 +184,7 @@ def test_nothing_overtakes_what_is_in_one_batch_with_large_json(stack: Away, ses
 
     stack.between_parts = happen
     sent.append(session.submit(write("a")))
+    is_known.set()
     while sent[0].id not in stack.ids():
         flush(session)
     # Then the calls keep their order
