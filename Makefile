@@ -76,7 +76,7 @@ demo: $(STAMP)
 # More processes of tests than there are cores, since much of it is waiting, and six at most.
 AT_ONCE = $$($(BIN)/python -c 'import os; print(min(6, os.cpu_count() + 3))')
 # A fork has collected nothing by itself, so more of them cost nothing.
-FORKS = $$($(BIN)/python -c 'import os; print(min(8, 2 * os.cpu_count() + 1))')
+FORKS = $$($(BIN)/python -c 'import os; print(min(8, 4 * os.cpu_count()))')
 
 # Files run in the order of the folders. tests/conftest.py puts the one that waits longest first, and the seeds last.
 # Threads of torch spin while they wait for each other, which on cores that others use takes longer than the work.
