@@ -1,9 +1,9 @@
 """One name, one worker: two workers under one name would take each other's grants, and each would count as the other's restart.
 
-A worker holds its name by a key of the result store, whose life it prolongs with each beat. The key names its host and process: what a
-killed worker has left on the same host is taken over at once, by one of those that find it, and on another host once it has not beaten for
-three beats. A worker that did not run for so long may find its name taken. It ends at once: its successor has adopted what stood, or stands
-on another host.
+A worker holds its name by a key of the result store, whose life it prolongs with each beat. The key names its host and process. On the same
+host, the name of a killed worker is taken over at once. Of several that find it, one takes it. On another host the name is free after three
+beats without a sign of life. A worker that did not run for so long may find its name taken. It ends at once: its successor has adopted what
+stood, or stands on another host.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ be killed at any moment, so nothing is written at its end. What a successor need
 | before that       | commands have left, and the message of its action                      |                                        |
 |                   | figures of its meter                                                   | with each sample                       |
 |                   | its report, which the kernel moves from the FIFO, too                  | while the command runs                 |
-|                   | how it has ended otherwise                                             | once it has                            |
+|                   | the state again, with how it has ended otherwise. Eight bytes say      | once it has                            |
+|                   | which of the two counts                                                |                                        |
 
 | state of the memory | meaning                                                            | next                                |
 |---------------------|--------------------------------------------------------------------|-------------------------------------|
@@ -159,6 +160,7 @@ class RunMemory:
         return json.dumps(self._state).encode()
 
     def _point_to(self, length: int, place: int) -> None:
+        """Have the text of this length that begins at `place` count, or none if it has no length."""
         self._place = (length, place)
         os.pwrite(self._state_file, _PLACE.pack(length, place), 0)
 
