@@ -12,14 +12,15 @@ Too many are more than `Limits.breaker_share` of all that ended within `WINDOW_S
 A trial that fails by our fault doubles the pause, from `SHORTEST_PAUSE_S` up to `LONGEST_PAUSE_S`. So does a breaker that opens again
 within `LONGEST_PAUSE_S`. A trial that its caller gives up says nothing. A trial may wait or run for long. So the next one is let in
 after the same pause. The trial is the first action of the same kind and service as the one whose end opened the breaker. If no such
-action is held back, it is the first of all.
+action is held back, it is the first of all. Actions that no node could run now, however free it were, come after all others.
 
 Held back are opens, and actions outside of environments. Commands in environments that are open go on, since their rollouts hold what they
 need. So do closes. Requests to outside APIs are neither held back nor counted: their quotas have brakes of their own, and a model may have
 chosen the host.
 
-Whose fault an end is says `tangram/ends.py`. Only actions that have run count. The actions of a job that are lost at the same moment count
-as one. They have one cause, such as the loss of a node. That is over. While the breaker is open, nothing is counted.
+Whose fault an end is says `tangram/ends.py`. Only actions that have run count. The actions of a job that are lost within `TOGETHER_S` count
+as one. They have one cause, such as the loss of a node or the restart of its engine. That is over. While the breaker is open, nothing is
+counted.
 
 The counts are not in the journal: after a restart all breakers are closed.
 """
@@ -45,6 +46,9 @@ from tangram.ends import fault_of_end
 
 WINDOW_S: Final = 60
 """Seconds for which an end counts."""
+
+TOGETHER_S: Final = 1.0
+"""Losses within this many seconds count as one: they seldom have more causes. What goes on to lose actions still counts once a second."""
 
 SHORTEST_PAUSE_S: Final = 5.0
 LONGEST_PAUSE_S: Final = 60.0
@@ -128,7 +132,7 @@ class Breaker:
         record = self._record(action.job, now)
         ours = fault == "infrastructure"
         if ours and status == "lost":
-            if record.lost_at == now:
+            if now - record.lost_at < TOGETHER_S:
                 return
             record.lost_at = now
         second = int(now)
@@ -151,7 +155,7 @@ class Breaker:
             return
         del breaker.trials[waiting.id]
         if fault == "infrastructure":
-            if breaker.failed_at < now:  # trials that are lost together have failed once
+            if now - breaker.failed_at >= TOGETHER_S:  # else the trials were lost together, and have failed once
                 breaker.pause_s = min(LONGEST_PAUSE_S, 2 * breaker.pause_s)
             breaker.failed_at, breaker.next_at = now, now + breaker.pause_s
         elif fault != "caller":
@@ -203,13 +207,17 @@ class Breaker:
         self._opened.clear()
         for job, breaker in [(job, breaker) for job, breaker in self._open.items() if breaker.next_at <= now]:
             if breaker.held.items:
-                trial = next((one for one in breaker.held.items if _kind_and_service(one.action) == breaker.like), breaker.held.items[0])
+                trial = min(breaker.held.items, key=lambda one: self._rank(one, breaker.like))
                 breaker.held.remove(trial)
                 breaker.trials[trial.id] = None
                 breaker.next_at = now + breaker.pause_s
                 self._put_back(trial, now)
             elif not breaker.trials:
                 self._close(job, now)
+
+    def _rank(self, waiting: Waiting, like: tuple[str, str | None]) -> tuple[bool, bool]:
+        """Return the place of an action among the next trials, the least first."""
+        return not self._pools.could_run(waiting), _kind_and_service(waiting.action) != like
 
     def _put_back(self, waiting: Waiting, now: float) -> None:
         if waiting.action.kind == "cpu.open":

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scheduler.cpu.pool import CpuPool
-from scheduler.gpu.pool import GpuPool
+from scheduler.cpu.pool import CpuPool, could_run
+from scheduler.gpu.pool import GpuPool, can_run
 from scheduler.learning.durations import Observation
-from scheduler.model import QuotaSpec
+from scheduler.model import QuotaSpec, Waiting
 from scheduler.model.commands import Command
 from scheduler.model.pool import Pool
 from scheduler.model.state import Node, State, wants_cells
@@ -40,6 +40,12 @@ class Pools:
         if wants_cells(action):
             return self.gpu
         return self.quotas if only_calls(action) else self.cpu
+
+    def could_run(self, waiting: Waiting) -> bool:
+        """Say whether a node could run an action that is bound to none now, were it all free."""
+        if wants_cells(waiting.action):
+            return any(can_run(waiting, group, self.cpu.state) for group in self.gpu.groups.values())
+        return any(could_run(waiting, node, node.spec.cores) for node in self.cpu.state.nodes.values())
 
     def joined(self, node: Node) -> None:
         """Take in the units of a node."""

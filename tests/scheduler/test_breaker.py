@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.core.breaker import LONGEST_PAUSE_S, SHORTEST_PAUSE_S, WINDOW_S
+from scheduler.core.breaker import LONGEST_PAUSE_S, SHORTEST_PAUSE_S, TOGETHER_S, WINDOW_S
 from scheduler.model import QuotaSpec, ServiceSpec, events
 from tests.scheduler.inside import check_places
 
@@ -172,6 +172,28 @@ def test_actions_that_are_lost_with_their_node_count_as_one(world: Any) -> None:
     assert "c" in w.grants
 
 
+def test_environments_that_die_together_count_as_one(world: Any) -> None:
+    # Given an engine that restarts, whose environments die one after the other within a moment
+    w = world(breaker_share=0.2, breaker_least=4).node(cores=16)
+    for number in range(8):
+        w.open(f"e{number}")
+        w.exec(f"c{number}", f"e{number}")
+    w.tick(WINDOW_S)
+    for number in range(8):
+        w.now += 0.01
+        w.finish(f"c{number}", "lost", cause="environment_lost")
+    w.run("next")
+    assert "next" in w.grants
+    # But those that go on to die count one by one
+    for number in range(2):
+        w.open(f"f{number}")
+        w.exec(f"d{number}", f"f{number}")
+        w.tick(TOGETHER_S)
+        w.finish(f"d{number}", "lost", cause="environment_lost")
+    w.run("last")
+    assert "last" not in w.grants
+
+
 def test_what_is_held_back_can_be_given_up(unwell: Any) -> None:
     unwell.run("a4", queue_timeout_s=2.0)
     unwell.open("e0")
@@ -211,6 +233,18 @@ def test_a_trial_is_like_what_failed_if_such_a_one_waits(world: Callable[..., An
     w.open("e0", finish=False)
     w.score("s1", "rm")
     assert trial(w, "open-e0", "s1") == "s1"
+
+
+def test_trials_without_a_place_keep_no_others_from_being_tried(world: Any) -> None:
+    # Given many actions for a node that drains, before one for any node
+    w = world(breaker_share=0.2, breaker_least=1).node(labels=frozenset({"big"})).node("n1")
+    ends(w, OURS)
+    w.handle(events.NodeDrained(name="n0", draining=True))
+    w.several(w.run, "big", 20, requires=("big",))
+    w.run("a1")
+    # When the first has been let in, and waits; then another one is tried
+    w.wake()
+    assert tried_after_s(w, "a1") == SHORTEST_PAUSE_S
 
 
 def test_trials_that_are_lost_together_have_failed_once(unwell: Any) -> None:
