@@ -95,7 +95,7 @@ class Restarts:
 class EmbeddedStack:
     """A stack that lives as long as its context.
 
-    `commands` are started in order and stopped in reverse, each given `stop_timeout_s` to end by itself.
+    `commands` are started in order and stopped in reverse, each given `stop_timeout_s` to end by itself while Redis lives.
     Every process gets TANGRAM_BROKER_URL, TANGRAM_RESULT_URL, TANGRAM_DATABASE_URL and TANGRAM_STATE_DIR.
     """
 
@@ -178,12 +178,16 @@ class EmbeddedStack:
         env = {**inherited, "PYTHONUNBUFFERED": "1", **self.environment}
         process = self.process_type(command, log=self._log(command.name), env=env)
         # One callback each: an interrupt while one process is stopped must not spare the others.
-        self._exit.callback(process.stop, self._stop_timeout_s)
+        self._exit.callback(self._stop, process)
         self._processes[command.name] = process
         if METRICS_PORT in command.env:
             self.metrics[command.name] = f"{METRICS_HOST}:{command.env[METRICS_PORT]}"
         self._write_stack_file()
         return process
+
+    def _stop(self, process: Process) -> None:
+        """Stop a process. Where Redis has ended, it is given no time, which it would spend on reports that reach nobody."""
+        process.stop(0.0 if self._processes["redis"].ended() is not None else self._stop_timeout_s)
 
     def restart(self, name: str) -> None:
         """Start a process that has ended once more. Raises `StackError` when it cannot be started."""

@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -83,6 +84,19 @@ def test_a_process_that_will_not_end_is_killed_with_all_its_descendants(state_di
     with EmbeddedStack(state_dir, [python("deaf", *lines)], stop_timeout_s=0.2) as stack:
         stack.wait_ready(lambda: "ready" in (state_dir / "logs" / "deaf.log").read_text(), 60)
         assert len(leftovers(state_dir.parent)) >= 3
+    assert leftovers(state_dir.parent) == []
+
+
+def test_processes_get_no_time_to_tell_a_redis_that_has_ended(state_dir: Path) -> None:
+    # Given a process that has much time to end, and takes it
+    deaf = python("deaf", "import signal", "signal.signal(signal.SIGTERM, signal.SIG_IGN)", "print('ready')", *SLEEP)
+    with EmbeddedStack(state_dir, [deaf], stop_timeout_s=3600) as stack:
+        stack.wait_ready(lambda: "ready" in (state_dir / "logs" / "deaf.log").read_text(), 60)
+        os.kill(json.loads(stack.stack_file.read_text())["pids"]["redis"], signal.SIGKILL)
+        assert wait_until(lambda: stack.dead() == ["redis"], 60)
+        # Then it does not get that
+        began = time.monotonic()
+    assert time.monotonic() - began < 45
     assert leftovers(state_dir.parent) == []
 
 
