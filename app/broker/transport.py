@@ -85,6 +85,7 @@ class KombuTransport:
         self._app = app
         self._timeout_s = connect_timeout_s
         self._epoch = epoch
+        self._control = app.amqp.as_task_v2("", "", ignore_result=True)  # made once, since Celery takes longer for it than a decision takes
         self._outbox: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = []
         self._ends: deque[tuple[str, str, str, str, str, str]] = deque()
         self._disowned: list[tuple[str, int]] = []
@@ -167,10 +168,10 @@ class KombuTransport:
 
     def send_control(self, node: str, task: str, arguments: Mapping[str, Any]) -> None:
         """Buffer a control task for a node; nobody reads its result."""
-        message = self._app.amqp.as_task_v2(uuid(), task, (), dict(arguments), ignore_result=True)
-        body = json.dumps(message.body)
-        properties = {"content_type": "application/json", "content_encoding": "utf-8", **message.properties}
-        self._outbox.append((node, body, message.headers, properties))
+        task_id, (args, _, embedded) = uuid(), self._control.body
+        own = {"task": task, "id": task_id, "root_id": task_id, "kwargsrepr": f"{dict(arguments)!r:.1024}"}
+        properties = {"content_type": "application/json", "content_encoding": "utf-8", "reply_to": "", "correlation_id": task_id}
+        self._outbox.append((node, json.dumps([args, arguments, embedded]), {**self._control.headers, **own}, properties))
 
     def store_end(self, action_id: str, message: str, status: str, reason: str, environment_lost_on: str = "", cause: str = "") -> None:
         """Buffer the result of an action that ends without a worker."""
