@@ -4,6 +4,7 @@
 |---|---|
 | waits two seconds longer after each failure, up to half a minute | tries again within a second: so long it beats and consumes nothing |
 | acknowledges each message | acknowledges none: the queue has `no_ack`, and beats show what was lost on the way |
+| takes one message for each round trip, on Redis | takes all that wait (`node_channel.py`) |
 
 A broker that answers with errors, such as a Redis without memory or one that only reads, is away like one that does not answer.
 """
@@ -18,12 +19,14 @@ from celery.utils.log import get_logger
 from celery.worker.consumer import Consumer
 from celery.worker.state import maybe_shutdown
 from kombu import Queue
+from kombu.transport import redis
 
 from app.action_task import NodeRuntime
 from app.runtime import runtime
 from tangram import clock
 from tangram.wire import direct_queue, node_queue
 from workers.node import Node
+from workers.node_channel import NodeChannel
 
 log = get_logger(__name__)
 
@@ -44,12 +47,7 @@ class NodeConsumer(Consumer):  # type: ignore[misc]
         """Acknowledge nothing; Celery's own would wake the loop that takes messages once more for each."""
 
     def create_task_handler(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what takes messages, once it has taken those of actions that are gone on with.
-
-        What Celery cannot run it rejects. On Redis, kombu would send that though the queue has `no_ack`.
-        """
-        if self.task_consumer.channel.no_ack_consumers is None:
-            self.task_consumer.channel.basic_reject = lambda *args, **kwargs: None
+        """Return what takes messages, once it has taken those of actions that are gone on with."""
         take = super().create_task_handler(*args, **kwargs)
         node = runtime().part(NodeRuntime)  # type: ignore[type-abstract]
         while isinstance(node, Node) and node.resumed:
@@ -67,6 +65,8 @@ class NodeConsumer(Consumer):  # type: ignore[misc]
 
     def ensure_connected(self, conn: Any) -> Any:
         """Return `conn`, connected."""
+        if isinstance(conn.transport, redis.Transport):
+            conn.transport.Channel = NodeChannel
         said: list[bool] = []
 
         def complain(error: BaseException, pause_s: float) -> None:
