@@ -20,7 +20,7 @@ PYTHON312 ?= $(shell for p in python3.12 "$$(pyenv root 2>/dev/null)"/versions/3
 .PHONY: help install demo clients compatibility docs figures pages lint smoke pictures dist release clean
 .PHONY: chaos chaos-live isolation test test-real test-clients mutants gpu-check gpu-wheels
 .PHONY: bench bench-background bench-containers bench-flood bench-gateway bench-live bench-memory bench-metrics bench-paper
-.PHONY: bench-quotas bench-scaling bench-shortage bench-web bench-week
+.PHONY: bench-quotas bench-scaling bench-shortage bench-throughput bench-web bench-week
 
 help:
 	@echo "make install  build .venv from pinned versions; the others do so, too"
@@ -50,6 +50,7 @@ help:
 	@echo "make bench-quotas  a fleet under the quota of an outside API that counts strictly, in about a minute"
 	@echo "make bench-scaling  what a decision costs, up to 100,000 simulated cores"
 	@echo "make bench-shortage  fcfs and elastic where cores or GPUs are short, simulated; TRACE names recorded rollouts"
+	@echo "make bench-throughput  commands a second that one scheduler grants to stub nodes, and CPU time by process; DATABASE names an empty PostgreSQL database"
 	@echo "make figures  speed, lag, CPU, memory, live against simulated, each beside its last ten values; ONLY names some, JSON=1 prints a document"
 	@echo "make docs    the pages as a site, into site/"
 	@echo "make pages   write the pages that come from code: settings, commands"
@@ -255,6 +256,9 @@ bench-scaling: $(STAMP)
 
 bench-shortage: $(STAMP)
 	@$(BIN)/python -m bench.shortage $(if $(TRACE),--trace '$(TRACE)')
+
+bench-throughput: $(STAMP)
+	@$(BIN)/python -m bench.throughput $(if $(DATABASE),--database '$(DATABASE)')
 
 dist: $(STAMP)
 	@$(BIN)/python .ci/release --as-it-is
