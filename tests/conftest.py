@@ -31,11 +31,13 @@ settings.load_profile("any_machine")
 os.environ["PATH"] = os.pathsep.join(["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin", os.environ["PATH"]])
 
 LONGEST = (
-    *("test_version_2.py", "test_slurm.py", "test_services.py", "test_container_hostile.py", "test_known_failures.py"),
-    *("test_distributions.py", "test_tutorial.py", "test_web_unwell.py"),
+    *("test_version_2.py", "test_vllm_real_models.py", "test_distributions.py", "test_gateway_e2b.py", "test_web_browser.py"),
+    *("test_slurm.py", "test_tutorial.py", "test_engine_answers.py", "test_hosts.py", "test_vllm_cycles.py", "test_docker_cli.py"),
+    *("test_report_page.py", "test_services.py", "test_live_celery.py"),
 )
 PLACES = {**{name: place - len(LONGEST) for place, name in enumerate(LONGEST)}, "test_virtual_seeds.py": 1}
-"""The files that take longest come first. Seeds come last: each goes to whichever process is free. All other files keep their order."""
+"""The files that take longest come first; one that shares a stack brings its folder. Seeds come last: each goes to whichever process is
+free. All other files keep their order."""
 
 
 @pytest.fixture(scope="session")
