@@ -80,7 +80,7 @@ class Adoption:
             name = record.spec.id
             try:
                 adopted.append(self._adopt(record, make))
-            except (SandboxError, OSError) as error:
+            except (SandboxError, OSError, ValueError, LookupError) as error:  # The last two: what was left makes no sense.
                 log.warning("environment %s of the worker before this one is ended: %s", name, error)
             else:
                 del self._ends[name]
@@ -107,7 +107,8 @@ class Adoption:
 
     def _adopt(self, record: Record, make: Make) -> ProcessEnvironment:
         if record.made != self._made:
-            raise SessionUnavailable("it was set up in another way than this worker does that")
+            names = sorted(name for name in {**record.made, **self._made} if record.made.get(name) != self._made.get(name))
+            raise SessionUnavailable(f"this worker would set it up in another way: {', '.join(names)}")
         messages: list[str] = []
         ends, control_of = self._ends[record.spec.id], {session.control: name for name, session in record.sessions.items()}
         environment = make(record, Folders(f"{self._environments}/{record.spec.id}"))

@@ -33,7 +33,9 @@ A death is noticed by the end of a connection, on both sides, at once. These bou
 
 *Fences.* A successor holds the lock of the sandbox's folder, so it is alone. The socket is in that folder, which only the worker's user
 may enter. Environments that are set apart do not see it. The fork server takes only a process of its own user that is not below itself,
-where all programs of environments are. A fork server that speaks another `VERSION` ends everything.
+where all programs of environments are. The fork server may be of another release. One that speaks another `VERSION` says so, and ends
+everything. It also forks supervisors and anchors as its release does. So whoever changes a message to one of these counts `VERSION` up,
+unless an older process passes the change over.
 
 A successor takes an environment only if the worker before set it up as the successor would. So an upgrade that changes the set-up ends
 environments. A worker that begins to close an environment removes its record first. A fork server that is killed loses its copies. The
@@ -52,7 +54,7 @@ import os
 import select
 import socket
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -181,8 +183,11 @@ def hand_over(channel: socket.socket, ends: Iterable[End], lock: int) -> None:
     socket.send_fds(channel, [json.dumps({"server": os.getpid()}).encode()], [lock])
 
 
-def take_over(base: Path, keep_s: float) -> Kept | None:
-    """Return what the worker before this one has left in the folder `base`, whose lock the caller has; None where that is nothing."""
+def take_over(base: Path, keep_s: float, warn: Callable[[str], object]) -> Kept | None:
+    """Return what the worker before this one has left in the folder `base`, whose lock the caller has; None where that is nothing.
+
+    `warn` is told if there is something of another version.
+    """
     channel = connect(base)
     if channel is None:
         return None
@@ -193,7 +198,13 @@ def take_over(base: Path, keep_s: float) -> Kept | None:
         while kept.lock < 0:
             message, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 1)
             if not descriptors:
-                raise ConnectionError("it is ending")
+                if not message:
+                    raise ConnectionError
+                spoken = json.loads(message)["speaks"]
+                warn(
+                    f"environments of the worker before this one end: they were kept in version {spoken}, and this release adopts {VERSION}"
+                )
+                continue
             os.set_inheritable(descriptors[0], False)
             said = json.loads(message)
             if "server" in said:

@@ -28,6 +28,7 @@ actions. How far that holds depends on what the worker may do here, see `backgro
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import shutil
@@ -83,6 +84,8 @@ from workers.cpu.shell.session_setup import SessionSetup
 from workers.cpu.weight import Means
 from workers.memory import for_environments_mb
 
+log = logging.getLogger(__name__)
+
 DEFAULT_MAX_FILE_BYTES = 64 << 20
 TRIAL_LIMIT_S = 10.0
 
@@ -134,7 +137,7 @@ class ProcessSandbox(Sandbox):
         self._start_timeout_s, self._max_file_bytes = start_timeout_s, max_file_bytes
         self._base = Path(os.path.realpath(base))
         self._base_lock = lock_base(self._base)
-        kept = take_over(self._base, keep_s)
+        kept = take_over(self._base, keep_s, log.warning)
         if kept is None:
             self._cleanup_lock = await_cleanup(self._base, self._base_lock)
             make_afresh(self._base, ("environments", "etc"))

@@ -20,6 +20,9 @@ be killed at any moment, so nothing is written at its end. What a successor need
 | in use              | a command runs, or nobody may have been told of its end            | its end is told: empty; next command|
 
 A successor goes on with what it finds in use. A state without a message says that its command cannot be gone on with.
+
+The successor may be of another release. So the `FORMAT` of all this is in the first file, too. Whoever writes something else there counts
+it up, and reads the format before it as well: `tests/upgrade/test_formats.py` has its bytes.
 """
 
 from __future__ import annotations
@@ -33,14 +36,18 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from workers.cpu.errors import SessionUnavailable
 from workers.cpu.libc import libc
+
+FORMAT = 1
+"""The format that is written here. Memory that says none has format 0, in which a state without a place begins at `_TEXT_AT`."""
 
 STATE_BYTES = 64 * 1024
 """The part of a file before what was printed. A message that does not fit makes its command one that cannot be gone on with."""
 
 _KEEP_SIZE_PUNCH_HOLE = 0x01 | 0x02
 _PUNCH_BYTES, _WORTH_BYTES = 1 << 20, 1 << 16
-_PLACE, _FIGURES = struct.Struct("<2I"), struct.Struct("<5d")
+_PLACE, _FIGURES, _HEAD = struct.Struct("<2I"), struct.Struct("<5d"), struct.Struct("<3I")
 _FIGURES_AT, _REPORT_AT, _TEXT_AT = 64, 128, 512
 _REPORT_BYTES = _TEXT_AT - _REPORT_AT
 
@@ -115,7 +122,7 @@ class RunMemory:
             if len(text := self._text()) > STATE_BYTES - _TEXT_AT:
                 self._state["message"] = ""
                 text = self._text()
-            os.pwrite(self._state_file, bytes(_TEXT_AT) + text, 0)
+            os.pwrite(self._state_file, _HEAD.pack(0, 0, FORMAT).ljust(_TEXT_AT, b"\0") + text, 0)
             self._point_to(len(text), _TEXT_AT)
 
     def take_report(self, done: int, kept: bytes) -> bytes:
@@ -165,9 +172,14 @@ class RunMemory:
         os.pwrite(self._state_file, _PLACE.pack(length, place), 0)
 
     def left(self) -> dict[str, Any] | None:
-        """Return the state of a run that the worker before this one has left, with its `report` and `figures`; None where there is none."""
+        """Return the state of a run that the worker before this one has left, with its `report` and `figures`; None where there is none.
+
+        Raises `SessionUnavailable` where another release has written it in a format that this one does not know.
+        """
         head = os.pread(self._state_file, _TEXT_AT, 0).ljust(_TEXT_AT, b"\0")
-        length, place = _PLACE.unpack_from(head)
+        length, place, written = _HEAD.unpack_from(head)
+        if written > FORMAT:
+            raise SessionUnavailable(f"the memory of its commands has format {written}, and this release reads formats up to {FORMAT}")
         if not length:
             return None
         with self._lock:
