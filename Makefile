@@ -18,7 +18,7 @@ PYTHON312 ?= $(shell for p in python3.12 "$$(pyenv root 2>/dev/null)"/versions/3
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo clients compatibility docs figures pages lint smoke pictures dist release clean
-.PHONY: chaos chaos-live isolation test test-real test-clients mutants gpu-check gpu-wheels
+.PHONY: chaos chaos-live isolation test test-real test-clients mutants gpu-check gpu-wheels upgrade-check
 .PHONY: bench bench-background bench-containers bench-flood bench-gateway bench-live bench-memory bench-metrics bench-paper
 .PHONY: bench-quotas bench-scaling bench-shortage bench-throughput bench-web bench-week
 
@@ -36,6 +36,7 @@ help:
 	@echo "make gpu-wheels  what gpu-check needs besides torch, for a machine without a network, into wheels/"
 	@echo "make chaos   faults drawn by seeds, in virtual time, until a law breaks; SEEDS=1000 FIRST=0 names the seeds"
 	@echo "make chaos-live  faults drawn by seeds, several at once, on a deployment over several hosts; SEEDS=50 FIRST=0 names the seeds"
+	@echo "make upgrade-check  upgrades a deployment of the version FROM to this one, with environments open and commands running"
 	@echo "make lint    ruff and mypy"
 	@echo "make smoke   check a running deployment: the TANGRAM_* addresses, or with IN=scheduler compose's own"
 	@echo "make bench   what the system costs on top of plain Celery"
@@ -197,6 +198,9 @@ chaos: $(STAMP)
 chaos-live: SEEDS ?= 50
 chaos-live: $(STAMP)
 	@$(BIN)/python -m tests.hosts --seeds $(SEEDS) --first $(FIRST)
+
+upgrade-check: $(STAMP)
+	@$(BIN)/python -m tests.upgrade --from '$(or $(FROM),$(shell git describe --tags --abbrev=0 --match='v*'))'
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .
