@@ -21,7 +21,7 @@ from typing import Any
 
 from app.local.processes import wait_until
 from tests.upgrade import rollouts
-from tests.upgrade.deployment import TANGRAM, UP_S, Deployment, NotUp, install
+from tests.upgrade.deployment import ROOT, TANGRAM, UP_S, Deployment, NotUp, install
 
 ORDER = ["scheduler", "worker", "gateway"]
 
@@ -32,7 +32,9 @@ def carry_out(
     """Upgrade a deployment that is up; return for each thing how often it was right, how often it was looked at, and what was wrong."""
     rows = rollouts.Rows()
     rows.check("a newer client, before", deployment.probe, "")
-    new = subprocess.run([TANGRAM, "token", "new", "--job", "upgrade"], env=deployment.of(deployment.installed, "scheduler"), stdout=-1)
+    new = subprocess.run(
+        [TANGRAM, "token", "new", "--job", "upgrade"], env=deployment.of(deployment.installed, "scheduler"), stdout=subprocess.PIPE
+    )
     token = new.stdout.decode().strip()
     of_gateway = deployment.ask("environments", {"trajectory": "gateway"}, token)["id"]
     deployment.ask(f"environments/{of_gateway}/exec", {"command": "kept=1"}, token)
@@ -72,9 +74,16 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--to", metavar="REVISION", help="the newer version (default: this working tree)")
     parser.add_argument("--environments", type=int, default=20, help="open environments (default: 20)")
     parser.add_argument("--database", default="", help="the URL of an empty database for the journal (default: SQLite)")
-    parser.add_argument("--order", nargs="+", default=ORDER, choices=ORDER, help=f"what is upgraded (default: {' '.join(ORDER)})")
+    parser.add_argument("--order", nargs="+", default=ORDER, choices=ORDER, help=f"(default: {' '.join(ORDER)})")
     parser.add_argument("--kill", action="store_true", help="end processes by SIGKILL, not SIGTERM")
     chosen = parser.parse_args(words)
+    if sorted(chosen.order) != sorted(ORDER):
+        parser.error("the order has each component once")
+    for revision in (chosen.revision, chosen.to or "HEAD"):
+        if subprocess.run(
+            ["git", "rev-parse", "--quiet", "--verify", f"{revision}^{{commit}}"], cwd=ROOT, stdout=subprocess.DEVNULL
+        ).returncode:
+            parser.error(f"{revision!r} is no revision of this checkout")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryDirectory(prefix="tangram-upgrade-") as folder:
         try:
