@@ -26,7 +26,7 @@ class VirtualWatcher:
     def forget(self, allowance: Allowance) -> None:
         """See `watch`."""
 
-    def look_soon(self, allowance: Allowance) -> None:
+    def look_within(self, allowance: Allowance, patience_s: float) -> None:
         """Look at once."""
         self._changed()
         allowance.look()

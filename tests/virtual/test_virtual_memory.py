@@ -39,6 +39,40 @@ def test_what_a_replaced_scheduler_has_sent_is_void() -> None:
         assert allowance.allowed_mb == 160
 
 
+class CountingControls(VirtualControls):
+    """Counts what takes long: measurements, and bounds that are written."""
+
+    measured = written = 0
+
+    def _cache(self) -> int:
+        self.measured += 1
+        return super()._cache()
+
+    def bound(self, most_bytes: int) -> None:
+        self.written += 1
+        super().bound(most_bytes)
+
+
+def test_actions_that_leave_their_environment_as_it_was_measure_and_write_nothing() -> None:
+    # Given an environment that has been measured after an action
+    controls = CountingControls(LIMIT_MB)
+    controls.wanted_mb = HELD_MB
+    allowance = Allowance("e", LIMIT_MB, controls, VirtualWatcher())  # type: ignore[arg-type]
+    with allowance.action(100, (1, 1)):
+        pass
+    before = controls.measured, controls.written
+    # When further ones are granted what it may use, or nothing, and use no more; then what they held is known all the same
+    for serial, grant_mb in enumerate((HELD_MB + HEADROOM_MB, 0, HELD_MB + HEADROOM_MB), start=2):
+        with allowance.action(grant_mb, (1, serial)) as memory:
+            pass
+        assert (memory.memory_mb, memory.resident_mb) == (HELD_MB, HELD_MB)
+    assert (controls.measured, controls.written) == before
+    # And one that leaves something behind is measured
+    with allowance.action(0, (1, 9)) as memory:
+        controls.wanted_mb += 5
+    assert memory.resident_mb == HELD_MB + 5 and controls.measured > before[0]
+
+
 @contextmanager
 def taken(allowance: Allowance, sent: tuple[int, int, bool]) -> Iterator[None]:
     serial, allowance_mb, is_grant = sent

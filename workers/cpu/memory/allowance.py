@@ -11,6 +11,10 @@
 
 Pages of files that no program has mapped are not held. The kernel drops them first where its bound is met, or where the node is full.
 
+Most actions change nothing: they are granted what their environment may use already, and leave it as it was. So what is held is measured
+again only if the use has changed by `SLACK_BYTES`, if the bound has been met since, or after `STALE_S`, since as much cache may have gone
+as programs have taken. A bound that stands is not written again.
+
 A pause comes `CUSHION_MB` before the allowance, and the kernel's own bound is `ROOM_MB` beyond that. The room between them is for cache,
 and for what programs take until the watcher looks again. Programs that take `BYTES_PER_S` do not fill it before. If the watcher is late,
 they sleep in the kernel (version 1, where system calls then fail) or are slowed down (version 2).
@@ -41,7 +45,9 @@ log = logging.getLogger(__name__)
 ROOM_MB, SLACK_BYTES = 64, MIB
 BYTES_PER_S = 2 << 30
 """The fastest that programs take memory: how soon the allowance could be near follows from it."""
-SOONEST_S, LATEST_S, SAMPLE_S = 0.02, 0.05, 0.1
+SOONEST_S, LATEST_S, SAMPLE_S, STALE_S = 0.02, 0.04, 0.1, 5.0
+"""An idle environment is looked at often enough for an action to begin in it at any time: within `LATEST_S`, what has its headroom left
+does not meet the kernel's bound. So an action that is granted nothing more need not wake the watcher."""
 
 Stamp = tuple[int, int]
 """The age of an allowance: the scheduler's epoch, and its number."""
@@ -65,14 +71,16 @@ class Allowance:
         self.environment, self.limit_mb = environment, limit_mb
         self._controls, self._watcher = controls, watcher
         self._lock = threading.RLock()
-        self._allowed_mb = self._remembered_mb = limit_mb
+        self._allowed_mb = limit_mb
+        self._bound_mb: int | None = limit_mb
+        """The allowance to which the kernel holds the environment; None if that is not sure."""
         self._is_watched = self._is_closed = False
         self._paused_at: float | None = None
         self._paused_before_s = 0.0
         self._awake = 0
         self._actions: set[ActionMemory] = set()
         self._cache_most, self._unseen_most, self._sampled_at = 0, 0, 0.0
-        self._seen, self._meets = Use(0, 0), b""
+        self._seen, self._measured_at, self._used, self._meets = Use(0, 0), -math.inf, 0, b""
         self._is_granted = False
         self._stamp: Stamp = (0, 0)
 
@@ -123,11 +131,13 @@ class Allowance:
         """
         mine = ActionMemory()
         with self._lock:
-            self._note_peak() if self._actions else self._restart_peak()
+            if self._actions:
+                self._note_peak()
+            self._restart_peak()
+            self._actions.add(mine)
             if allowance_mb and stamp > self._stamp:
                 self._stamp, self._is_granted = stamp, True
                 self._set(allowance_mb)  # what the others were granted is in it
-            self._actions.add(mine)
         try:
             yield mine
         finally:
@@ -155,7 +165,7 @@ class Allowance:
         """Take note of what is held now, unless that was done a moment ago."""
         with self._lock, contextlib.suppress(OSError):
             if self._actions and not self._is_closed and time.monotonic() - self._sampled_at >= SAMPLE_S:
-                self._note(self._controls.use())
+                self._use()
 
     def _note_peak(self) -> Use | None:
         """Take note of the most that was held since the last time, and return what is now; None where the group is gone.
@@ -163,10 +173,8 @@ class Allowance:
         The kernel's figure has the cache in it. So the most cache that was seen is taken off, and the bound was not passed unseen.
         """
         with contextlib.suppress(OSError):
-            use, peak = self._controls.use(), self._controls.peak()
-            self._note(use)
-            self._note(Use(min((peak or 0) - self._cache_most, self._unseen_most), 0))
-            self._restart_peak()
+            use, peak = self._use(), self._controls.peak()
+            self._note_held(min((peak or 0) - self._cache_most, self._unseen_most))
             return use
         return None
 
@@ -175,11 +183,25 @@ class Allowance:
         with contextlib.suppress(OSError):
             self._controls.restart_peak()
 
-    def _note(self, use: Use) -> None:
-        self._sampled_at, self._seen = time.monotonic(), use
+    def _use(self) -> Use:
+        """Take note of what is held now, and return it; it is measured only where it may have changed."""
+        used, self._sampled_at = self._controls.used(), time.monotonic()
+        has_changed = abs(used - self._seen.held - self._seen.cache) >= SLACK_BYTES or self._sampled_at - self._measured_at >= STALE_S
+        return self._measure() if self._has_met(used) or has_changed else self._note(self._seen, used)
+
+    def _measure(self) -> Use:
+        use, self._measured_at = self._controls.use(), time.monotonic()
+        return self._note(use, use.held + use.cache)
+
+    def _note(self, use: Use, used: int) -> Use:
+        self._seen, self._used = use, used
         self._cache_most, self._unseen_most = max(self._cache_most, use.cache), max(self._unseen_most, self._most_unseen)
+        self._note_held(use.held)
+        return use
+
+    def _note_held(self, held: int) -> None:
         for action in self._actions:
-            action.memory_mb = max(action.memory_mb or 0, _mb(use.held))
+            action.memory_mb = max(action.memory_mb or 0, _mb(held))
 
     @property
     def _most_unseen(self) -> int:
@@ -204,16 +226,17 @@ class Allowance:
     def _set(self, allowance_mb: int) -> None:
         """Change the allowance, and let go on what may."""
         self._allowed_mb = min(allowance_mb, self.limit_mb)
+        if self._allowed_mb == self._bound_mb:
+            return
         try:
-            use = self._controls.use()
-            self._note(use)
+            use = self._use()
             if not self.is_paused or self._has_room(use):
                 self._bound()
                 self._go_on()
         except OSError as error:
             if not self._is_closed:  # it may be about to close
                 log.warning("environment %s cannot be held to %d MB: %s", self.environment, self._allowed_mb, error)
-        self._watcher.look_soon(self)
+        self._watcher.look_within(self, self._patience_s())
 
     def _has_room(self, use: Use) -> bool:
         return self._allowed_mb >= self.limit_mb or use.held <= self._near
@@ -230,28 +253,25 @@ class Allowance:
 
     def _bound(self) -> bool:
         """Have the kernel hold the environment to the allowance. Return whether it could."""
-        if self._is_closed:
+        if self._is_closed or self._allowed_mb == self._bound_mb:
             return True
-        self._remember()
+        self._bound_mb = None
+        with contextlib.suppress(OSError):  # not every kernel can; then a successor knows of no bound
+            self._controls.remember(self._allowed_mb)
         if self._allowed_mb >= self.limit_mb:
             self._controls.unbound(self.limit_mb * MIB)
-            return True
-        if not self._is_watched:
-            self._is_watched = True
-            self._watcher.watch(self)
-        try:
-            self._controls.bound(self._kernels_bound)
-        except OSError as error:
-            if error.errno != errno.EBUSY:
-                raise
-            return False  # pages that wait to be written cannot be dropped
+        else:
+            if not self._is_watched:
+                self._is_watched = True
+                self._watcher.watch(self)
+            try:
+                self._controls.bound(self._kernels_bound)
+            except OSError as error:
+                if error.errno != errno.EBUSY:
+                    raise
+                return False  # pages that wait to be written cannot be dropped
+        self._bound_mb = self._allowed_mb
         return True
-
-    def _remember(self) -> None:
-        if self._allowed_mb != self._remembered_mb:
-            self._remembered_mb = self._allowed_mb
-            with contextlib.suppress(OSError):  # not every kernel can; then a successor knows of no bound
-                self._controls.remember(self._allowed_mb)
 
     def look(self) -> float:
         """Pause where the allowance is near; return after how many seconds it could be again.
@@ -262,26 +282,30 @@ class Allowance:
             if self._is_closed or self._awake or self.is_paused or self._allowed_mb >= self.limit_mb:
                 return LATEST_S
             try:
-                used = self._controls.used()
-                if used > self._near + self._seen.cache or (used >= self._kernels_bound - SLACK_BYTES and self._was_met()):
-                    use = self._controls.use()
-                    self._note(use)
-                    if not self._has_room(use):
-                        self._pause()
+                used = self._used = self._controls.used()
+                if (used > self._near + self._seen.cache or self._has_met(used)) and not self._has_room(self._measure()):
+                    self._pause()
             except OSError as error:
                 log.debug("the memory of environment %s cannot be looked at: %s", self.environment, error)
                 return LATEST_S
-            gap_s = (self._near - max(self._seen.held, used - self._seen.cache)) / BYTES_PER_S
-        return min(max(gap_s, SOONEST_S), LATEST_S) if self._actions else LATEST_S
+            return self._patience_s()
 
-    def _was_met(self) -> bool:
+    def _patience_s(self) -> float:
+        """Return after how many seconds the allowance could be near."""
+        if not self._actions:
+            return LATEST_S
+        return min(max((self._near - max(self._seen.held, self._used - self._seen.cache)) / BYTES_PER_S, SOONEST_S), LATEST_S)
+
+    def _has_met(self, used: int) -> bool:
         """Return whether the kernel's bound has been met since the last time, so that cache may have made room for what is held."""
+        if used < self._kernels_bound - SLACK_BYTES:
+            return False
         before, self._meets = self._meets, self._controls.meets()
         return before != self._meets
 
     def _pause(self) -> None:
         self._controls.freeze()
-        self._paused_at = time.monotonic()
+        self._paused_at, self._bound_mb = time.monotonic(), None
         # What sleeps in the kernel, since the watcher was late, wakes up to be frozen.
         self._controls.bound(min(self._kernels_bound + CUSHION_MB * MIB, self.limit_mb * MIB))
         if (report := self.wanted()) is not None:
@@ -305,7 +329,7 @@ class Allowance:
         finally:
             with self._lock:
                 self._awake -= 1
-                self._watcher.look_soon(self)
+                self._watcher.look_within(self, 0.0)
 
     def close(self) -> None:
         """Let everything run from now on, so that it can end. Again: nothing."""
@@ -327,7 +351,7 @@ class Allowance:
                 allowed_mb = self._controls.remembered_mb()
             except OSError:
                 allowed_mb = self.limit_mb
-            self._is_granted = allowed_mb < self.limit_mb
+            self._is_granted, self._bound_mb = allowed_mb < self.limit_mb, None
             self._set(allowed_mb)
 
 

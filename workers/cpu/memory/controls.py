@@ -111,9 +111,16 @@ class _Kept:
         self._folder, self._descriptors = folder, dict[str, int]()
 
     def read(self, name: str) -> bytes:
+        return os.pread(self._open(name, os.O_RDONLY), 4096, 0)
+
+    def write(self, name: str, value: bytes) -> None:
+        """Write to a file that has not been read before."""
+        os.pwrite(self._open(name, os.O_RDWR), value, 0)
+
+    def _open(self, name: str, how: int) -> int:
         if name not in self._descriptors:
-            self._descriptors[name] = os.open(f"{self._folder}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-        return os.pread(self._descriptors[name], 4096, 0)
+            self._descriptors[name] = os.open(f"{self._folder}/{name}", how | os.O_CLOEXEC)
+        return self._descriptors[name]
 
     def close(self) -> None:
         while self._descriptors:
@@ -127,7 +134,7 @@ def _numbers(path: str) -> dict[str, int]:
 class ControlsV1(Controls):
     """Version 1: the group's folders below the controllers `memory` and `freezer`."""
 
-    _USED, _MEETS = "memory.usage_in_bytes", "memory.failcnt"
+    _USED, _MEETS, _PEAK = "memory.usage_in_bytes", "memory.failcnt", "memory.max_usage_in_bytes"
 
     def __init__(self, memory: str, freezer: str) -> None:
         super().__init__(memory)
@@ -160,20 +167,20 @@ class ControlsV1(Controls):
         write(f"{self._freezer}/freezer.state", "THAWED")
 
     def restart_peak(self) -> None:
-        write(f"{self.folder}/memory.max_usage_in_bytes", "0")
+        self._kept.write(self._PEAK, b"0")
 
     def peak(self) -> int:
-        return int(read(f"{self.folder}/memory.max_usage_in_bytes"))
+        return int(self._kept.read(self._PEAK))
 
 
 class ControlsV2(Controls):
     """Version 2: the group's folder. The kernel slows down what is above `memory.high`, until it is frozen."""
 
-    _USED, _MEETS = "memory.current", "memory.events"
+    _USED, _MEETS, _PEAK = "memory.current", "memory.events", "memory.peak"
 
     def __init__(self, folder: str) -> None:
         super().__init__(folder)
-        self._peak, self._peak_before = -1, 0
+        self._peak_before: int | None = None
 
     def _cache(self) -> int:
         found = _numbers(f"{self.folder}/memory.stat")
@@ -196,22 +203,14 @@ class ControlsV2(Controls):
 
         Before Linux 6.12 it counts from the beginning of the group. What it says then is of this time only where it has grown.
         """
-        if self._peak < 0:
-            self._peak = os.open(f"{self.folder}/memory.peak", os.O_RDWR | os.O_CLOEXEC)
         try:
-            os.pwrite(self._peak, b"reset\n", 0)
+            self._kept.write(self._PEAK, b"reset\n")
             self._peak_before = 0
         except OSError:
             self._peak_before = self._read_peak()
 
     def peak(self) -> int | None:
-        return most if self._peak >= 0 and (most := self._read_peak()) > self._peak_before else None
+        return most if self._peak_before is not None and (most := self._read_peak()) > self._peak_before else None
 
     def _read_peak(self) -> int:
-        return int(os.pread(self._peak, 64, 0))
-
-    def close(self) -> None:
-        super().close()
-        if self._peak >= 0:
-            os.close(self._peak)
-        self._peak = -1
+        return int(self._kept.read(self._PEAK))

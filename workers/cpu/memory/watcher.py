@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 AFTER_ERROR_S = 1.0
-STEPS_S = 0.05, 0.02
+STEPS_S = 0.04, 0.02
 """Looks fall on multiples of one of these, so that many environments are looked at in one go."""
 
 
@@ -26,6 +27,7 @@ class Watcher:
         self._changed = threading.Condition()
         self._due: dict[Allowance, float] = {}
         """When to look at each."""
+        self._wakes_at = math.inf
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="tangram-memory", daemon=True)
         self._thread.start()
@@ -41,12 +43,14 @@ class Watcher:
         with self._changed:
             self._due.pop(allowance, None)
 
-    def look_soon(self, allowance: Allowance) -> None:
-        """Look at an environment at once, in the thread, if it is watched."""
+    def look_within(self, allowance: Allowance, patience_s: float) -> None:
+        """Look at an environment after so many seconds, or earlier, in the thread, if it is watched. 0 s mean at once."""
+        at = _latest(time.monotonic() + patience_s, patience_s) if patience_s else 0.0
         with self._changed:
-            if allowance in self._due:
-                self._due[allowance] = 0.0
-                self._changed.notify()
+            if at < self._due.get(allowance, 0.0):
+                self._due[allowance] = at
+                if at < self._wakes_at:
+                    self._changed.notify()
 
     def wanted(self) -> list[dict[str, Any]]:
         """Return the reports of all environments that are paused."""
@@ -56,12 +60,13 @@ class Watcher:
 
     def _run(self) -> None:
         while (due := self._await_due()) is not None:
-            for allowance in due:
-                patience_s = self._look(allowance)
-                with self._changed:
+            patience_s = [(allowance, self._look(allowance)) for allowance in due]
+            with self._changed:
+                now = time.monotonic()
+                for allowance, seconds in patience_s:
                     # Where it is to be looked at soon, it has changed meanwhile.
-                    if self._due.get(allowance):
-                        self._due[allowance] = _latest(time.monotonic() + patience_s, patience_s)
+                    if self._due.get(allowance) == math.inf:
+                        self._due[allowance] = _latest(now + seconds, seconds)
 
     def _await_due(self) -> list[Allowance] | None:
         """Wait until some are due, and return them; None once the watcher is closed."""
@@ -69,9 +74,10 @@ class Watcher:
             while not self._closed:
                 now = time.monotonic()
                 if due := [allowance for allowance, at in self._due.items() if at <= now]:
-                    self._due.update(dict.fromkeys(due, now))
+                    self._due.update(dict.fromkeys(due, math.inf))
                     return due
-                self._changed.wait(min(self._due.values()) - now if self._due else None)
+                self._wakes_at = min(self._due.values(), default=math.inf)
+                self._changed.wait(self._wakes_at - now if self._due else None)
         return None
 
     def _look(self, allowance: Allowance) -> float:
@@ -92,5 +98,5 @@ class Watcher:
 
 def _latest(at: float, patience_s: float) -> float:
     """Return the last multiple of a step up to `at`, the step being no longer than the patience."""
-    step_s = next((step_s for step_s in STEPS_S if step_s <= patience_s), STEPS_S[-1])
+    step_s = STEPS_S[0] if STEPS_S[0] <= patience_s else STEPS_S[1]
     return at // step_s * step_s
