@@ -120,10 +120,12 @@ class Memory:
                 wanted_mb = min(wanted_mb, book.gap_mb, memory.node.memory_free)
                 if wanted_mb > 0:
                     memory.allow(book, book.allowance_mb + wanted_mb)
+                elif book.is_settled:
+                    continue  # most actions need no more than their environment has
             else:
                 self._pools.cpu.pause(running, now)
                 left_cores = True
-            book.serial = self.books.number()
+            book.serial, book.is_settled = self.books.number(), False
             running.grant = _allowing(running.grant, book)
             self._out[index] = replace(command, grant=_allowing(command.grant, book))
         return left_cores
@@ -137,7 +139,7 @@ class Memory:
         if finished is not None and finished.memory_mb is not None and not book.is_unheard:
             growth_mb = max(0, finished.memory_mb - book.holding_mb)
             self.books.holdings.grew(book.environment.job, stage_of(running, book), growth_mb)
-        resident_mb = finished.resident_mb if finished is not None else None
+        resident_mb, before = finished.resident_mb if finished is not None else None, (book.allowance_mb, book.peak_mb, memory.turn)
         if resident_mb is not None:
             book.holding_mb = resident_mb
             if running.waiting.action.kind != "cpu.open":
@@ -149,8 +151,9 @@ class Memory:
         self._end_turn(memory, book)
         if resident_mb is not None:
             memory.allow(book, min(book.allowance_mb, resident_mb + HEADROOM_MB))
-            book.is_unheard = False
-        self._given_back(memory, now)
+            book.is_unheard, book.is_settled = False, book.serial > 0
+        if memory.paused or before != (book.allowance_mb, book.peak_mb, memory.turn):
+            self._given_back(memory, now)
 
     # What beats say
 
@@ -168,6 +171,7 @@ class Memory:
             if found is None:
                 continue
             memory, book = found
+            book.is_settled &= said.serial == book.serial
             if said.serial and said.serial == book.serial:
                 self._heard(memory, book, min(said.allowance_mb, environment.memory_mb), now)
             elif book.is_unheard or not book.running:
@@ -254,7 +258,7 @@ class Memory:
         self._send(memory, book, allowance_mb)
 
     def _send(self, memory: NodeMemory, book: Book, allowance_mb: int) -> None:
-        book.serial = self.books.number()
+        book.serial, book.is_settled = self.books.number(), False
         name = memory.node.spec.name
         self._out.append(Allow(environment=book.environment.id, node=name, allowance_mb=allowance_mb, serial=book.serial))
 

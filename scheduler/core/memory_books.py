@@ -35,7 +35,8 @@ class Book:
     """The memory of one environment. `peak_mb` is the most that it has held between actions, None before its first action has ended.
 
     `serial` is the number of the last allowance that was sent to the node, 0 if this scheduler has sent none. The book of an environment
-    that an earlier scheduler had opened is `is_unheard`, and has its limit, until the node has said what the environment may use.
+    that an earlier scheduler had opened is `is_unheard`, and has its limit, until the node has said what the environment may use. It is
+    `is_settled` from the end of the last action on, whose report says to what the node has lowered the allowance, until another is sent.
     """
 
     environment: Environment
@@ -47,6 +48,7 @@ class Book:
     version: int = 0
     serial: int = 0
     is_unheard: bool = False
+    is_settled: bool = False
 
     @property
     def gap_mb(self) -> int:
@@ -75,10 +77,13 @@ class NodeMemory:
 
     def allow(self, book: Book, allowance_mb: int) -> None:
         """Change an allowance, and the reserve with it. A book that has been taken out is to have none."""
+        is_booked = book.environment.id in self.books
+        if is_booked and book.version and allowance_mb == book.allowance_mb:
+            return
         before_mb = self.allowed_mb + self.reserve_mb
         self.allowed_mb += allowance_mb - book.allowance_mb
         book.allowance_mb = allowance_mb
-        if book.environment.id in self.books:
+        if is_booked:
             self.versions += 1
             book.version = self.versions
             self.gaps.push(book, -book.gap_mb)
