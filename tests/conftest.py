@@ -117,8 +117,8 @@ class RedisServer(RedisUrls):
 
     def start(self, *options: str) -> None:
         """Start, with more options of the server, and wait until it answers."""
-        command = [redis_binary(), "--port", "0", "--unixsocket", str(self.socket), "--save", "", "--dir", str(self.socket.parent), *options]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        command = [redis_binary(), "--port", "0", "--unixsocket", str(self.socket), "--save", "", "--dir", str(self.socket.parent)]
+        self.process = subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 60
         while True:
             try:
