@@ -5,7 +5,7 @@ are stubs: they end each action at once, with its result, and nothing is run. Th
 
 | phase | what                                                                                                               |
 |-------|--------------------------------------------------------------------------------------------------------------------|
-| full  | one command is always under way in each of `--environments`: commands a second, and CPU time by process              |
+| full  | one command is always under way in each of `--environments`: commands a second, and CPU time by process            |
 | paced | `--rate` commands a second are submitted: the time from a submission until its node has the grant, by the same clock |
 
 The journal is SQLite, or the empty database that `--database` names. The CPU time of a PostgreSQL server on this machine is that of all
@@ -34,11 +34,9 @@ import psutil
 from redis import Redis
 
 from app.broker.messages import reports_message
-from app.journal.database import open_engine
-from app.journal.status import status
 from app.local import stack
 from app.local.embedded import EmbeddedStack
-from bench.tools import Parser, process_of
+from bench.tools import Parser, process_of, used_s
 from tangram.client import Client, Environment
 from tangram.connection import open_store
 from tangram.handles import Handle
@@ -73,14 +71,13 @@ def main() -> int:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Return the figures of each round of both phases."""
-    names = [f"stub-{number}" for number in range(options.nodes)]
-    plan = stack.StackPlan(nodes=0, api_nodes=0)
+    plan = stack.StackPlan(nodes=options.nodes, api_nodes=0)
+    scheduler, *_ = stack.commands(plan)
     with tempfile.TemporaryDirectory(prefix="tangram-throughput-") as folder:
-        started = EmbeddedStack(Path(folder), stack.commands(plan))
+        started = EmbeddedStack(Path(folder), [scheduler])
         started.database_url = options.database or started.database_url
-        with started, _nodes(started.broker_url, names) as (stubs, told):
+        with started, _nodes(started.broker_url, plan.node_names()) as (stubs, told):
             stack.wait_until_up(started, plan)
-            _wait_for_nodes(started, names)
             with Client(job="bench", settings=stack.settings_of(started, Settings())) as client:
                 with ThreadPoolExecutor(OPENERS) as threads:
                     environments = list(threads.map(lambda _: client.open(), range(options.environments)))
@@ -142,7 +139,7 @@ def _spent_ms(started: EmbeddedStack, stubs: int) -> dict[str, float]:
     for part, processes in parts.items():
         for process in processes:
             with suppress(psutil.NoSuchProcess):
-                spent[part] += 1e3 * sum(process.cpu_times()[:2])
+                spent[part] += 1e3 * used_s(process)
     return spent
 
 
@@ -167,12 +164,6 @@ def _taken(told: Connection) -> list[float]:
     told.send("times")
     times: list[float] = told.recv()
     return times
-
-
-def _wait_for_nodes(started: EmbeddedStack, names: list[str]) -> None:
-    engine = open_engine(started.database_url)
-    started.wait_ready(lambda: {*names} <= {node.name for node in status(engine, 0.0).nodes if node.state == "up"}, LONGEST_S)
-    engine.dispose()
 
 
 def _serve(url: str, names: list[str], told: Connection) -> None:

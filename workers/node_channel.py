@@ -1,7 +1,7 @@
-"""What a node takes its messages with on Redis: kombu's channel, which takes all that wait in the queue with one command.
+"""The channel with which a node takes its messages on Redis. It takes up to `MOST_TAKEN` that wait with one command.
 
-kombu's own takes one message for each round trip, so that 50 ms away a node would get no more than 20 messages a second. The queue of a
-node has `no_ack`: nothing has to be kept of what is taken, and beats show what was lost on the way.
+kombu's own channel takes one message for each round trip. With a round trip of 50 ms that is no more than 20 messages a second. The queue
+of a node has `no_ack`: nothing has to be kept of what is taken, and beats show what was lost on the way.
 
 A Redis before version 7 has no such command. There it is one message for each round trip, and the log says so.
 """
@@ -20,11 +20,11 @@ from kombu.utils.json import loads
 log = logging.getLogger(__name__)
 
 MOST_TAKEN: Final = 64
-"""Messages that are taken at once."""
+"""Messages that are taken with one command at most."""
 
 
 class NodeChannel(redis.Channel):  # type: ignore[misc]
-    """For the one queue of a node."""
+    """kombu's channel on Redis, for the one queue of a node."""
 
     def basic_reject(self, *args: Any, **kwargs: Any) -> None:
         """Reject nothing. kombu would put the message back into a queue, though that has `no_ack`."""

@@ -139,7 +139,8 @@ class Memory:
         if finished is not None and finished.memory_mb is not None and not book.is_unheard:
             growth_mb = max(0, finished.memory_mb - book.holding_mb)
             self.books.holdings.grew(book.environment.job, stage_of(running, book), growth_mb)
-        resident_mb, before = finished.resident_mb if finished is not None else None, (book.allowance_mb, book.peak_mb, memory.turn)
+        before = (book.allowance_mb, book.peak_mb, memory.turn)
+        resident_mb = finished.resident_mb if finished is not None else None
         if resident_mb is not None:
             book.holding_mb = resident_mb
             if running.waiting.action.kind != "cpu.open":

@@ -35,8 +35,8 @@ class Book:
     """The memory of one environment. `peak_mb` is the most that it has held between actions, None before its first action has ended.
 
     `serial` is the number of the last allowance that was sent to the node, 0 if this scheduler has sent none. The book of an environment
-    that an earlier scheduler had opened is `is_unheard`, and has its limit, until the node has said what the environment may use. It is
-    `is_settled` from the end of the last action on, whose report says to what the node has lowered the allowance, until another is sent.
+    that an earlier scheduler had opened is `is_unheard`, and has its limit, until the node has said what the environment may use. A
+    book `is_settled` once the report of the last action has come. Node and book then have the same allowance, until another is sent.
     """
 
     environment: Environment

@@ -10,12 +10,13 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from app.local.processes import wait_until
+from app.local.redis_server import RedisServer
 from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,13 +71,18 @@ class Deployment:
         install(self.older, revision)
 
     def __enter__(self) -> Self:
-        words = ["redis-server", "--port", "0", "--unixsocket", f"{self.folder}/redis.sock", "--dir", str(self.folder), "--save", ""]
-        self._processes["redis"] = subprocess.Popen(words, stdout=subprocess.DEVNULL)
-        for name in self._words:
-            self.start(name)
+        with ExitStack() as undo:
+            undo.callback(RedisServer(self.folder, log=self.folder / "redis.log").stop)
+            undo.callback(self._end_all)
+            for name in self._words:
+                self.start(name)
+            self._undo = undo.pop_all()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._undo.close()
+
+    def _end_all(self) -> None:
         for process in reversed(self._processes.values()):
             process.send_signal(signal.SIGINT)
             try:

@@ -21,7 +21,7 @@ from redis import Redis
 
 from app.local.processes import wait_until
 from tangram.wire import EVENTS_QUEUE, INGRESS_QUEUE
-from tests.upgrade.__main__ import UP_S, Deployment
+from tests.upgrade.deployment import UP_S, Deployment
 
 TRAINER = """
 import os, sys

@@ -15,9 +15,9 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
 def test_environments_and_their_commands_go_on_under_this_release() -> None:
     # Given the last release, or what is committed as long as there is none
-    tag = subprocess.run(["git", "describe", "--tags", "--abbrev=0", "--match=v*"], cwd=ROOT, capture_output=True, text=True)
     if not (ROOT / ".git").exists() and os.environ.get("CI") != "true":
         pytest.skip("this is no checkout of git")
+    tag = subprocess.run(["git", "describe", "--tags", "--abbrev=0", "--match=v*"], cwd=ROOT, capture_output=True, text=True)
     # When a deployment of it is upgraded to this tree with environments open; then nothing of them is lost
     words = [sys.executable, "-m", "tests.upgrade", "--from", tag.stdout.strip() or "HEAD"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)

@@ -60,13 +60,13 @@ class Watcher:
 
     def _run(self) -> None:
         while (due := self._await_due()) is not None:
-            patience_s = [(allowance, self._look(allowance)) for allowance in due]
+            looked_at = [(allowance, self._look(allowance)) for allowance in due]
             with self._changed:
                 now = time.monotonic()
-                for allowance, seconds in patience_s:
+                for allowance, patience_s in looked_at:
                     # Where it is to be looked at soon, it has changed meanwhile.
                     if self._due.get(allowance) == math.inf:
-                        self._due[allowance] = _latest(now + seconds, seconds)
+                        self._due[allowance] = _latest(now + patience_s, patience_s)
 
     def _await_due(self) -> list[Allowance] | None:
         """Wait until some are due, and return them; None once the watcher is closed."""
