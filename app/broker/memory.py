@@ -150,17 +150,15 @@ class MemoryIntake:
             self._check("take")
         return [(queue, message) for queue in self._queues for message in self._broker.take(self._holder, queue, most)]
 
-    def acknowledge(self, taken: Sequence[Taken]) -> None:
-        """Forget messages for good."""
-        self._check("acknowledge")
-        for queue, message in taken:
-            self._broker.acknowledge(self._holder, queue, message)
-
-    def put(self, messages: Mapping[str, Sequence[bytes]]) -> None:
-        """Put messages into queues, those of a queue in order."""
+    def settle(self, messages: Mapping[str, Sequence[bytes]], taken: Sequence[Taken]) -> None:
+        """Put messages into queues, those of a queue in order, then forget those taken for good."""
         for queue, of_queue in messages.items():
             for message in of_queue:
                 _put(self._broker, queue, message)
+        if taken:
+            self._check("acknowledge")
+        for queue, message in taken:
+            self._broker.acknowledge(self._holder, queue, message)
 
     def close(self) -> None:
         """Listen no more. What was not acknowledged goes back with the next intake."""

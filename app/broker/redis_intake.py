@@ -17,12 +17,13 @@ A scheduler that connects again takes the next `turn`, and puts back what the tu
 an earlier connection is dead, and then serves its blocking move first.
 
 The intake waits with a blocking move on each queue, on a connection of its own. Where messages have come one by one lately, a message that
-it has waited for is taken alone. Otherwise a script moves all other messages of all queues, also those that follow within `PATIENCE_S`. The
-order of a queue is kept. A blocking move may have put a message into a list before the script ran, whose answer has not been read yet. The
-list then holds one message more than were read. That message is read first, even if it has to be waited for. A message that a blocking move
-brings after the script is left for the next time.
+it has waited for is taken alone. Otherwise it waits for `PATIENCE_S`, and a script moves all other messages of all queues. Where the script
+has found none lately, it is left out as long as all messages are waited for. The order of a queue is kept. A blocking move may have put a
+message into a list before the script ran, whose answer has not been read yet. The list then holds one message more than were read. That
+message is read first, even if it has to be waited for. A message that a blocking move brings after the script is left for the next time.
 
-Messages are acknowledged together with the next blocking move. So a message that comes alone costs one round trip.
+What is sent goes out together with the acknowledgements, in one transaction, before the next blocking move. So a message that comes alone
+costs one round trip, whatever follows from it.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ PRIORITY_STEPS = ("\x06\x163", "\x06\x166", "\x06\x169")
 _LOOK_S = 0.5
 
 ONE_BY_ONE = 8
-"""After so many takes in a row that brought one message, no others are expected beside the next one."""
+"""After so many takes in a row that brought one message, no others are expected beside the next one. After so many for which the script has
+found nothing, it is expected to find nothing."""
 PATIENCE_S = 0.001
 """How long more messages are waited for otherwise: commits cost the scheduler more than messages."""
 
@@ -103,7 +105,7 @@ class RedisIntake:
         self._waiting: dict[str, Connection] = {}
         self._armed: set[str] = set()
         self._answered: set[str] = set()
-        self._alone = 0
+        self._alone = self._in_vain = 0
         self._unacknowledged = dict.fromkeys(self._lists.values(), 0)
         self._next_look = self._next_rescue = 0.0
         self._put_back(())
@@ -126,9 +128,11 @@ class RedisIntake:
             self._next_rescue = now + RESCUE_S
             self._put_back(self._lists.values())
         looked = now >= self._next_look
-        if not came_before and ready and self._alone < ONE_BY_ONE:
+        is_alone = not came_before and (not ready or self._alone >= ONE_BY_ONE)
+        if not came_before and not is_alone:
             time.sleep(PATIENCE_S)
-        elif not came_before and not looked:
+            ready |= self._ready(0.0)
+        if not came_before and not looked and (is_alone or self._in_vain >= ONE_BY_ONE):
             return self._count([self._read(queue) for queue in ready])
         sources = self._sources
         if looked:
@@ -144,6 +148,7 @@ class RedisIntake:
         for queue in ready & self._armed:
             # It is readable though it has brought nothing: that raises where the connection has ended.
             self._waiting[queue].can_read(0)
+        self._in_vain = 0 if messages else self._in_vain + 1
         return self._count([*moved, *zip((name.decode() for name in messages[::2]), messages[1::2], strict=True)])
 
     def _count(self, taken: list[Taken]) -> list[Taken]:
@@ -153,31 +158,31 @@ class RedisIntake:
             self._unacknowledged[name] += 1
         return taken
 
-    def acknowledge(self, taken: Sequence[Taken]) -> None:
-        """Forget messages for good; those that an earlier intake had taken have been put back, and come again."""
+    def settle(self, messages: Mapping[str, Sequence[bytes]], taken: Sequence[Taken]) -> None:
+        """Put messages into queues, those of a queue in order, and forget those taken for good: both, or neither.
+
+        Those that an earlier intake had taken have been put back, and come again.
+        """
         # From the tail, where the oldest are: found at once.
         own = [("LREM", key, -1, message) for key, message in taken if key in self._unacknowledged]
+        commands = [*(("LPUSH", queue, *of_queue) for queue, of_queue in messages.items()), *own]
         queue = next((queue for queue in self._waiting if queue not in self._armed), None)
-        if queue is not None:
-            self._send(queue, *own)
-            for _ in own:
-                self._waiting[queue].read_response()
-            if self._waiting[queue].can_read(0):
-                self._answered.add(queue)  # it lies in a buffer by now, where `select` does not look
-        else:
-            with self._client.pipeline(transaction=False) as pipe:
-                for command in own:
+        if queue is None:
+            with self._client.pipeline() as pipe:
+                for command in commands:
                     pipe.execute_command(*command)  # type: ignore[no-untyped-call]
                 pipe.execute()
+        else:
+            whole = [("MULTI",), *commands, ("EXEC",)] if len(commands) > 1 else commands
+            self._send(queue, *whole)
+            for answer in [self._waiting[queue].read_response() for _ in whole]:
+                for error in answer if isinstance(answer, list) else ():
+                    if isinstance(error, RedisError):
+                        raise error
+            if self._waiting[queue].can_read(0):
+                self._answered.add(queue)  # it lies in a buffer by now, where `select` does not look
         for _, key, *_ in own:
             self._unacknowledged[key] -= 1
-
-    def put(self, messages: Mapping[str, Sequence[bytes]]) -> None:
-        """Put messages into queues, those of a queue in order."""
-        with self._client.pipeline(transaction=False) as pipe:
-            for queue, of_queue in messages.items():
-                pipe.lpush(queue, *of_queue)
-            pipe.execute()
 
     def close(self) -> None:
         """Give the connections back. What was taken and not acknowledged goes back to its queue with the next opening."""

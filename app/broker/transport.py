@@ -146,17 +146,9 @@ class KombuTransport:
             return []
         self._was_full = len(found) >= MOST_AT_ONCE
         read = [self._read(*message, tag) for message, tag in found]
-        self.acknowledge([one for one in read if not one.id and one.body is None])
+        if unreadable := [one for one in read if not one.id and one.body is None]:
+            self.flush(unreadable)
         return [one for one in read if one.id or one.body is not None]
-
-    def acknowledge(self, received: Sequence[Received]) -> None:
-        """Tell the broker that these need not come again."""
-        if self._intake is None or not received:
-            return
-        try:
-            self._intake.acknowledge([one.tag for one in received])
-        except self._errors as error:
-            self._lose(error)
 
     def send_action(self, node: str, message: str, grant: Mapping[str, Any]) -> None:
         """Buffer a stored message for a node, with the header `grant`."""
@@ -221,18 +213,21 @@ class KombuTransport:
         """Buffer that the worker that has claimed this try shall drop its result."""
         self._disowned.append((action_id, attempt))
 
-    def flush(self) -> None:
-        """Send and store what was buffered; what cannot be now stays for the next time."""
-        if self._outbox and self._intake is not None:
+    def flush(self, received: Sequence[Received] = ()) -> None:
+        """Send and store what was buffered, and tell the broker that `received` need not come again; what cannot be now stays for later."""
+        if self._intake is not None and (self._outbox or received):
+            tags = [one.tag for one in received]
             try:
                 if isinstance(self._intake, AmqpIntake):
                     for node, body, headers, properties in self._outbox:
                         self._producer.publish(body, exchange="", routing_key=self._queue_of(node), headers=headers, **properties)
+                    self._outbox.clear()
+                    self._intake.acknowledge(tags)
                 else:
                     messages = defaultdict[str, list[bytes]](list)
                     for node, body, headers, properties in self._outbox:
                         messages[queue := self._queue_of(node)].append(lying(queue, body, headers, properties))
-                    self._intake.put(messages)
+                    self._intake.settle(messages, tags)
                 self._outbox.clear()
             except self._errors as error:
                 self._lose(error)

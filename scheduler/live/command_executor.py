@@ -1,6 +1,6 @@
 """Carries out the core's commands: writes journal entries and sends messages.
 
-`commit` fixes the order: first the journal, then the messages, last the acknowledgement of received messages. If the process dies
+`commit` fixes the order: first the journal, then the messages and the acknowledgement of received messages. If the process dies
 in between, the messages without acknowledgement come again. They are known by their task id.
 """
 
@@ -117,17 +117,15 @@ class CommandExecutor:
         self._entries.append(entry)
 
     def commit(self, batch: Sequence[Received]) -> None:
-        """Write the entries as one group, then send, then acknowledge `batch`."""
+        """Write the entries as one group, then send, and acknowledge `batch`."""
         self.write()
         for node in [*self._regrants, *self._allowances]:
             self._send_regrants(node)
-        self._transport.flush()
+        self._transport.flush(batch)
         published = len(self._unpublished) - self._transport.ends_to_store
         if published:
             self._entries.append(EndsPublished(ids=tuple(self._unpublished[:published])))
             del self._unpublished[:published]
-        if batch:
-            self._transport.acknowledge(batch)
 
     def write(self) -> None:
         """Write the entries as one group."""

@@ -30,9 +30,6 @@ class Transport(Protocol):
     def receive(self, timeout_s: float) -> list[Received]:
         """Return the arrived messages, after waiting at most `timeout_s` for the first message."""
 
-    def acknowledge(self, received: Sequence[Received]) -> None:
-        """Tell the broker that these messages need not come again."""
-
     def send_action(self, node: str, message: str, grant: Mapping[str, Any]) -> None:
         """Send a stored message on to a node, under the same task id, with the header `grant`."""
 
@@ -67,8 +64,8 @@ class Transport(Protocol):
     def keep_blobs(self, keys: Sequence[str], for_s: int = BLOB_TTL_S) -> None:
         """Keep blobs for `for_s` from now, or drop them with 0. If the store does not answer, they live on as they did."""
 
-    def flush(self) -> None:
-        """Send buffered messages."""
+    def flush(self, received: Sequence[Received] = ()) -> None:
+        """Send buffered messages, and tell the broker that those received need not come again."""
 
     def show(self, figures: Mapping[str, Any]) -> None:
         """Show the scheduler's figures to tools."""

@@ -241,7 +241,7 @@ def take(transport: KombuTransport, enough: Callable[[list[Received]], object], 
     def more() -> object:
         batch = transport.receive(0.1)
         if not keep:
-            transport.acknowledge(batch)
+            transport.flush(batch)
         found.extend(batch)
         return enough(found)
 

@@ -35,7 +35,7 @@ def test_what_is_sent_arrives_once_in_order_and_a_full_batch_is_not_all(stack: S
         batch = transport.receive(0.1)
         # Then a full batch says that more may wait, and any other one that nothing does
         assert transport.caught_up == (len(batch) < MOST_AT_ONCE)
-        transport.acknowledge(batch)
+        transport.flush(batch)
         found.extend(batch)
         return len(found) >= 2 * MOST_AT_ONCE + 23
 
@@ -56,7 +56,7 @@ def test_what_was_not_acknowledged_comes_again_in_order(stack: Stack) -> None:
     stack.put_actions("a", "b", "c", "d")
     first = stack.open()
     received = take(first, lambda found: len(found) == 4, keep=True)
-    first.acknowledge(received[:2])
+    first.flush(received[:2])
     first.close()
     stack.put_actions("e")
     # When the next one opens, then the rest comes first
@@ -89,7 +89,7 @@ def test_a_lost_connection_raises_nothing_and_loses_nothing(stack: Stack) -> Non
     again = take(transport, lambda found: len(found) == 2)
     # Then that is counted, what was taken comes again, an old ticket does no harm, and the order goes out
     assert transport.lost_connections == 1 and ids(again) == ["a", "b"]
-    transport.acknowledge(received)
+    transport.flush(received)
     transport.flush()
     assert {message.headers["grant"]["attempt"] for message in stack.taken(NODE, 2)} == {1, 2}
     assert transport.lost_connections == 1

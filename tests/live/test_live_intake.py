@@ -43,7 +43,7 @@ def take_all(intake: RedisIntake, count: int) -> dict[str, list[int]]:
         taken = intake.take(0.05, 16)
         for name, message in taken:
             found[name.split(":", 2)[2]].append(int(message))
-        intake.acknowledge(taken)
+        intake.settle({}, taken)
         return sum(map(len, found.values())) >= count
 
     assert wait_until(enough, 100)
@@ -91,15 +91,68 @@ def test_a_message_that_comes_alone_costs_one_round_trip(open_intake: Open, redi
 
         monkeypatch.setattr(select, "select", send_and_wait)
         client.config_resetstat()
-        # When it is taken and acknowledged
+        # When it is taken, answered and acknowledged
         taken = intake.take(30.0, 16)
-        intake.acknowledge(taken)
+        intake.settle({"answers": [b"6"]}, taken)
         # Then it was moved and forgotten, and nothing else was asked
-        asked = {name: figures["calls"] for name, figures in client.info("commandstats").items()}
-        asked_of_intake = {name: calls for name, calls in asked.items() if name not in ("cmdstat_lpush", "cmdstat_config|resetstat")}
+        asked = calls(client)
+        client.delete("answers")
     assert [message for _, message in taken] == [b"5"]
-    assert asked_of_intake == {"cmdstat_lrem": 1, "cmdstat_blmove": 1}
+    assert asked == {"multi": 1, "lpush": 2, "lrem": 1, "exec": 1, "blmove": 1}
     assert intake.take(0.0, 16) == []
+
+
+def calls(client: Any) -> dict[str, int]:
+    """Return how often each command was called since the last reset, which is left out."""
+    asked = {name.removeprefix("cmdstat_"): figures["calls"] for name, figures in client.info("commandstats").items()}
+    return {name: count for name, count in asked.items() if name != "config|resetstat"}
+
+
+def test_where_no_others_come_lately_none_are_looked_for(open_intake: Open, redis_urls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given an intake that looks for messages with a priority only at first, and messages that come in pairs while it waits
+    monkeypatch.setattr(redis_intake, "_LOOK_S", 3600.0)
+    intake, wait = open_intake(1), select.select
+    assert intake.take(0.0, 16) == []
+    with redis_urls.client() as client, client.pipeline() as pair:
+
+        def send_and_wait(*sockets_and_timeout: Any) -> Any:
+            if sockets_and_timeout[-1] > 0:
+                pair.lpush("a", 5).lpush("b", 6).execute()
+            return wait(*sockets_and_timeout)
+
+        monkeypatch.setattr(select, "select", send_and_wait)
+        for _ in range(redis_intake.ONE_BY_ONE):
+            intake.settle({}, intake.take(30.0, 16))
+        client.config_resetstat()
+        # When another pair comes, then both are taken, and nothing else was asked
+        taken = intake.take(30.0, 16)
+        assert sorted(message for _, message in taken) == [b"5", b"6"]
+        assert "evalsha" not in calls(client)
+        # When there are some for which it has not waited, then all are taken at once
+        intake.settle({}, taken)
+        client.lpush("a", 7, 8, 9)
+        monkeypatch.setattr(select, "select", wait)
+        assert take_all(intake, 3) == {"a": [7, 8, 9], "b": []}
+        assert calls(client)["evalsha"] == 1
+
+
+def test_what_cannot_be_sent_is_not_acknowledged(own_redis: RedisServer) -> None:
+    # Given a message that was taken, and a server that has no memory left
+    pool = ConnectionPool(connection_class=UnixDomainSocketConnection, path=str(own_redis.socket))
+    intake = RedisIntake(pool, QUEUES, 1)
+    with own_redis.client() as client:
+        client.lpush("a", 7)
+        taken = intake.take(30.0, 16)
+        client.config_set("maxmemory", 1)
+        # When it is answered, then neither is done, and the next one gets it
+        with pytest.raises(RedisError):
+            intake.settle({"answers": [b"8"]}, taken)
+        client.config_set("maxmemory", 0)
+        assert client.llen("answers") == 0
+    intake.close()
+    later = RedisIntake(pool, QUEUES, 1, 1)
+    assert take_all(later, 1)["a"] == [7]
+    later.close()
 
 
 def test_an_answer_that_never_comes_is_waited_for_no_longer_than_any_other(network: Network, own_redis: RedisServer) -> None:

@@ -110,7 +110,7 @@ def test_what_a_connection_takes_that_only_the_server_has_for_open_comes_back(
         def take() -> bool:
             received = transport.receive(0.1)
             found.extend(one.id for one in received)
-            transport.acknowledge(received)
+            transport.flush(received)
             return bool(found)
 
         assert wait_until(take, 60)
