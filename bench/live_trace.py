@@ -14,6 +14,7 @@ A given trace without commands needs no pace: its actions burn as much CPU time 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -115,14 +116,22 @@ def on_cores(trajectory: Trajectory) -> Trajectory:
     return replace(trajectory, steps=tuple(steps), priority=DEFAULT_PRIORITY)
 
 
+def changed(trace: Trace, change: Callable[[TraceAction], TraceAction]) -> Trace:
+    """Return the trace with each action changed."""
+    return replace(trace, trajectories=tuple(with_actions(trajectory, change) for trajectory in trace.trajectories))
+
+
+def with_actions(trajectory: Trajectory, change: Callable[[TraceAction], TraceAction]) -> Trajectory:
+    """Return the trajectory with each action changed."""
+    steps = (replace(step, actions=tuple(map(change, step.actions))) for step in trajectory.steps)
+    return replace(trajectory, steps=tuple(steps))
+
+
 def _scaled(trajectory: Trajectory, scale: float) -> Trajectory:
     if scale != 1.0 and any(action.command for action in trajectory.actions()):
         raise InvalidAction("--scale", f"{trajectory.trajectory} runs commands, which take as long as they take: say --scale 1")
-    steps = tuple(
-        replace(step, think_s=step.think_s * scale, actions=tuple(_scaled_action(action, scale) for action in step.actions))
-        for step in trajectory.steps
-    )
-    return replace(trajectory, steps=steps)
+    scaled = with_actions(trajectory, lambda action: _scaled_action(action, scale))
+    return replace(scaled, steps=tuple(replace(step, think_s=step.think_s * scale) for step in scaled.steps))
 
 
 def _scaled_action(action: TraceAction, scale: float) -> TraceAction:

@@ -24,8 +24,9 @@ from statistics import fmean
 
 from app.replay.replay_command import ReplayOptions, replay_live, simulate
 from app.replay.traces import read_trace
+from bench.live_trace import with_actions
 from scheduler.sim.summary import ReplayRecord
-from scheduler.sim.trace import Step, Trace, Trajectory
+from scheduler.sim.trace import Trace, TraceAction, Trajectory
 from tangram.settings import Settings
 
 CONTAINERS = "/sys/fs/cgroup/memory/docker/memory.usage_in_bytes"
@@ -47,10 +48,10 @@ def chosen(trace: Trace, rollouts: int, limit_mb: int) -> Trace:
 def sleeping(trajectory: Trajectory, limit_mb: int) -> Trajectory:
     """Return a rollout with this limit, whose actions sleep."""
 
-    def asleep(step: Step) -> Step:
-        return replace(step, actions=tuple(replace(each, work_s=min(each.work_s, LONGEST_S), cpu_s=0.0) for each in step.actions))
+    def asleep(action: TraceAction) -> TraceAction:
+        return replace(action, work_s=min(action.work_s, LONGEST_S), cpu_s=0.0)
 
-    return replace(trajectory, memory_mb=limit_mb, steps=tuple(map(asleep, trajectory.steps)))
+    return replace(with_actions(trajectory, asleep), memory_mb=limit_mb)
 
 
 def as_long_as(trace: Trace, live: ReplayRecord) -> Trace:
@@ -61,8 +62,7 @@ def as_long_as(trace: Trace, live: ReplayRecord) -> Trace:
 
     def timed(trajectory: Trajectory) -> Trajectory:
         seconds = iter(by_rollout[trajectory.trajectory])
-        steps = (replace(step, actions=tuple(replace(each, work_s=next(seconds)) for each in step.actions)) for step in trajectory.steps)
-        return replace(trajectory, steps=tuple(steps))
+        return with_actions(trajectory, lambda action: replace(action, work_s=next(seconds)))
 
     return replace(trace, trajectories=tuple(map(timed, trace.trajectories)))
 

@@ -6,7 +6,7 @@ are stubs: they end each action at once, with its result, and nothing is run. Th
 | phase | what                                                                                                               |
 |-------|--------------------------------------------------------------------------------------------------------------------|
 | full  | one command is always under way in each of `--environments`: commands a second, and CPU time by process            |
-| paced | `--rate` commands a second are submitted: the time from a submission until its node has the grant, by the same clock |
+| paced | `--rate` commands a second are submitted: the time from a submission until its node has the grant, and its parts            |
 
 The journal is SQLite, or the empty database that `--database` names. The CPU time of a PostgreSQL server on this machine is that of all
 processes of this name. On few cores all processes share them: commands a second then say what these cores carry together. One core of its
@@ -50,6 +50,8 @@ MOST_TAKEN, OPENERS = 256, 32
 LONGEST_S = 60.0
 STEP_S, WAIT_S = 0.005, 0.1
 KEPT_S = 600
+LEGS = ("", "to_", "in_", "from_")
+"""The whole way of a grant, and its parts: to the scheduler's decision loop, in it, and from there to the node."""
 PARTS = ("scheduler", "database", "Redis", "client", "nodes")
 
 
@@ -120,9 +122,11 @@ def _paced(environments: Sequence[Environment], options: argparse.Namespace, tol
     submitted_s = time.perf_counter() - began
     for handle in under_way:
         handle.result(LONGEST_S)
-    added = sorted(_taken(told))
-    p50, p99 = (1e3 * added[int(len(added) * part)] for part in (0.5, 0.99))
-    return {"per_s": len(under_way) / submitted_s, "p50_ms": p50, "p99_ms": p99, "most_ms": 1e3 * added[-1]}
+    figures = {"per_s": len(under_way) / submitted_s}
+    for name, seconds in zip(LEGS, zip(*_taken(told), strict=True), strict=True):
+        ordered = sorted(seconds)
+        figures |= {f"{name}p{part}_ms": 1e3 * ordered[len(ordered) * part // 100] for part in (50, 99)}
+    return figures
 
 
 def _spent_ms(started: EmbeddedStack, stubs: int) -> dict[str, float]:
@@ -159,10 +163,10 @@ def _nodes(url: str, names: list[str]) -> Iterator[tuple[int, Connection]]:
     process.join(LONGEST_S)
 
 
-def _taken(told: Connection) -> list[float]:
-    """Return the seconds from submission to grant of all actions that have come to the nodes since this was asked last."""
+def _taken(told: Connection) -> list[tuple[float, ...]]:
+    """Return the seconds of each of `LEGS` of all actions that have come to the nodes since this was asked last."""
     told.send("times")
-    times: list[float] = told.recv()
+    times: list[tuple[float, ...]] = told.recv()
     return times
 
 
@@ -179,7 +183,7 @@ def _serve(url: str, names: list[str], told: Connection) -> None:
 
 
 class _StubNodes:
-    """Nodes that end each action at once; `times` are the seconds from submission to grant of those that have come."""
+    """Nodes that end each action at once; `times` are the seconds of `LEGS` of those that have come."""
 
     def __init__(self, redis: Redis, names: list[str]) -> None:
         self._redis = redis
@@ -187,7 +191,7 @@ class _StubNodes:
         self._environments: dict[str, list[str]] = {name: [] for name in names}
         self._beat_s = Settings().beat_s
         self._beat_at = time.monotonic() + self._beat_s
-        self.times: list[float] = []
+        self.times: list[tuple[float, ...]] = []
         self._report("joined")
 
     def step(self) -> None:
@@ -214,7 +218,8 @@ class _StubNodes:
                     continue  # nothing runs here that could be changed
                 if headers["task"] == "cpu.open":
                     self._environments[name].append(headers[ACTION_HEADER]["environment"])
-                self.times.append(now - grant["submitted_at"])
+                at = grant["submitted_at"], grant["received_at"], grant["granted_at"], now
+                self.times.append((now - at[0], at[1] - at[0], at[2] - at[1], now - at[2]))
                 key, result = RESULT_KEY_PREFIX + headers["id"], _result(headers["id"], headers["task"], grant, now)
                 pipe.set(key, result, ex=KEPT_S)
                 pipe.publish(key, result)
@@ -247,10 +252,10 @@ def _text(found: dict[str, Any], rate: float) -> str:
     lines += [
         f"{number:<8}{row['per_s']:12.0f}" + "".join(f"{row[part]:16.3f}" for part in PARTS) for number, row in enumerate(found["full"], 1)
     ]
-    lines += ["", f"{rate:g}/s{'commands/s':>{20 - len(f'{rate:g}/s')}}{'p50, ms':>12}{'p99, ms':>12}{'most, ms':>12}"]
+    names = [f"{name}p{part}_ms" for name in LEGS for part in (50, 99)]
+    lines += ["", f"{f'{rate:g}/s':8}{'commands/s':>12}" + "".join(f"{name:>13}" for name in names)]
     lines += [
-        f"{number:<8}{row['per_s']:12.0f}{row['p50_ms']:12.1f}{row['p99_ms']:12.1f}{row['most_ms']:12.1f}"
-        for number, row in enumerate(found["paced"], 1)
+        f"{number:<8}{row['per_s']:12.0f}" + "".join(f"{row[name]:13.1f}" for name in names) for number, row in enumerate(found["paced"], 1)
     ]
     return "\n".join(lines)
 
