@@ -87,11 +87,11 @@ class Settings(BaseSettings):
     node_lost_s: Seconds = Field(
         default=60.0,
         description="Silence of a node after which it is lost, with its environments; at least three beats count. "
-        "For so long, process environments wait for the next worker when theirs is killed.",
+        "For so long, environments wait for the next worker when theirs is killed.",
     )
     hand_over_s: Seconds = Field(
         default=10.0,
-        description="Seconds that a worker waits for what runs when SIGTERM has it hand its process environments over to the next one.",
+        description="Seconds that a worker waits for what runs when SIGTERM has it hand its environments over to the next one.",
     )
     takeover_s: PositiveFloat = Field(default=5.0, description="Silence of the active scheduler after which a standby takes over.")
     lease_s: PositiveFloat = Field(

@@ -249,6 +249,7 @@ def _set_up_cpu(settings: Settings, blobs: Blobs) -> Prepared:
     description = describe("cpu", settings, cores=sum(map(len, domains)), domains=domains, memory_mb=memory_mb)
     base = settings.state_dir / "environments" / description["name"]
     base.mkdir(parents=True, exist_ok=True, mode=0o700)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # from what is adopted on, until `shutdown.py` takes it
     if settings.sandbox == "process":
         sandbox, isolation = _process_sandbox(base, core_map, settings)
     else:
@@ -294,7 +295,6 @@ def _process_sandbox(base: Path, core_map: CoreMap, settings: Settings) -> tuple
     from workers.cpu.errors import SessionUnavailable
     from workers.cpu.process.sandbox import ProcessSandbox
 
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # from what is adopted on, until `shutdown.py` takes it
     try:
         sandbox = ProcessSandbox(
             base,
@@ -351,7 +351,7 @@ def _container_sandbox(base: Path, core_map: CoreMap, node: str, settings: Setti
         warm=settings.warm,
         limits=limits,
     )
-    return ContainerSandbox(base, node=node, options=options, core_map=core_map, memory=settings.memory)
+    return ContainerSandbox(base, node=node, options=options, core_map=core_map, memory=settings.memory, keep_s=settings.node_lost_s)
 
 
 def _set_up_gpu(settings: Settings, blobs: Blobs) -> Prepared:

@@ -132,7 +132,7 @@ class StuckEngine(DockerEngine):
         super().__init__()
         self._tells = tells
 
-    def start(self, container_id: str) -> tuple[int, str, tuple[str, ...]]:
+    def start(self, container_id: str) -> None:
         self._tells.send(container_id)
         signal.pause()
         raise AssertionError

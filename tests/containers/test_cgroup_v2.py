@@ -132,3 +132,17 @@ def test_a_container_counts_for_the_cores_of_all_its_sessions(container: v2.Cont
         ["100", "200", ""],
         ["200", "200", ""],
     ]
+
+
+def test_the_next_worker_takes_over_what_an_earlier_one_has_made(
+    container: v2.ContainerGroupV2, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a session with cores, in a container whose init has moved
+    container.session("session-1").grant((1, 2))
+    monkeypatch.setattr(v2, "paths_of", lambda pid: {"": f"/system.slice/docker-{pid}.scope/init"})
+    quota, cores = (folder_of(tmp_path) / "session-1" / name for name in ("cpu.max", "cpuset.cpus"))
+    cores.write_text("")
+    # When another worker has the container; then the session has what that grants, and the init stays where it is
+    v2.ContainerGroupV2(Mounts(tmp_path, {}), 7, (0, 1, 2, 3)).session("session-1").grant((1, 2))
+    assert quota.read_text().startswith("max 1000000") and cores.read_text() == "1-2"
+    assert not (folder_of(tmp_path) / "init" / "init").exists()

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from workers.cpu import weight
-from workers.cpu.abstract import Environment, EnvironmentSpec, ExecOutcome, ExecRequest, Execution, Holding
+from workers.cpu.abstract import Environment, EnvironmentSpec, ExecOutcome, ExecRequest, Execution, Holding, Sandbox
 from workers.cpu.process import tree
 from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.sandbox import ProcessSandbox
@@ -181,9 +181,10 @@ def worker_to_be_killed(
     grant_mb: int = 0,
     side_by_side: Sequence[ExecRequest] = (),
     goes_on_with: Sequence[ExecRequest] = (),
+    make: Callable[..., Sandbox] = ProcessSandbox,
     **options: Any,
 ) -> Iterator[Worker]:
-    """Start a worker with a sandbox in `base`; yield it once the last one of the commands, maybe in the background, is about to run.
+    """Start a worker with a sandbox in `base`, made by `make`; yield it once the last command, maybe in the background, is about to run.
 
     Each has a grant of `grant_mb` of memory, 0 for none. The worker says when an environment is paused for want of more. In the
     environment of the last command, others run `side_by_side`, or are gone on with, which a worker before this one has left.
@@ -191,7 +192,7 @@ def worker_to_be_killed(
     hears, tells = Pipe(duplex=False)
 
     def work() -> None:
-        box = ProcessSandbox(base, **options)
+        box = make(base, **options)
         box.watcher.on_wanted = lambda report: tells.send("paused")
         for number, (environment, session, command) in enumerate(commands, 1):
             last = number == len(commands)

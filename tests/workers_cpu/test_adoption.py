@@ -1,4 +1,4 @@
-"""Environments outlive a worker that is killed: the next one in its folder goes on with them, or they end."""
+"""Process environments outlive a worker that is killed, or they end. What holds for each kind is in `tests/sandboxes/test_adoption.py`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from glob import glob
@@ -72,99 +71,9 @@ def next_worker(base: Path, isolation: IsolationChoice = "none", memory: Memory 
     return closing(make(base, isolation, keep_s=KEEP_S, memory=memory))
 
 
-@pytest.mark.parametrize("isolation", ["none", "view", "bubblewrap"], indirect=True)
-def test_idle_environments_go_on_with_files_sessions_and_what_they_left_running(tmp_path: Path, isolation: IsolationChoice) -> None:
-    # Given a worker with an environment that has a shell with variables, one that has ended, and a program that prints on and on
-    box, ready = tmp_path / "box", tmp_path / "box" / "environments"
-    sets = "cd /tmp && export SET=1; unexported=2; greet() { echo hello $1; }; umask 027"
-    prints = f"cd ~; echo text > file; (while :; do echo on; sleep 0.02; done) & echo $! > prints; sleep 317.25{RUN} & cd /tmp"
-    asked = [("e", "main", sets), ("e", "main", prints), ("e", "ended", "cd /tmp; export LEFT=3"), ("e", "ended", "exit 4")]
-    # When it is killed, and so is the next one, which has used it
-    with to_be_killed(box, *asked, ("other", "main", "true"), isolation=isolation) as worker:
-        kill(worker)
-    with to_be_killed(box, ("e", "main", "unexported=$unexported+"), ("other", "last", "true"), isolation=isolation) as worker:
-        kill(worker)
-    with next_worker(box, isolation) as third:
-        assert ids(third) == ["e", "other"]
-        env = third.get("e")
-        assert printed(env, "pwd; echo $SET $unexported; greet you; umask") == "/tmp\n1 2+\nhello you\n0027\n"
-        assert printed(env, "kill -0 $(cat ~/prints) && echo prints on") == "prints on\n"
-        assert printed(env, "pwd; echo $LEFT", session="ended") == "/tmp\n3\n"
-        assert env.read_file("file") == b"text\n"
-        assert printed(open_one(third, "new"), "echo fine") == "fine\n"
-        env.close()
-        assert not processes_with(f"317.25{RUN}") and ids(third) == ["other", "new"]
-    assert not processes_with(str(box)) and not list(ready.iterdir())
-
-
 def asked(name: str, command: str, **limits: Any) -> ExecRequest:
     """Return a command of the action and in the session `name`, with which the next worker may go on."""
     return ExecRequest(action_id=name, command=command, session=name, message=f"message of {name}", **limits)
-
-
-WAITS = "until [ -e ~/go ]; do sleep 0.02; done"
-RUNNING = (
-    asked(
-        "prints",
-        f"echo before; echo wrong >&2; echo once >> ~/prints; {WAITS}; head -c 300000 /dev/zero | tr '\\0' x; echo after; (exit 5)",
-    ),
-    asked("leaves", "touch ~/leaves; until [ -e ~/gone ]; do sleep 0.02; done; exit 3"),
-    asked("ends", "touch ~/ends; echo done; cd /tmp; kept=1"),
-    asked("program", "touch ~/program; echo $X; exec sleep 0.2; exit 7", interpreter=("sh", "-c"), variables={"X": "2"}),
-    asked("late", f"touch ~/late; trap '' TERM; sleep 317.1875{RUN}", timeout_s=0.5),
-    asked("endless", f"touch ~/endless; sleep 317.1875{RUN}"),
-    asked("much", f"head -c 5000000 /dev/zero | tr '\\0' y; echo end; touch ~/much; {WAITS}", output_limit_bytes=1000),
-)
-
-
-@pytest.mark.parametrize("isolation", EITHER, indirect=True)
-def test_commands_go_on_with_their_output_limits_and_processes_and_each_ends_once(tmp_path: Path, isolation: IsolationChoice) -> None:
-    # Given a worker with a server that a command has left, and commands that run; when it is killed, and so are the next two, of which the
-    # first one goes on with nothing yet
-    box, first = tmp_path / "box", ("e", "endless", f"sleep 317.3125{RUN} & echo $! > server")
-    work = box / "environments" / "e" / "work"
-    with to_be_killed(box, first, side_by_side=RUNNING, isolation=isolation) as worker:
-        assert until(lambda: all((work / request.action_id).exists() for request in RUNNING))
-        worker.kill()
-    (work / "gone").touch()
-    with to_be_killed(box, ("e", "main", "true"), isolation=isolation) as worker:
-        kill(worker)
-    with to_be_killed(box, ("e", "main", "true"), goes_on_with=RUNNING, isolation=isolation) as worker:
-        kill(worker)
-    # Then the last one has the outcome of each
-    with next_worker(box, isolation) as third:
-        env = third.get("e")
-        assert sorted(third.left_messages) == sorted(request.message for request in RUNNING)
-        executions = {request.action_id: env.start(request) for request in RUNNING}
-        with ThreadPoolExecutor(len(executions)) as threads:
-            outcomes = {name: threads.submit(execution.wait) for name, execution in executions.items()}
-            env.write_file("go", b"")
-            executions["endless"].kill("no longer wanted")
-            ended = {name: future.result(60) for name, future in outcomes.items()}
-        assert {name: (one.status, one.exit_code) for name, one in ended.items()} == {
-            "prints": ("succeeded", 5),
-            "leaves": ("succeeded", 3),
-            "ends": ("succeeded", 0),
-            "program": ("succeeded", 0),
-            "late": ("timed_out", None),
-            "endless": ("cancelled", None),
-            "much": ("succeeded", 0),
-        }
-        assert ended["prints"].stdout == b"before\n" + b"x" * 300_000 + b"after\n" and ended["prints"].stderr == b"wrong\n"
-        assert (ended["ends"].stdout, ended["program"].stdout) == (b"done\n", b"2\n")
-        assert (
-            ended["much"].truncated
-            and ended["much"].stdout.startswith(b"y" * 500 + b"\n[4999004 bytes")
-            and len(ended["much"].stdout) < 1100
-        )
-        # And what earlier commands have left runs on, sessions go on, and no end is told again
-        assert printed(env, "kill -0 $(cat ~/server) && echo serves", session="endless") == "serves\n"
-        assert printed(env, "pwd; echo $kept", session="ends") == "/tmp\n1\n"
-        assert not processes_with(f"317.1875{RUN}") and printed(env, "cat ~/prints", session="prints") == "once\n"
-        for execution in executions.values():
-            execution.note_told()
-    with next_worker(box, isolation) as fourth:
-        assert not fourth.left_messages
 
 
 def killed_as_it_takes_a_report(frame: FrameType, event: str, function: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import select
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -13,10 +14,14 @@ import pytest
 
 from tests.freezing import freeze
 from workers.cpu import control_files
+from workers.cpu.base import take_base
+from workers.cpu.process.fork_client import ForkClient
 from workers.cpu.process.sandbox import ProcessSandbox
 
 from .conftest import make
 from .support import RUN, open_one, printed, processes_with, run, until
+
+KEEP_S = 120.0
 
 
 @pytest.fixture
@@ -90,3 +95,36 @@ def test_the_group_of_a_session_is_removed_once_the_last_process_in_it_has_ended
     printed(env, ":", session="other")
     env.close_session("other")
     assert until(lambda: not any(map(os.path.exists, folders)))
+
+
+def test_what_is_kept_of_containers_is_handed_over_unless_it_was_dropped(tmp_path: Path) -> None:
+    # Given a worker that has an end of each of two containers kept, and drops one
+    lock, cleanup, _ = take_base(tmp_path, (), KEEP_S)
+    client = ForkClient(cleanup, tmp_path, KEEP_S)
+    (stays, first), (goes, second) = os.pipe(), os.pipe()
+    for name, descriptor in (("stays", first), ("goes", second)):
+        client.keep("e", name, {"alive": descriptor}, in_container=True)
+        os.close(descriptor)
+    assert not is_over(goes, 0)
+    client.keep("e", "goes", {}, in_container=True)
+    assert is_over(goes, 60_000)
+    # When it is gone; then the next one has the other end, which ends with that
+    assert client._channel is not None and isinstance(client._process, subprocess.Popen)
+    client._channel.close()
+    os.close(lock)
+    lock, cleanup, kept = take_base(tmp_path, (), KEEP_S)
+    assert kept is not None and [(end.environment, end.control, end.name) for end in kept.ends] == [("e", "stays", "alive")]
+    kept.ends[0].close()
+    assert not is_over(stays, 0)
+    ForkClient(cleanup, tmp_path, KEEP_S, kept).close()
+    assert is_over(stays, 60_000)
+    client._process.wait(60)
+    for descriptor in (stays, goes, lock, cleanup):
+        os.close(descriptor)
+
+
+def is_over(reading: int, limit_ms: int) -> bool:
+    """Say whether nobody has the writing end of a pipe any more."""
+    poller = select.poll()
+    poller.register(reading, 0)
+    return bool(poller.poll(limit_ms))

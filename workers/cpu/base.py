@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import itertools
+import logging
 import os
 import secrets
 import time
@@ -15,18 +16,27 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from workers.cpu.errors import SandboxInUse
+from workers.cpu.process.handover import Kept, take_over
+
+log = logging.getLogger(__name__)
 
 CLEANUP_LIMIT_S, CLEANUP_PAUSE_S = 30.0, 0.01
 
 
-def take_base(base: Path, folders: Sequence[str]) -> int:
-    """Lock `base` for a sandbox, make its `folders` afresh, and return the lock's descriptor.
+def take_base(base: Path, folders: Sequence[str], keep_s: float) -> tuple[int, int, Kept | None]:
+    """Lock `base` for a sandbox. Return the descriptors of the locks, its own and that of cleanup, and what an earlier worker has left.
 
-    Raises `SandboxInUse` when another living sandbox has it.
+    Where it has left nothing, the `folders` are made afresh. Raises `SandboxInUse` when another living sandbox has it.
     """
     lock = lock_base(base)
-    make_afresh(base, folders)
-    return lock
+    kept = take_over(base, keep_s, log.warning)
+    if kept is None:
+        cleanup = await_cleanup(base, lock)
+        make_afresh(base, folders)
+        return lock, cleanup, None
+    for name in folders:
+        (base / name).mkdir(mode=0o700, exist_ok=True)
+    return lock, kept.lock, kept
 
 
 def lock_base(base: Path) -> int:

@@ -5,6 +5,7 @@
 | start        | the engine's exec, once a shell: so it has the container's user, filters and capabilities   |
 | group        | it waits on the FIFO `start` until the worker has put it into the session's group           |
 | end          | a descriptor of the process, readable once it has ended; the code is the engine's           |
+| next worker  | the file `shell` says which process it is, and the engine's id for it                       |
 
 Everything that a session starts is in its group, however it forks and whoever its parent is. So a kill stops the whole
 group first, and nothing can slip away between two signals.
@@ -13,6 +14,7 @@ group first, and nothing can slip away between two signals.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import select
@@ -21,7 +23,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from workers.cpu.abstract import Holding
 from workers.cpu.cores import CoreMap
@@ -33,10 +35,12 @@ from workers.cpu.docker.network import ContainerNetwork
 from workers.cpu.errors import ContainerFailed, SandboxError, SessionUnavailable
 from workers.cpu.ports.network import Network
 from workers.cpu.process import tree
+from workers.cpu.process.fork_client import ForkClient
+from workers.cpu.process.handover import End
 from workers.cpu.shell.backend import Backend, Backends, Event, Exited, Gone, HungUp, Refused, Spawned
 from workers.cpu.shell.dialect import READ_BY_SHELL, ProtocolFolder, make_fifo
 
-START, LAUNCH = "start", "launch"
+START, LAUNCH, SHELL = "start", "launch", "shell"
 log = logging.getLogger(__name__)
 
 KILL_LIMIT_S, CLOSE_GRACE_S, CODE_LIMIT_S, PAUSE_S = 10.0, 0.2, 1.0, 0.003
@@ -48,13 +52,18 @@ class _EndedAtOnce(ContainerFailed):
     """Raised when a shell has been ended before it could be put into its group."""
 
 
-class ContainerBackend(Backend):
-    """One session of a container; its control group is called `name`."""
+def group_of(control: str) -> str:
+    """Return what the control group of a session is called, by the name of its protocol folder."""
+    return f"session-{control}"
 
-    def __init__(self, container: Container, name: str, core_map: CoreMap) -> None:
+
+class ContainerBackend(Backend):
+    """One session of a container, with the protocol folder `control`; `forget` is called once nothing of it is to outlive the worker."""
+
+    def __init__(self, container: Container, control: ProtocolFolder, core_map: CoreMap, forget: Callable[[], None]) -> None:
         if container.has_ended():
             raise SessionUnavailable("the container has ended")
-        self._container, self._name, self._core_map = container, name, core_map
+        self._container, self._control, self._core_map, self._forget = container, control, core_map, forget
         self._group: SessionGroup | None = None
         self._lock = threading.Lock()
         self._events: deque[Event] = deque()
@@ -64,7 +73,6 @@ class ContainerBackend(Backend):
         self._watched.register(self._wakeup, select.EPOLLIN)
         self._watched.register(container.ended, select.EPOLLIN)
         self._shell, self._shell_fd, self._started = 0, -1, ""
-        self._spared: frozenset[tree.Identity] = frozenset()
         self._go = -1
         self._over = threading.Event()
         self._ending = False
@@ -78,18 +86,53 @@ class ContainerBackend(Backend):
         self._let_go()
         try:
             if self._group is None:
-                self._group = self._container.group.session(self._name)
+                self._group = self._container.group.session(group_of(control.name))
             start = self._prepare(control, cwd)
-            inside = f"{control.inside}/{LAUNCH}"
             # Until the first command its start is on nobody's account. With a parked session's time it could take seconds.
             self._group.grant(())
-            self._started, self._shell = self._container.engine.run(self._container.id, ["/bin/sh", inside])
+            self._started, self._shell = self._container.engine.run(self._container.id, self._launch)
             self._take_in(start)
         except _EndedAtOnce:
             self._put(Spawned(self._shell))
             self._put(Exited(self._shell, SIGKILL_CODE))
         except (SandboxError, OSError) as error:
             self._put(Refused(f"the shell could not be started: {error}"))
+
+    @property
+    def _launch(self) -> list[str]:
+        """Return the command line of a shell that waits until it is let go on."""
+        return ["/bin/sh", f"{self._control.inside}/{LAUNCH}"]
+
+    @property
+    def _note(self) -> str:
+        return f"{self._control.folder}/{SHELL}"
+
+    def adopt(self) -> Exited | int:
+        """Take over the group and the shell of an earlier worker. Return the shell's process id, or how it has ended.
+
+        A shell that has not been let go on is ended: no command has begun in it. Raises `OSError` where there is none.
+        """
+        pid: int
+        with open(self._note) as file:
+            pid, start, self._started = json.load(file)
+        self._group = self._container.group.session(group_of(self._control.name))
+        self._group.thaw()
+        # One after the other, so that each value is written: the earlier worker may have left any.
+        self._group.send_to_background()
+        self._group.grant(())
+        shell = tree.read_process(pid)
+        if shell is not None and shell.identity == (pid, start) and pid in self._group.processes():
+            if tree.command_line(pid) == "".join(f"{word}\0" for word in self._launch).encode():
+                tree.send(shell, signal.SIGKILL)
+            else:
+                with contextlib.suppress(_EndedAtOnce):
+                    self._watch(pid)
+                    return pid
+        return Exited(0, self._code())
+
+    def _watch(self, shell: int) -> None:
+        self._shell, self._shell_fd = shell, _handle(shell)
+        self._watched.register(self._shell_fd, select.EPOLLIN)
 
     def _prepare(self, control: ProtocolFolder, cwd: str) -> str:
         """Write what the shell starts with; return the FIFO on which it waits."""
@@ -109,13 +152,14 @@ class ContainerBackend(Backend):
     def _take_in(self, start: str) -> None:
         """Put the waiting shell into the group, then let it go on."""
         assert self._group is not None
-        if self._shell <= 0:
+        if (shell := tree.read_process(self._shell)) is None:
             raise _EndedAtOnce
+        # First, so that no shell is in the group of which the next worker would not know.
+        self._control.write(self._note, json.dumps([*shell.identity, self._started]).encode())
         go = os.open(start, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            self._shell_fd = _handle(self._shell)
+            self._watch(self._shell)
             self._group.add(self._shell)
-            self._watched.register(self._shell_fd, select.EPOLLIN)
             os.write(go, b"go\n")
             self._put(Spawned(self._shell))
         except BaseException:
@@ -131,7 +175,7 @@ class ContainerBackend(Backend):
         self._go = -1
 
     def command_processes(self) -> list[tree.Process]:
-        return self._living(self._spared)
+        return self._living(self.spared)
 
     def runs_something(self) -> bool:
         return self._group is not None and any(process.pid != self._shell for process in self._living())
@@ -174,6 +218,10 @@ class ContainerBackend(Backend):
         self._watched.unregister(self._shell_fd)
         os.close(self._shell_fd)
         self._shell_fd = -1
+        return self._code()
+
+    def _code(self) -> int:
+        """Return the code with which the shell has ended."""
         deadline = time.monotonic() + CODE_LIMIT_S
         # The engine hears of it a moment later than the kernel tells us.
         while (code := self._container.engine.exit_code(self._started)) is None and time.monotonic() < deadline:
@@ -185,7 +233,7 @@ class ContainerBackend(Backend):
     def begin(self, holding: Holding) -> None:
         self._let_go()
         assert self._group is not None, "a shell was started"
-        self._spared = frozenset(process.identity for process in self._living() if process.pid != self._shell)
+        self.spared = frozenset(process.identity for process in self._living() if process.pid != self._shell)
         self.hold(holding)
 
     def hold(self, holding: Holding) -> None:
@@ -219,12 +267,12 @@ class ContainerBackend(Backend):
         def work() -> None:
             left: list[int] = []
             try:
-                left = self._end(self._spared, grace_s)
+                left = self._end(self.spared, grace_s)
                 self._container.reap()
                 self._container.enforce_disk_limit()
             except (SandboxError, OSError) as error:
                 log.warning("a command's processes could not all be ended: %s", error)
-                left = [process.pid for process in self._living(self._spared)]
+                left = [process.pid for process in self._living(self.spared)]
             finally:
                 self._put(Gone(left=tuple(left)))
 
@@ -317,22 +365,34 @@ class ContainerBackend(Backend):
             # The engine removes what is still in use, with the container.
             with contextlib.suppress(OSError):
                 self._group.remove()
+        self._forget()
 
 
 class ContainerBackends(Backends):
-    """Backends of one container's sessions."""
+    """Backends of one container's sessions, in the environment `environment`, of which `fork_client` keeps what outlives the worker."""
 
-    def __init__(self, container: Container, core_map: CoreMap) -> None:
-        self._container, self._core_map = container, core_map
+    def __init__(self, container: Container, core_map: CoreMap, environment: str, fork_client: ForkClient) -> None:
+        self._container, self._core_map, self._environment, self._fork_client = container, core_map, environment, fork_client
         self.allowance = container.allowance
-        self._lock = threading.Lock()
-        self._count = 0
 
     def backend(self, control: ProtocolFolder) -> ContainerBackend:
-        with self._lock:
-            self._count += 1
-            name = f"session-{self._count}"
-        return ContainerBackend(self._container, name, self._core_map)
+        return ContainerBackend(self._container, control, self._core_map, lambda: self.keep(control.name, {}))
+
+    def adopt(self, control: ProtocolFolder, end: End | None) -> tuple[ContainerBackend, int, Exited | None] | None:
+        backend = self.backend(control)
+        try:
+            found = backend.adopt()
+        except FileNotFoundError:
+            backend.close()
+            return None
+        return (backend, found, None) if isinstance(found, int) else (backend, 0, found)
+
+    @property
+    def keeps(self) -> bool:
+        return self._fork_client.keeps
+
+    def keep(self, control: str, descriptors: Mapping[str, int]) -> None:
+        self._fork_client.keep(self._environment, control, descriptors, in_container=True)
 
     def oom_kills(self) -> int:
         try:

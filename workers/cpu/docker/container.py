@@ -8,7 +8,8 @@
 | gone     | nothing is left of it                                           |                                      |
 
 The worker holds three things of it: the writing end of `alive`, which keeps the container init waiting; a descriptor of
-process 1, readable once that has ended; and the control groups through which grants are written.
+process 1, readable once that has ended; and the control groups through which grants are written. Of the first there is a copy in the
+process that keeps environments for the next worker (`process/handover.py`), once it is an environment's.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from workers.cpu.docker import disk
 from workers.cpu.docker.cgroups.abstract import ContainerGroup
@@ -33,6 +35,7 @@ from workers.cpu.errors import ContainerFailed, StartTimeout
 from workers.cpu.leftovers import Leftovers
 from workers.cpu.memory.allowance import Allowance
 from workers.cpu.opening import Opening
+from workers.cpu.process import tree
 from workers.cpu.shell.dialect import READ_BY_SHELL, WRITTEN_BY_SHELL, Dialect, make_fifo
 
 MOST_DISK_VIOLATIONS = 1
@@ -55,7 +58,7 @@ class Container:
     def __init__(self, engine: DockerEngine, container_id: str, control: Path, alive: int, memory_mb: int, disk_mb: int) -> None:
         self.id, self.control, self.memory_mb = container_id, control, memory_mb
         self.engine = engine
-        self._alive = alive
+        self.alive = alive
         self._descriptors = threading.Lock()
         self.pid = 0
         self.ended = -1
@@ -86,22 +89,42 @@ class Container:
         """
         hello = os.open(self.control / HELLO, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            self.pid, self.layer, self.volumes = self.engine.start(self.id)
-            try:
-                self.ended = os.pidfd_open(self.pid)
-            except ProcessLookupError:
-                raise ContainerFailed(
-                    "a container's process 1 cannot be seen: it has ended, or the worker is not in the engine's process namespace"
-                ) from None
+            self.engine.start(self.id)
+            self._watch()
             self.dialect = Dialect.of(self._await_hello(hello, deadline, opening))
             # Before any command, which could otherwise keep it open.
             os.chmod(self.control / ALIVE, READ_BY_SHELL)
         finally:
             os.close(hello)
+        self._take_groups(groups)
+
+    def resume(self, groups: Groups, shell: str) -> None:
+        """Go on with it, which an earlier worker has left, and which has this shell. Raises `ContainerFailed` where it has ended."""
+        self._watch()
+        self.dialect = Dialect.of(shell)
+        self._take_groups(groups)
+        self.oom_kills_reported = self.group.oom_kills()
+
+    def _watch(self) -> None:
+        self.pid, self.layer, self.volumes = self.engine.running(self.id)
+        try:
+            self.ended = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            raise ContainerFailed(
+                "a container's process 1 cannot be seen: it has ended, or the worker is not in the engine's process namespace"
+            ) from None
+
+    def _take_groups(self, groups: Groups) -> None:
         try:
             self.group = groups(self.pid)
         except OSError as error:
             raise ContainerFailed(f"a container's control groups cannot be used: {error}") from error
+
+    def end_strays(self, sessions: Iterable[str]) -> None:
+        """Kill what is in the groups of none of these sessions: a shell that was about to start, a session that was about to end."""
+        for process in map(tree.read_process, self.group.strays(sessions)):
+            if process is not None and process.pid != self.pid:
+                tree.send(process, signal.SIGKILL)
 
     def _await_hello(self, hello: int, deadline: float, opening: Opening) -> str:
         """Return the shell that the container init has found."""
@@ -127,8 +150,8 @@ class Container:
         """Have the container init collect the processes that have ended."""
         # A full pipe means that it has more than enough to read already.
         with self._descriptors, contextlib.suppress(BlockingIOError):
-            if self._alive >= 0:
-                os.write(self._alive, b"\n")
+            if self.alive >= 0:
+                os.write(self.alive, b"\n")
 
     def measure_disk(self) -> None:
         """Take note of what it has written."""
@@ -216,10 +239,10 @@ class Container:
             self.engine.remove(self.id)
         finally:
             with self._descriptors:
-                for descriptor in (self._alive, self.ended):
+                for descriptor in (self.alive, self.ended):
                     if descriptor >= 0:
                         os.close(descriptor)
-                self._alive = self.ended = -1
+                self.alive = self.ended = -1
             shutil.rmtree(self.control, ignore_errors=True)
 
 
@@ -269,6 +292,20 @@ class ContainerMaker:
                 shutil.rmtree(control, ignore_errors=True)
                 # An engine that is slow to answer may have made it all the same.
                 self._leftovers.removed(f"container {NAME_PREFIX}{name}", lambda: self._engine.remove(f"{NAME_PREFIX}{name}"))
+            raise
+        return container
+
+    def adopt(self, own: Mapping[str, Any], alive: int) -> Container:
+        """Return a container that an earlier worker has left, by what its record says; it is removed where that fails.
+
+        Raises `ContainerFailed` or `EngineUnavailable` as their names say.
+        """
+        control, disk_mb = self._folder / own["control"], self._options.limits.disk_mb
+        container = Container(self._engine, own["container"], control, alive, own["memory_mb"], disk_mb)
+        try:
+            container.resume(self._groups, own["shell"])
+        except BaseException:
+            self._leftovers.removed(f"container {container.id[:12]}", container.remove)
             raise
         return container
 

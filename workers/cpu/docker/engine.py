@@ -182,18 +182,22 @@ class DockerEngine:
             except APIError:
                 self._api.put_archive(container_id, "/", _packed(entries))
 
-    def start(self, container_id: str) -> tuple[int, str, tuple[str, ...]]:
-        """Start a container; return its process 1, the folder of its own layer and those of its volumes, as the engine's host sees them.
-
-        The layer's folder is empty where the engine does not tell; volumes are those that the image asks for. Raises `ContainerFailed` when
-        it cannot be started, or has ended at once.
-        """
+    def start(self, container_id: str) -> None:
+        """Start a container. Raises `ContainerFailed` when it cannot be started."""
         with _refusals("a container"):
             self._api.start(container_id)
+
+    def running(self, container_id: str) -> tuple[int, str, tuple[str, ...]]:
+        """Return process 1 of a container, the folder of its own layer and those of its volumes, as the engine's host sees them.
+
+        The layer's folder is empty where the engine does not tell; volumes are those that the image asks for. Raises `ContainerFailed` when
+        it has ended.
+        """
+        with _refusals("a container"):
             found = self._api.inspect_container(container_id)
         pid: int = found["State"]["Pid"]
         if pid <= 0:
-            raise ContainerFailed("a container ended as soon as it was started: has its image a /bin/sh?")
+            raise ContainerFailed("a container has ended, maybe as soon as it was started: has its image a /bin/sh?")
         layer = ((found.get("GraphDriver") or {}).get("Data") or {}).get("UpperDir") or ""
         volumes = tuple(mount["Source"] for mount in found.get("Mounts") or () if mount.get("Type") == "volume")
         return pid, layer, volumes

@@ -65,9 +65,7 @@ class Images:
         """
         if not _REFERENCE.fullmatch(reference):
             raise ImageMissing(f"{reference!r} cannot be the name of an image")
-        with self._lock:
-            known = self._known.setdefault(reference, _Known())
-            known.users += 1
+        known = self.note_use(reference)
         try:
             pull = self._join_pull(reference, known)
             if pull is not None:
@@ -78,6 +76,13 @@ class Images:
         except BaseException:
             self.leave(reference)
             raise
+
+    def note_use(self, reference: str) -> _Known:
+        """Note that there is a container of the image; pair with `leave`."""
+        with self._lock:
+            known = self._known.setdefault(reference, _Known())
+            known.users += 1
+        return known
 
     def _join_pull(self, reference: str, known: _Known) -> Pull | None:
         """Return the pull to wait for, begun unless one is under way; None where there is nothing to wait for."""

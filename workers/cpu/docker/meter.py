@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections.abc import Sequence
 
 from workers.cpu.docker.cgroups.abstract import SessionGroup
 from workers.cpu.docker.container import Container
@@ -28,6 +29,13 @@ class GroupMeter(Meter):
         self._began = time.monotonic()
         self._disk_mb = max(container.written_mb, container.disk_mb)
         self._before_s, self._ended_before = group.cpu_s(), container.group.oom_kills()
+
+    def baseline(self) -> list[float]:
+        return [self._before_s, self._ended_before, self._began, self._disk_mb]
+
+    def resume(self, baseline: Sequence[float], figures: Sequence[float]) -> None:
+        super().resume(baseline, figures)
+        self._before_s, self._ended_before, self._began, self._disk_mb = baseline[0], int(baseline[1]), baseline[2], baseline[3]
 
     def measure(self) -> float | None:
         """Measure once; a group that has gone is as it was at the last sample. See the base class."""

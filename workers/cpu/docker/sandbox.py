@@ -26,9 +26,11 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import shutil
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from tangram.errors import TangramError
@@ -37,14 +39,14 @@ from workers.cpu.base import take_base
 from workers.cpu.cores import CoreMap
 from workers.cpu.disk_floor import DiskFloor
 from workers.cpu.docker import disk
-from workers.cpu.docker.backend import ContainerBackends
+from workers.cpu.docker.backend import ContainerBackends, group_of
 from workers.cpu.docker.cgroups.choice import ControlGroups
 from workers.cpu.docker.container import Container, ContainerMaker
 from workers.cpu.docker.engine import DockerEngine
 from workers.cpu.docker.environment import ContainerEnvironment
 from workers.cpu.docker.files import ContainerFiles
 from workers.cpu.docker.images import SNAPSHOTS, Images
-from workers.cpu.docker.init import INSIDE, STATES, STATES_INSIDE, WORK
+from workers.cpu.docker.init import ALIVE, INSIDE, STATES, STATES_INSIDE, WORK
 from workers.cpu.docker.monitor import ContainerMonitor
 from workers.cpu.docker.options import LEAST_MEMORY_MB, ContainerOptions
 from workers.cpu.docker.pool import Pool
@@ -62,7 +64,12 @@ from workers.cpu.memory.allowance import Allowance
 from workers.cpu.memory.pause_trial import BY_LIMIT, Memory, problem_of
 from workers.cpu.memory.watcher import Watcher
 from workers.cpu.opening import Opening
+from workers.cpu.process.adoption import Adoption
+from workers.cpu.process.fork_client import ForkClient
+from workers.cpu.process.handover import End, Kept
+from workers.cpu.process.isolation import Folders
 from workers.cpu.shell.output import Drain
+from workers.cpu.shell.record import Record
 from workers.cpu.shell.session_setup import SessionSetup
 from workers.cpu.weight import Means
 
@@ -104,6 +111,7 @@ class ContainerSandbox(Sandbox):
         max_file_bytes: the most that `read_file` and `write_file` pass in one piece.
         memory: `elastic` pauses environments at their allowance where a trial of it works, in a group beside the worker's, or in version 2
             at the top.
+        keep_s: for how long environments wait for another sandbox in `base` when this process dies, seconds.
 
     """
 
@@ -117,6 +125,7 @@ class ContainerSandbox(Sandbox):
         core_map: CoreMap | None = None,
         max_file_bytes: int = DEFAULT_MAX_FILE_BYTES,
         memory: Memory = "fixed",
+        keep_s: float = 0.0,
     ) -> None:
         self._options, self._node = options or ContainerOptions(), node
         self._engine = engine or DockerEngine(timeout_s=self._options.start_timeout_s)
@@ -129,17 +138,16 @@ class ContainerSandbox(Sandbox):
             name = self._options.network
             raise EngineUnavailable(f"the Docker engine has no network {name!r}: make it with `docker network create {name}`")
         self._base = Path(os.path.realpath(base))
-        self._base_lock = take_base(self._base, ("control",))
+        self._base_lock, self._cleanup_lock, kept = take_base(self._base, ("control", "environments"), keep_s)
+        self._keep_s = keep_s
+        self._fork_client = ForkClient(self._cleanup_lock, self._base, keep_s, kept, self._drop_records)
         for warning in self._engine.warnings:
             log.warning("%s", warning)
-        for left in self._engine.left_by(node):
-            log.info("removing container %s, which an earlier worker has left", left[:12])
-            self._engine.remove(left)
-        self._engine.remove_snapshots(node)
+        left, folders = self._engine.left_by(node), list((self._base / "control").iterdir())
         limits = self._options.limits
         self._leftovers = Leftovers()
         self._disk_floor = DiskFloor(self._options.disk_floor_mb, filter(None, (str(self._base), disk.reachable(self._engine.root))))
-        maker = ContainerMaker(self._engine, self._options, node, self._base / "control", groups, self._leftovers)
+        self._maker = maker = ContainerMaker(self._engine, self._options, node, self._base / "control", groups, self._leftovers)
         self._images = Images(self._engine, self._options.pull, self._options.pull_s, self._options.image_cache_mb)
         self._pool = Pool(maker, self._images, self._options.warm, limits.memory_mb, self._options.starting_limit, self._leftovers)
         self._monitor, self.watcher = ContainerMonitor(limits.disk_check_s), Watcher()
@@ -148,6 +156,36 @@ class ContainerSandbox(Sandbox):
         self._environments: dict[str, _Entry] = {}
         self._losses: dict[str, Loss] = {}
         self._closed = False
+        if kept is not None:
+            self._adopt(kept)
+        self._remove_left(left, folders)
+
+    def _adopt(self, kept: Kept) -> None:
+        """Go on with what the worker before this one has left."""
+        adoption = Adoption[ContainerEnvironment](self._base / "environments", kept, self._made(), self._drain, self._fork_client)
+        for environment in adoption.adopt(self._adopted):
+            self._environments[environment.spec.id] = entry = _Entry(Opening())
+            entry.environment.set_result(environment)
+            assert environment.setup.record is not None
+            environment.container.end_strays(group_of(each.control) for each in environment.setup.record.sessions.values())
+            if environment.allowance is not None:
+                environment.allowance.adopt()
+        self.left_messages = adoption.messages
+
+    def _remove_left(self, containers: Sequence[str], folders: Sequence[Path]) -> None:
+        """Remove what an earlier worker has left and nobody goes on with."""
+        adopted = [environment.container for environment in self.environments()]
+        for left in set(containers) - {each.id for each in adopted}:
+            log.info("removing container %s, which an earlier worker has left", left[:12])
+            self._engine.remove(left)
+        for folder in set(folders) - {each.control for each in adopted}:
+            shutil.rmtree(folder, ignore_errors=True)
+        if not adopted:
+            self._remove_snapshots()
+
+    @property
+    def outlives_worker(self) -> bool:
+        return self._keep_s > 0
 
     @property
     def background(self) -> Means:
@@ -201,10 +239,44 @@ class ContainerSandbox(Sandbox):
         self._disk_floor.check()
         memory_mb = max(LEAST_MEMORY_MB, spec.memory_mb or self._options.limits.memory_mb)
         container = self._pool.take(image, memory_mb, opening)
+        folders = Folders(f"{self._base}/environments/{spec.id}")
+        own = {"container": container.id, "control": container.control.name, "shell": container.dialect.program}
+        record = Record(folders.record, spec, self._made(), {**own, "image": image, "memory_mb": memory_mb})
+        try:
+            os.makedirs(folders.root, mode=0o700)
+            record.write()
+            self._fork_client.keep(spec.id, container.control.name, {ALIVE: container.alive}, in_container=True)
+        except (SandboxError, OSError):
+            shutil.rmtree(folders.root, ignore_errors=True)
+            self._pool.give_back(container, image)
+            raise
+        return self._built(record, container)
+
+    def _made(self) -> dict[str, object]:
+        """Return how this sandbox sets environments up, as JSON has it."""
+        options = self._options
+        made = {name: getattr(options, name) for name in ("user", "network", "read_only", "runtime")}
+        return {"sandbox": "docker", **made, "limits": asdict(options.limits)}
+
+    def _adopted(self, record: Record, folders: Folders, ends: Sequence[End]) -> ContainerEnvironment:
+        """Return an environment of the worker before this one, without its sessions."""
+        (alive,) = [end.fileno() for end in ends if end.name == ALIVE]
+        container = self._maker.adopt(record.own, os.dup(alive))
+        self._images.note_use(record.own["image"])
+        return self._built(record, container)
+
+    def _drop_records(self) -> None:
+        """Have no successor go on with the environments that stand: the fork server that kept them was killed."""
+        for environment in self.environments():
+            environment.drop_record()
+
+    def _built(self, record: Record, container: Container) -> ContainerEnvironment:
+        """Return the environment of a record, in its container."""
+        spec, image = record.spec, record.own["image"]
         if not self.memory_problem:
-            container.allowance = Allowance(spec.id, memory_mb, container.group.controls(), self.watcher)
+            container.allowance = Allowance(spec.id, record.own["memory_mb"], container.group.controls(), self.watcher)
         setup = SessionSetup(
-            backends=ContainerBackends(container, self._core_map),
+            backends=ContainerBackends(container, self._core_map, spec.id, self._fork_client),
             drain=self._drain,
             dialect=container.dialect,
             control_folder=str(container.control),
@@ -213,12 +285,15 @@ class ContainerSandbox(Sandbox):
             start_timeout_s=self._options.start_timeout_s,
             state_folder=f"{container.control}/{STATES}",
             state_inside=STATES_INSIDE,
+            record=record,
         )
         files = ContainerFiles(container, self._options.uid, self._options.gid, self._max_file_bytes)
 
         def give_back(container: Container) -> None:
             self._monitor.forget(container)
             self._pool.give_back(container, image)
+            self._fork_client.keep(spec.id, container.control.name, {}, in_container=True)
+            shutil.rmtree(os.path.dirname(record.path), ignore_errors=True)
 
         environment = ContainerEnvironment(spec, container, files, setup, self._forget, give_back)
 
@@ -297,7 +372,9 @@ class ContainerSandbox(Sandbox):
                 close()
             except (SandboxError, OSError) as error:
                 problems.append(str(error))
+        self._fork_client.close()
         self._engine.close()
+        os.close(self._cleanup_lock)
         os.close(self._base_lock)
         if problems:
             raise ProcessesLeft("; ".join(problems))

@@ -13,7 +13,8 @@
 | has ended, and its end has been told                         | over                           |
 
 A shell that waits holds its FIFO `go` open. If the supervisor of a session has ended meanwhile, the session gets another one, as always:
-its next shell has what was exported, and begins in the same folder.
+its next shell has what was exported, and begins in the same folder. Sessions of containers have no supervisor: their shells are found by
+what the worker before has noted of them (`docker/backend.py`).
 """
 
 from __future__ import annotations
@@ -27,18 +28,17 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from workers.cpu.abstract import Holding
 from workers.cpu.base import remove_tree
 from workers.cpu.errors import SandboxError, SessionUnavailable
 from workers.cpu.process import tree
-from workers.cpu.process.backend import ProcessBackend, ProcessBackends
-from workers.cpu.process.environment import ProcessEnvironment
-from workers.cpu.process.fork_client import close
+from workers.cpu.process.fork_client import ForkClient, close
 from workers.cpu.process.handover import STREAMS, End, Kept
 from workers.cpu.process.isolation import Folders
-from workers.cpu.shell.backend import Exited, Gone, HungUp
+from workers.cpu.shell.backend import Backend, Exited, Gone, HungUp
+from workers.cpu.shell.environment import ShellEnvironment
 from workers.cpu.shell.left_run import LeftRun, Shell
 from workers.cpu.shell.output import Drain
 from workers.cpu.shell.record import Record
@@ -48,7 +48,6 @@ from workers.cpu.shell.session import Session
 
 log = logging.getLogger(__name__)
 
-ANSWER_S = 5.0
 IDLE_S = 3.0
 """Longest wait for busy shells, all together, seconds. A shell that has just reported still saves what its command left."""
 END_S = 15.0
@@ -57,15 +56,15 @@ PAUSE_S = 0.005
 KEPT = {"done", *STREAMS, *NAMES}
 """What must be kept of a session so that a command in it can be gone on with."""
 
-Make = Callable[[Record, Folders], ProcessEnvironment]
-"""Makes the object of an environment that stands, without its sessions. Raises `SandboxError` or `OSError`."""
+E = TypeVar("E", bound=ShellEnvironment)
 
 
-class Adoption:
+class Adoption(Generic[E]):
     """What is left in the folder `environments`, and `kept` by the fork server; `made` is how this worker sets environments up."""
 
-    def __init__(self, environments: Path, kept: Kept, made: Mapping[str, Any], drain: Drain) -> None:
+    def __init__(self, environments: Path, kept: Kept, made: Mapping[str, Any], drain: Drain, fork_client: ForkClient) -> None:
         self._environments, self._server, self._made, self._drain = environments, kept.server, made, drain
+        self._fork_client = fork_client
         self._ends: dict[str, list[End]] = {}
         for end in kept.ends:
             self._ends.setdefault(end.environment, []).append(end)
@@ -73,8 +72,11 @@ class Adoption:
         self.messages: list[str] = []
         """The messages of the commands that go on."""
 
-    def adopt(self, make: Make) -> list[ProcessEnvironment]:
-        """Return the environments that go on, in the order of their opening; what else is left is ended."""
+    def adopt(self, make: Callable[[Record, Folders, list[End]], E]) -> list[E]:
+        """Return the environments that go on, in the order of their opening; what else is left is ended.
+
+        `make` returns the object of one that stands, by what is kept of it, without its sessions. It raises `SandboxError` or `OSError`.
+        """
         records, adopted = self._records(), []
         for record in records:
             name = record.spec.id
@@ -84,7 +86,7 @@ class Adoption:
                 log.warning("environment %s of the worker before this one is ended: %s", name, error)
             else:
                 del self._ends[name]
-        _end_all([end for ends in self._ends.values() for end in ends], self._server)
+        self._end_all([end for ends in self._ends.values() for end in ends])
         kept = {environment.spec.id for environment in adopted}
         for folder in [one for one in self._environments.iterdir() if one.name not in kept]:
             remove_tree(folder)
@@ -105,16 +107,13 @@ class Adoption:
                 self._ends.setdefault(folder.name, [])
         return sorted(found, key=lambda record: record.opened_at)
 
-    def _adopt(self, record: Record, make: Make) -> ProcessEnvironment:
+    def _adopt(self, record: Record, make: Callable[[Record, Folders, list[End]], E]) -> E:
         if record.made != self._made:
             names = sorted(name for name in {**record.made, **self._made} if record.made.get(name) != self._made.get(name))
             raise SessionUnavailable(f"this worker would set it up in another way: {', '.join(names)}")
         messages: list[str] = []
         ends, control_of = self._ends[record.spec.id], {session.control: name for name, session in record.sessions.items()}
-        environment = make(record, Folders(f"{self._environments}/{record.spec.id}"))
-        for end in ends:
-            if not isinstance(end.channel, int) and not end.control and environment.anchor is not None:
-                environment.anchor.adopt(end.channel, end.pid)
+        environment = make(record, Folders(f"{self._environments}/{record.spec.id}"), ends)
         backends = {control_of[end.control]: end for end in ends if end.control in control_of and not end.name}
         for name, known in record.sessions.items():
             session = Session(environment.setup, name, known)
@@ -136,24 +135,20 @@ class Adoption:
                 os.set_blocking(end.fileno(), False)
                 self._drain.adopt(end.fileno())
         # The worker was closing these sessions.
-        _end_all([end for end in ends if end.control and not end.name and end.control not in control_of], self._server)
+        self._end_all([end for end in ends if end.control not in (*control_of, "") and end.name in ("", *KEPT)])
         self.messages += messages
         return environment
 
     def _backend(
-        self, environment: ProcessEnvironment, session: Session, end: End | None, left: Mapping[str, Any] | None
-    ) -> tuple[ProcessBackend | None, int, Exited | None]:
+        self, environment: E, session: Session, end: End | None, left: Mapping[str, Any] | None
+    ) -> tuple[Backend | None, int, Exited | None]:
         """Return the backend of a session, and its shell, or how that has ended.
 
         Raises `SessionUnavailable` where a command runs that cannot be gone on with and does not end.
         """
-        if end is None:
+        if (found := environment.setup.backends.adopt(session.control, end)) is None:
             return None, 0, None
-        backends = environment.setup.backends
-        assert isinstance(backends, ProcessBackends)
-        assert not isinstance(end.channel, int)
-        backend = backends.adopt(end.channel, end.pid)
-        shell, exited = backend.shell_now(ANSWER_S)
+        backend, shell, exited = found
         if left is not None and left["message"]:
             return backend, shell, exited
         while shell and not session.control.awaits_run():
@@ -168,8 +163,29 @@ class Adoption:
                 time.sleep(PAUSE_S)
         return backend, shell, exited
 
+    def _end_all(self, ends: list[End]) -> None:
+        """End what is at the other ends, children of the fork server, and return once nothing of it is left."""
+        for end in ends:
+            if isinstance(end.channel, int):
+                # The copy of the fork server, which has nobody at the other end where it is of a container.
+                self._fork_client.keep("", end.control, {}, in_container=True)
+                continue
+            with contextlib.suppress(OSError):
+                end.channel.shutdown(socket.SHUT_WR)
+            # A command may have stopped its supervisor.
+            _send(end.pid, self._server, signal.SIGCONT)
+        for number in (signal.SIGKILL, None):
+            deadline, left = time.monotonic() + END_S, [end for end in ends if not isinstance(end.channel, int)]
+            for end in left:
+                poller = select.poll()
+                poller.register(end.channel, 0)
+                if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000) and number is not None:
+                    _send(end.pid, self._server, number)
+        for end in ends:
+            end.close() if isinstance(end.channel, int) else close(end.channel)
 
-def _end_command(backend: ProcessBackend, state: Mapping[str, Any]) -> None:
+
+def _end_command(backend: Backend, state: Mapping[str, Any]) -> None:
     """End a command, and spare what others have left. Raises `SessionUnavailable` where it does not end."""
     backend.resume(Holding(), [(int(pid), int(start)) for pid, start in state["spared"]])
     backend.kill(GRACE_S)
@@ -183,26 +199,6 @@ def _end_command(backend: ProcessBackend, state: Mapping[str, Any]) -> None:
                 case HungUp():
                     raise SessionUnavailable("its supervisor has ended")
     raise SessionUnavailable("a command in it does not end")
-
-
-def _end_all(ends: list[End], server: int) -> None:
-    """End what is at the other ends, children of the fork server `server`, and return once nothing of it is left."""
-    for end in ends:
-        if isinstance(end.channel, int):
-            continue
-        with contextlib.suppress(OSError):
-            end.channel.shutdown(socket.SHUT_WR)
-        # A command may have stopped its supervisor.
-        _send(end.pid, server, signal.SIGCONT)
-    for number in (signal.SIGKILL, None):
-        deadline, left = time.monotonic() + END_S, [end for end in ends if not isinstance(end.channel, int)]
-        for end in left:
-            poller = select.poll()
-            poller.register(end.channel, 0)
-            if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000) and number is not None:
-                _send(end.pid, server, number)
-    for end in ends:
-        end.close() if isinstance(end.channel, int) else close(end.channel)
 
 
 def _send(pid: int, parent: int, number: int) -> None:

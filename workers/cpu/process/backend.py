@@ -15,7 +15,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from workers.cpu.abstract import Holding
@@ -28,12 +28,15 @@ from workers.cpu.process.anchor import Anchor
 from workers.cpu.process.background import Background
 from workers.cpu.process.fork_client import ForkClient, close
 from workers.cpu.process.groups import Groups, MemoryGroup
+from workers.cpu.process.handover import End
 from workers.cpu.process.members import Members
 from workers.cpu.process.meter import TreeMeter
 from workers.cpu.shell.backend import Backend, Backends, Event, Exited, Gone, HungUp, Refused, Spawned
 from workers.cpu.shell.dialect import Dialect, ProtocolFolder
 
 MESSAGE_BYTES = 1 << 16
+ANSWER_S = 5.0
+"""How long a supervisor may take to say which shell it has."""
 KILLED = 128 + signal.SIGKILL
 
 
@@ -71,7 +74,6 @@ class ProcessBackend(Backend):
         self._cores: frozenset[int] = frozenset()
         self._lock = threading.Lock()
         self._members = Members()
-        self._spared: frozenset[tree.Identity] = frozenset()
         self._ending = self._has_left = self._was_killed = self._has_groups = False
         channel.setblocking(False)
 
@@ -142,19 +144,11 @@ class ProcessBackend(Backend):
     def begin(self, holding: Holding) -> None:
         # Where `park` found this shell alone, nothing has started since, and no walk is needed.
         before = [process for process in self._members.settled()[0] if process.pid != self._members.shell] if self._has_left else []
-        self._spared = frozenset(process.identity for process in before)
+        self.spared = frozenset(process.identity for process in before)
         if before or self._in_background or holding.background:
             self.hold(holding)
         else:
             self._hold_shell(self._core_map.real(holding.cores))
-
-    @property
-    def spared(self) -> frozenset[tree.Identity]:
-        return self._spared
-
-    def resume(self, holding: Holding, spared: Collection[tree.Identity]) -> None:
-        self._spared = frozenset(spared)
-        self.hold(holding)
 
     def _hold_shell(self, cores: frozenset[int]) -> None:
         """Apply a grant where only the shell is there. It waits, has one thread and starts nothing, so no walk is needed."""
@@ -202,15 +196,15 @@ class ProcessBackend(Backend):
                 self._background.follow(found, self._cores, background=self._in_background)
 
     def meter(self) -> TreeMeter:
-        return TreeMeter(self._members, self._spared, self.follow, self._setup.memory)
+        return TreeMeter(self._members, self.spared, self.follow, self._setup.memory)
 
     def kill(self, grace_s: float) -> None:
         """Ask that all processes end but those that were there before, and their descendants; the answer is `Gone`."""
-        spared = [(tree.inner_pid(pid), start) for pid, start in self._spared]
+        spared = [(tree.inner_pid(pid), start) for pid, start in self.spared]
         self._say(do="kill", spared=spared, grace_s=grace_s)
 
     def command_processes(self) -> list[tree.Process]:
-        return self._members.settled(self._spared)[0]
+        return self._members.settled(self.spared)[0]
 
     def runs_something(self) -> bool:
         return self._members.has_others()
@@ -322,9 +316,12 @@ class ProcessBackends(Backends):
     def backend(self, control: ProtocolFolder) -> ProcessBackend:
         return ProcessBackend(*self._supervisor(control.name), self._setup, self._core_map)
 
-    def adopt(self, channel: socket.socket, supervisor: int) -> ProcessBackend:
-        """Return a supervisor that the worker before this one has got."""
-        return ProcessBackend(channel, supervisor, self._setup, self._core_map)
+    def adopt(self, control: ProtocolFolder, end: End | None) -> tuple[ProcessBackend, int, Exited | None] | None:
+        if end is None:
+            return None
+        assert not isinstance(end.channel, int)
+        backend = ProcessBackend(end.channel, end.pid, self._setup, self._core_map)
+        return backend, *backend.shell_now(ANSWER_S)
 
     def _supervisor(self, control: str) -> tuple[socket.socket, int]:
         anchor, groups, of = self._setup.anchor, self._setup.groups.prefixes, self._setup.environment

@@ -43,17 +43,11 @@ class ProcessEnvironment(ShellEnvironment):
     ) -> None:
         super().__init__(spec, files, setup, forget)
         self._folders, self.anchor, self._memory, self._leftovers = folders, anchor, memory, leftovers
-        self.setup = setup
 
     @property
     def work_folder(self) -> Path:
         """Return the folder in which sessions start, on the host."""
         return Path(self._folders.work)
-
-    def drop_record(self) -> None:
-        """Have no successor of this worker go on with the environment."""
-        if self.setup.record is not None:
-            self.setup.record.drop()
 
     def _remove(self) -> None:
         if self.anchor is not None:

@@ -111,12 +111,17 @@ class ForkClient:
         """Whether sessions wait for a successor of a worker that has died."""
         return self._base is not None and self._keep_s > 0
 
-    def keep(self, environment: str, control: str, descriptors: Mapping[str, int]) -> None:
-        """Have descriptors of a session kept open for a successor, by name; see `handover.py`."""
-        asked = {"keep": environment, "control": control, "names": list(descriptors)}
+    def keep(self, environment: str, control: str, descriptors: Mapping[str, int], *, in_container: bool = False) -> None:
+        """Have descriptors of a session kept open for a successor, by name; see `handover.py`.
+
+        What is `in_container` is kept until there are no descriptors of it. Nothing else need be here for that.
+        Raises `SessionUnavailable` where the fork server cannot be started.
+        """
+        asked = {"keep": environment, "control": control, "names": list(descriptors), "in_container": in_container}
         with self._lock, contextlib.suppress(OSError):
-            if self._channel is not None:
-                socket.send_fds(self._channel, [json.dumps(asked).encode()], list(descriptors.values()))
+            channel = self._living() if in_container and descriptors and self.keeps else self._channel
+            if channel is not None:
+                socket.send_fds(channel, [json.dumps(asked).encode()], list(descriptors.values()))
 
     def _forked(self, asked: Mapping[str, object]) -> tuple[socket.socket, int]:
         """Return a connection to a process that was forked for a request, and its id. Raises `SessionUnavailable`."""

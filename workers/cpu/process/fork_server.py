@@ -18,7 +18,8 @@ id. Where it cannot be forked, that is 0, and why. The other is the worker's, of
 | `{"anchor": [program, argument, …]…}` | is bwrap, the anchor of an environment's namespaces; see `namespace.py`             |
 | `{"view": steps, …}`                 | is the holder of such namespaces without bubblewrap; see `view.py`                   |
 | `{"sockets": anchor}`                | enters the network of an environment, makes sockets there, sends these, and ends     |
-| `{"keep": environment, "control": …}`| none: with descriptors of a session, by name, which outlive the worker               |
+| `{"keep": environment, "control": …}`| none: with descriptors of a session, by name, which outlive the worker. Those of a   |
+|                                      | container have no supervisor to go with: they are kept until none are named          |
 | `{"end": true}`                      | none: the worker closes, and all is ended                                            |
 
 An anchor is named by the ids of its three processes. Of the socket of a supervisor the fork server keeps a copy. It closes that once
@@ -94,6 +95,7 @@ class ForkServer:
         self.running: dict[int, Session] = {}
         self.anchors: dict[int, End] = {}
         self.streams: list[End] = []
+        self.of_containers: dict[str, dict[str, End]] = {}
         self.anchor_groups: dict[int, list[str]] = {}
         self.left_groups: list[str] = []
         self.entering: set[int] = set()
@@ -157,7 +159,8 @@ class ForkServer:
     def kept(self) -> list[End]:
         """Return the worker's ends of what stands."""
         sessions = [end for session in self.running.values() for end in (session.end, *session.kept.values())]
-        return [*self.anchors.values(), *sessions, *self.streams]
+        of_containers = [end for kept in self.of_containers.values() for end in kept.values()]
+        return [*self.anchors.values(), *sessions, *of_containers, *self.streams]
 
     def answer(self) -> bool:
         """Do what is asked; return False when the worker has gone."""
@@ -185,13 +188,16 @@ class ForkServer:
     def keep(self, asked: dict[str, Any], descriptors: list[int]) -> None:
         """Keep descriptors of a session. A stream that they replace is kept for as long as something writes to it."""
         ends, beginning = ends_of(asked, descriptors), (session for _, session in self.messengers.values())
-        session = next((one for one in (*self.running.values(), *beginning) if one.end.control == asked["control"]), None)
-        if session is None:
+        kept = next((one.kept for one in (*self.running.values(), *beginning) if one.end.control == asked["control"]), None)
+        if asked.get("in_container"):
+            kept = self.of_containers.setdefault(asked["control"], {}) if asked["names"] else None
+            ends += () if asked["names"] else self.of_containers.pop(asked["control"], {}).values()
+        if kept is None:
             for end in ends:
                 end.close()
         else:
-            self.streams = written_to([*self.streams, *(session.kept[end.name] for end in ends if end.name in session.kept)])
-            session.kept |= {end.name: end for end in ends}
+            self.streams = written_to([*self.streams, *(kept[end.name] for end in ends if end.name in kept)])
+            kept |= {end.name: end for end in ends}
 
     def fork_for(self, asked: dict[str, Any], theirs: socket.socket, ours: socket.socket) -> None:
         """Fork what is asked for, or say why that cannot be."""

@@ -1,8 +1,8 @@
 """Environments outlive a worker that is killed or hands over: who holds what of them meanwhile, and how the next worker adopts them.
 
-A supervisor ends when its connection to the worker ends. So does what holds the namespaces. A program that prints ends when nobody reads
-its output any more. All these need an open end in a living process. The fork server outlives the worker, and has copies of the worker's
-ends. A copy is made once a session, never for a command:
+A supervisor ends when its connection to the worker ends. So does what holds the namespaces, and so does a container. A program that prints
+ends when nobody reads its output any more. All these need an open end in a living process. The fork server outlives the worker, and has
+copies of the worker's ends. A copy is made once a session, never for a command:
 
 | name              | what is kept of a session                                                                       |
 |-------------------|-------------------------------------------------------------------------------------------------|
@@ -11,6 +11,7 @@ ends. A copy is made once a session, never for a command:
 | `done`            | the FIFO of reports: the report of a command that ends meanwhile waits there                    |
 | `memory`, `errors`| what its command has printed so far, and how that stands; see `shell/run_memory.py`             |
 | (none)            | a stream to which something left running still writes                                           |
+| `alive`           | of a container in the place of a supervisor: while it is open, the container stands             |
 
 | state      | who holds the ends                 | what ends it                                            | next                        |
 |------------|------------------------------------|---------------------------------------------------------|-----------------------------|
@@ -19,7 +20,8 @@ ends. A copy is made once a session, never for a command:
 | worker gone| the fork server                    | a successor connects: it is handed the copies           | adopted                     |
 |            |                                    | `keep_s` are over; `tangram up` ends (`end_kept`)       | ended                       |
 | adopted    | the successor, and the fork server | as while running; what the successor leaves is ended    | running                     |
-| ended      | nobody                             | supervisors see the end of their sockets, and kill      |                             |
+| ended      | nobody                             | supervisors see the end of their sockets, and kill;     |                             |
+|            |                                    | containers see that of `alive`                          |                             |
 
 A death is noticed by the end of a connection, on both sides, at once. These bound each wait:
 

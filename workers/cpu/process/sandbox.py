@@ -33,13 +33,14 @@ import os
 import secrets
 import shutil
 import threading
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from workers.cpu.abstract import EnvironmentSpec, ExecRequest, Sandbox
-from workers.cpu.base import await_cleanup, lock_base, make_afresh
+from workers.cpu.base import take_base
 from workers.cpu.cores import CoreMap
 from workers.cpu.disk_floor import DiskFloor
 from workers.cpu.errors import EnvironmentExists, EnvironmentGone, ImageUnsupported, ProcessesLeft, SandboxError, SessionUnavailable
@@ -57,7 +58,7 @@ from workers.cpu.process.background import background_of
 from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.fork_client import ForkClient
 from workers.cpu.process.groups import Groups, MemoryGroup, find_groups
-from workers.cpu.process.handover import take_over
+from workers.cpu.process.handover import End
 from workers.cpu.process.isolation import (
     CONTROL,
     HOME,
@@ -136,13 +137,7 @@ class ProcessSandbox(Sandbox):
         self._limits_asked = asdict(self._limits)
         self._start_timeout_s, self._max_file_bytes = start_timeout_s, max_file_bytes
         self._base = Path(os.path.realpath(base))
-        self._base_lock = lock_base(self._base)
-        kept = take_over(self._base, keep_s, log.warning)
-        if kept is None:
-            self._cleanup_lock = await_cleanup(self._base, self._base_lock)
-            make_afresh(self._base, ("environments", "etc"))
-        else:
-            self._cleanup_lock = kept.lock
+        self._base_lock, self._cleanup_lock, kept = take_base(self._base, ("environments", "etc"), keep_s)
         self._core_map = core_map or CoreMap.of_this_process()
         self._disk_floor, self._leftovers = DiskFloor(disk_floor_mb, [self._base]), Leftovers()
         self._groups = find_groups(self._base)
@@ -172,7 +167,7 @@ class ProcessSandbox(Sandbox):
             self._set_apart(isolation)
         self.left_messages: list[str] = []
         if kept is not None:
-            adoption = Adoption(self._base / "environments", kept, self._made(), self._drain)
+            adoption = Adoption[ProcessEnvironment](self._base / "environments", kept, self._made(), self._drain, self._fork_client)
             self.left_messages = adoption.messages
             for environment in adoption.adopt(self._adopted):
                 self._environments[environment.spec.id] = environment
@@ -293,11 +288,15 @@ class ProcessSandbox(Sandbox):
         shell = [self._dialect.program, self._search_path]
         return {"isolation": self.isolation, "shell": shell, "limits": limits, "groups": groups, "has_users": self._users is not None}
 
-    def _adopted(self, record: Record, folders: Folders) -> ProcessEnvironment:
+    def _adopted(self, record: Record, folders: Folders, ends: Sequence[End]) -> ProcessEnvironment:
         """Return an environment of the worker before this one, without its sessions."""
         if (user := record.own["user"]) is not None and self._users is not None:
             self._users.adopt(user)
-        return self._built(record, folders, self._dialect, self._view, adopts=True)
+        environment = self._built(record, folders, self._dialect, self._view, adopts=True)
+        for end in ends:
+            if not isinstance(end.channel, int) and not end.control and environment.anchor is not None:
+                environment.anchor.adopt(end.channel, end.pid)
+        return environment
 
     def _drop_records(self) -> None:
         """Have no successor go on with the environments that stand: the fork server that kept them was killed."""

@@ -35,6 +35,7 @@ from workers.cpu.abstract import Holding, Usage
 from workers.cpu.memory.allowance import Allowance
 from workers.cpu.ports.network import Network
 from workers.cpu.process import tree
+from workers.cpu.process.handover import End
 from workers.cpu.shell.dialect import ProtocolFolder
 
 TICKS_S = 0.02
@@ -238,6 +239,9 @@ class Meter(ABC):
 class Backend(ABC):
     """Owns the processes of one session."""
 
+    spared: frozenset[tree.Identity] = frozenset()
+    """What earlier commands had left when the command began."""
+
     @abstractmethod
     def fileno(self) -> int:
         """Return the descriptor that is readable when there is an event."""
@@ -254,14 +258,10 @@ class Backend(ABC):
     def begin(self, holding: Holding) -> None:
         """Grant `holding` to all processes, and take note of those that earlier commands left behind."""
 
-    @property
-    def spared(self) -> Collection[tree.Identity]:
-        """Return what earlier commands have left, where a successor of this worker is to be told."""
-        return ()
-
     def resume(self, holding: Holding, spared: Collection[tree.Identity]) -> None:
         """Grant `holding` to a command that runs, of the worker before this one."""
-        raise NotImplementedError("no worker goes on with the commands of this kind of session")
+        self.spared = frozenset(spared)
+        self.hold(holding)
 
     @abstractmethod
     def hold(self, holding: Holding) -> None:
@@ -372,17 +372,24 @@ class Backends(ABC):
     def backend(self, control: ProtocolFolder) -> Backend:
         """Return a fresh backend for the session that `control` serves. Raises `SessionUnavailable`."""
 
+    @abstractmethod
+    def adopt(self, control: ProtocolFolder, end: End | None) -> tuple[Backend, int, Exited | None] | None:
+        """Return a backend that the worker before this one has left, with its shell, or with 0 and how that has ended.
+
+        `end` is what is kept of a supervisor. Returns None where there is none. Raises `SandboxError` or `OSError`.
+        """
+
     @property
+    @abstractmethod
     def keeps(self) -> bool:
         """Whether sessions can outlive this worker."""
-        return False
 
+    @abstractmethod
     def keep(self, control: str, descriptors: Mapping[str, int]) -> None:
-        """Have descriptors of the session with the protocol folder `control` outlive this worker, by name; by default nothing.
+        """Have descriptors of the session with the protocol folder `control` outlive this worker, by name.
 
         Something left running still writes to a stream in the place of which another one comes.
         """
-        return
 
     def oom_kills(self) -> int:
         """Return how many processes of the environment the kernel has ended for want of memory; 0 where that is not bounded."""

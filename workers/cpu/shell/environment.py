@@ -36,7 +36,7 @@ class ShellEnvironment(Environment):
     """Sessions by name, and the closing of all that belongs to them; `forget` takes the environment off its sandbox's books."""
 
     def __init__(self, spec: EnvironmentSpec, files: RegularFiles, setup: SessionSetup, forget: Callable[[str], None]) -> None:
-        self._spec, self._files, self._setup, self._forget = spec, files, setup, forget
+        self._spec, self._files, self.setup, self._forget = spec, files, setup, forget
         self._lock = threading.Lock()
         self._sessions: dict[str, Session] = {}
         self._unended: list[Session] = []
@@ -51,7 +51,7 @@ class ShellEnvironment(Environment):
 
     @property
     def allowance(self) -> Allowance | None:
-        return self._setup.backends.allowance
+        return self.setup.backends.allowance
 
     @property
     def is_closed(self) -> bool:
@@ -69,7 +69,7 @@ class ShellEnvironment(Environment):
             self._check_open()
             session = self._sessions.get(request.session)
             if session is None:
-                session = self._sessions[request.session] = Session(self._setup, request.session)
+                session = self._sessions[request.session] = Session(self.setup, request.session)
         return ShellExecution(session, request, self._grants, self._kill_background)
 
     def resume(self, name: str, session: Session, backend: Backend | None) -> None:
@@ -91,8 +91,8 @@ class ShellEnvironment(Environment):
                 return
             del self._sessions[name]
             self._unended.append(session)
-            if self._setup.record is not None:
-                self._setup.record.forget(name)
+            if self.setup.record is not None:
+                self.setup.record.forget(name)
         with self._closing:
             if self._cleared:  # the end of the environment was faster, and has ended this session, too
                 return
@@ -127,7 +127,7 @@ class ShellEnvironment(Environment):
                 with self._grants.for_request(holding), connect(self._networks(), asked.port, wait) as connection:
                     return exchange(connection, asked, wait)
             except SandboxError as error:
-                if self._closed and not self._setup.backends.loss():
+                if self._closed and not self.setup.backends.loss():
                     raise ActionCancelled("the environment was closed", "environment_closed") from error
                 raise
 
@@ -138,8 +138,8 @@ class ShellEnvironment(Environment):
 
     def _check_open(self) -> None:
         if self._closed:
-            if loss := self._setup.backends.loss():
-                raise EnvironmentGone(f"environment {self._spec.id} is lost: {loss}", self._setup.backends.loss_cause())
+            if loss := self.setup.backends.loss():
+                raise EnvironmentGone(f"environment {self._spec.id} is lost: {loss}", self.setup.backends.loss_cause())
             raise EnvironmentGone(f"environment {self._spec.id} is closed")
 
     @contextmanager
@@ -149,16 +149,20 @@ class ShellEnvironment(Environment):
         try:
             yield
         except SandboxError as error:
-            if loss := self._setup.backends.loss():
-                raise EnvironmentGone(f"environment {self._spec.id} is lost: {loss}", self._setup.backends.loss_cause()) from error
+            if loss := self.setup.backends.loss():
+                raise EnvironmentGone(f"environment {self._spec.id} is lost: {loss}", self.setup.backends.loss_cause()) from error
             raise
+
+    def drop_record(self) -> None:
+        """Have no successor of this worker go on with the environment."""
+        if self.setup.record is not None:
+            self.setup.record.drop()
 
     def hang_up(self) -> None:
         """Begin to close: refuse commands, and tell every session to end. Returns at once."""
         with self._lock:
             self._closed = True
-            if self._setup.record is not None:
-                self._setup.record.drop()
+            self.drop_record()
             sessions = [*self._sessions.values(), *self._unended]
         if self.allowance is not None:
             self.allowance.close()

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from workers.cpu import weight
 from workers.cpu.control_files import pids, pids_below
@@ -77,7 +77,7 @@ class ContainerGroup(ABC):
 
     @abstractmethod
     def session(self, name: str) -> SessionGroup:
-        """Make the group of a session."""
+        """Make the group of a session, or take over that of an earlier worker."""
 
     @abstractmethod
     def oom_kills(self) -> int:
@@ -90,6 +90,10 @@ class ContainerGroup(ABC):
     def processes(self) -> list[int]:
         """Return the ids of all of the container's processes, as the worker sees them."""
         return pids_below(self.folder)
+
+    def strays(self, sessions: Iterable[str]) -> set[int]:
+        """Return the ids of those that are in the group of none of these sessions."""
+        return set(self.processes()).difference(*(pids(f"{self.folder}/{name}") for name in sessions))
 
     def note(self, session: SessionGroup, cores: Collection[int] | None, *, background: bool = False) -> None:
         """Note the grant of a session, None for none, and whether it is in the background; weigh the container by that."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Collection
 
@@ -20,7 +21,8 @@ class SessionGroupV1(SessionGroup):
         self._folders = {controller: f"{parents[controller]}/{name}" for controller in CONTROLLERS}
         super().__init__(container, self._folders["cpu"], container.all_cores, PARKED_QUOTA_US)
         for folder in dict.fromkeys(self._folders.values()):
-            os.mkdir(folder)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(folder)
         cpu, cpuset = self._folders["cpu"], self._folders["cpuset"]
         write(f"{cpuset}/cpuset.mems", read(f"{parents['cpuset']}/cpuset.mems").strip())
         # Without this, each change of cores would have the kernel rebuild its scheduling domains.

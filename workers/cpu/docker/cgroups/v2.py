@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Collection
 
@@ -18,7 +19,8 @@ class SessionGroupV2(SessionGroup):
 
     def __init__(self, container: ContainerGroup, name: str) -> None:
         super().__init__(container, f"{container.folder}/{name}", "", UNLIMITED)
-        os.mkdir(self.folder)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(self.folder)
         self.park()
 
     def add(self, pid: int) -> None:
@@ -48,9 +50,11 @@ class ContainerGroupV2(ContainerGroup):
 
     def __init__(self, mounts: Mounts, pid: int, all_cores: Collection[int]) -> None:
         assert mounts.unified is not None, "the caller has found version 2"
-        super().__init__(f"{mounts.unified}{paths_of(pid)['']}", core_list(all_cores))
+        # An earlier worker may have moved the container init.
+        super().__init__(f"{mounts.unified}{paths_of(pid)['']}".removesuffix(f"/{INIT}"), core_list(all_cores))
         leaf = f"{self.folder}/{INIT}"
-        os.mkdir(leaf)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(leaf)
         # A group whose children have controllers may have no process of its own.
         for each in pids(self.folder):
             write(f"{leaf}/cgroup.procs", str(each))

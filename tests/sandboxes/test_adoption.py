@@ -1,0 +1,235 @@
+"""Environments and their commands outlive a worker that is killed: the next one in its folder goes on with them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.local.kept_environments import end_kept
+from tests.containers.conftest import node_name
+from tests.containers.support import containers, docker, engine, processes_of
+from tests.workers_cpu.support import RUN, Worker, printed, processes_with, sleepers, until, worker_to_be_killed
+from tests.workers_cpu.test_adoption import KEEP_S, asked, ids, kill, leaves
+from workers.cpu.abstract import EnvironmentSpec, Sandbox
+from workers.cpu.docker.backend import ContainerBackend
+from workers.cpu.docker.cgroups.abstract import SessionGroup
+from workers.cpu.docker.engine import SNAPSHOT_LABEL
+from workers.cpu.docker.images import SNAPSHOTS
+from workers.cpu.docker.sandbox import ContainerSandbox
+from workers.cpu.process import tree
+from workers.cpu.process.sandbox import ProcessSandbox
+
+from .conftest import Boxes, Kind, container_options, numbers, params
+
+pytestmark = pytest.mark.timeout(300)
+
+
+class Workers:
+    """Workers of a kind that follow one another in the folder `base`, as one node."""
+
+    def __init__(self, kind: Kind, base: Path) -> None:
+        self.kind, self.base, self.node = kind, base, node_name(f"adoption-{next(numbers)}")
+
+    def make(self, base: Path, **more: Any) -> Sandbox:
+        given = {"keep_s": KEEP_S, **more}
+        if self.kind.is_container:
+            return ContainerSandbox(base, **{"node": self.node, "options": container_options(), **given})
+        return ProcessSandbox(base, **{"isolation": self.kind.isolation, **given})
+
+    def to_be_killed(self, *commands: tuple[str, str, str], **more: Any) -> AbstractContextManager[Worker]:
+        return worker_to_be_killed(self.base, *commands, make=self.make, **more)
+
+    def next(self, **more: Any) -> closing[Any]:
+        return closing(self.make(self.base, **more))
+
+    def home(self, environment: str) -> Path:
+        """Return the home of an environment, as this process sees it."""
+        if not self.kind.is_container:
+            return self.base / "environments" / environment / "work"
+        (container,) = containers(self.node)
+        return Path(f"/proc/{engine().inspect_container(container)['State']['Pid']}/root/home/user")
+
+    def left(self) -> list[Any]:
+        """Return what is left of environments."""
+        folders = [path for name in ("environments", "control") if (folder := self.base / name).exists() for path in folder.iterdir()]
+        return folders + (containers(self.node) if self.kind.is_container else processes_with(str(self.base)))
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest) -> str:
+    return str(getattr(request, "param", "container"))
+
+
+@pytest.fixture
+def workers(kind: Kind, boxes: Boxes, tmp_path: Path) -> Iterator[Workers]:
+    """Give workers of a kind that works here; what they have left ends with the test."""
+    boxes(kind.name)
+    yield Workers(kind, tmp_path / "environments" / "box")
+    end_kept(tmp_path)
+
+
+@pytest.mark.parametrize("place", params("process", "view", "bubblewrap", "container"), indirect=True)
+def test_idle_environments_go_on_with_files_sessions_and_what_they_left_running(workers: Workers) -> None:
+    # Given a worker with an environment that has a shell with variables, one that has ended, and a program that prints on and on
+    sets = "cd /tmp && export SET=1; unexported=2; greet() { echo hello $1; }; umask 027"
+    prints = f"cd ~; echo text > file; (while :; do echo on; sleep 0.02; done) & echo $! > prints; sleep 317.25{RUN} & cd /tmp"
+    commands = [("e", "main", sets), ("e", "main", prints), ("e", "ended", "cd /tmp; export LEFT=3"), ("e", "ended", "exit 4")]
+    # When it is killed, and so is the next one, which has used it
+    with workers.to_be_killed(*commands, ("other", "main", "true")) as worker:
+        kill(worker)
+    with workers.to_be_killed(("e", "main", "unexported=$unexported+"), ("other", "last", "true")) as worker:
+        kill(worker)
+    with workers.next() as third:
+        assert ids(third) == ["e", "other"]
+        env = third.get("e")
+        assert printed(env, "pwd; echo $SET $unexported; greet you; umask") == "/tmp\n1 2+\nhello you\n0027\n"
+        assert printed(env, "kill -0 $(cat ~/prints) && echo prints on") == "prints on\n"
+        assert printed(env, "pwd; echo $LEFT", session="ended") == "/tmp\n3\n"
+        assert env.read_file("file") == b"text\n"
+        assert printed(third.open(EnvironmentSpec(id="new")), "echo fine") == "fine\n"
+        env.close()
+        assert not processes_with(f"317.25{RUN}") and ids(third) == ["other", "new"]
+    assert until(lambda: not workers.left())
+
+
+WAITS = "until [ -e ~/go ]; do sleep 0.02; done"
+RUNNING = (
+    asked(
+        "prints",
+        f"echo before; echo wrong >&2; echo once >> ~/prints; {WAITS}; head -c 300000 /dev/zero | tr '\\0' x; echo after; (exit 5)",
+    ),
+    asked("leaves", "touch ~/leaves; until [ -e ~/gone ]; do sleep 0.02; done; exit 3"),
+    asked("ends", "touch ~/ends; echo done; cd /tmp; kept=1"),
+    asked("program", "touch ~/program; echo $X; exec sleep 0.2; exit 7", interpreter=("sh", "-c"), variables={"X": "2"}),
+    asked("late", f"touch ~/late; trap '' TERM; sleep 317.1875{RUN}", timeout_s=0.5),
+    asked("endless", f"touch ~/endless; sleep 317.1875{RUN}"),
+    asked("much", f"head -c 5000000 /dev/zero | tr '\\0' y; echo end; touch ~/much; {WAITS}", output_limit_bytes=1000),
+)
+
+
+@pytest.mark.parametrize("place", params("process", "view", "bubblewrap", "container"), indirect=True)
+def test_commands_go_on_with_their_output_limits_and_processes_and_each_ends_once(workers: Workers) -> None:
+    # Given a worker with a server that a command has left, and commands that run; when it is killed, and so are the next two, of which the
+    # first one goes on with nothing yet
+    first = ("e", "endless", f"sleep 317.3125{RUN} & echo $! > server")
+    with workers.to_be_killed(first, side_by_side=RUNNING) as worker:
+        assert worker.is_idle()
+        home = workers.home("e")
+        assert until(lambda: all((home / request.action_id).exists() for request in RUNNING))
+        worker.kill()
+    (home / "gone").touch()
+    with workers.to_be_killed(("e", "main", "true")) as worker:
+        kill(worker)
+    with workers.to_be_killed(("e", "main", "true"), goes_on_with=RUNNING) as worker:
+        kill(worker)
+    # Then the last one has the outcome of each
+    with workers.next() as third:
+        env = third.get("e")
+        assert sorted(third.left_messages) == sorted(request.message for request in RUNNING)
+        executions = {request.action_id: env.start(request) for request in RUNNING}
+        with ThreadPoolExecutor(len(executions)) as threads:
+            outcomes = {name: threads.submit(execution.wait) for name, execution in executions.items()}
+            env.write_file("go", b"")
+            executions["endless"].kill("no longer wanted")
+            ended = {name: future.result(60) for name, future in outcomes.items()}
+        assert {name: (one.status, one.exit_code) for name, one in ended.items()} == {
+            "prints": ("succeeded", 5),
+            "leaves": ("succeeded", 3),
+            "ends": ("succeeded", 0),
+            "program": ("succeeded", 0),
+            "late": ("timed_out", None),
+            "endless": ("cancelled", None),
+            "much": ("succeeded", 0),
+        }
+        assert ended["prints"].stdout == b"before\n" + b"x" * 300_000 + b"after\n" and ended["prints"].stderr == b"wrong\n"
+        assert (ended["ends"].stdout, ended["program"].stdout) == (b"done\n", b"2\n")
+        assert (
+            ended["much"].truncated
+            and ended["much"].stdout.startswith(b"y" * 500 + b"\n[4999004 bytes")
+            and len(ended["much"].stdout) < 1100
+        )
+        # And what earlier commands have left runs on, sessions go on, and no end is told again
+        assert printed(env, "kill -0 $(cat ~/server) && echo serves", session="endless") == "serves\n"
+        assert printed(env, "pwd; echo $kept", session="ends") == "/tmp\n1\n"
+        assert not processes_with(f"317.1875{RUN}") and printed(env, "cat ~/prints", session="prints") == "once\n"
+        for execution in executions.values():
+            execution.note_told()
+    with workers.next() as fourth:
+        assert not fourth.left_messages
+
+
+@pytest.mark.real
+def test_containers_of_which_nobody_takes_charge_end_and_the_others_go_on(workers: Workers) -> None:
+    # Given a worker with two environments; when it is killed, and somebody ends the container of one
+    with workers.to_be_killed(("ends", "main", "true"), ("stays", "main", leaves(f"318.5{RUN}"))) as worker:
+        kill(worker)
+    (sleeper,) = sleepers(f"318.5{RUN}")
+    (stays,) = [each for each in containers(workers.node) if sleeper in processes_of(each)]
+    (ends,) = {*containers(workers.node)} - {stays}
+    docker("kill", ends)
+    docker("commit", "--change", f"LABEL {SNAPSHOT_LABEL}={workers.node}", stays, snapshot := f"{SNAPSHOTS}:{workers.node}")
+    # Then the next one has the other, and snapshots
+    with workers.next() as box:
+        assert ids(box) == ["stays"] and sleepers(f"318.5{RUN}") == [sleeper] and docker("images", "--quiet", snapshot)
+    # And one that makes containers in another way, or comes too late, has none
+    for keep_s, more in ((KEEP_S, {"options": container_options(read_only=True)}), (0.5, {})):
+        with workers.to_be_killed(("e", "main", leaves(f"318.5{RUN}")), keep_s=keep_s) as worker:
+            kill(worker)
+        assert keep_s == KEEP_S or until(lambda: not containers(workers.node))
+        with workers.next(**more) as box:
+            assert not ids(box) and until(lambda: not processes_with(f"318.5{RUN}") and not workers.left())
+    assert not docker("images", "--quiet", snapshot)
+
+
+STEPS = {
+    "started": (ContainerBackend, "_take_in", False),
+    "known": (ContainerBackend, "_watch", False),
+    "in its group": (SessionGroup, "add", True),
+    "let go on": (ContainerBackend, "_put", False),
+}
+"""How far a shell is: what its start calls in which class, and whether that has been done."""
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("step", STEPS)
+def test_a_worker_that_is_killed_while_a_shell_starts_leaves_no_second_one(workers: Workers, step: str) -> None:
+    # Given a worker with a session, that is killed as it starts a shell for another one
+    kind, name, is_done = STEPS[step]
+    kinds: list[Any] = kind.__subclasses__() or [kind]
+    calls = count()
+
+    def killing(method: Callable[..., None]) -> Callable[..., None]:
+        def killed(*given: Any) -> None:
+            is_second = next(calls) > 0
+            if is_done:
+                method(*given)
+            if is_second:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if not is_done:
+                method(*given)
+
+        return killed
+
+    def make(base: Path, **more: Any) -> Sandbox:
+        for each in kinds:  # in the worker's own process
+            setattr(each, name, killing(getattr(each, name)))
+        return workers.make(base, **more)
+
+    with worker_to_be_killed(workers.base, ("e", "main", "kept=1"), ("e", "late", "echo no"), make=make) as worker:
+        worker.process.join(60)
+        assert worker.process.exitcode == -signal.SIGKILL
+    # When the next one uses both; then each command runs in one shell, and none waits to be let go on
+    with workers.next() as box:
+        env = box.get("e")
+        assert printed(env, "echo $kept") == "1\n"
+        assert printed(env, "echo once >> ~/late; cat ~/late", session="late") == "once\n"
+        found = [tree.command_line(pid) for pid in processes_of(env.container.id)]
+        assert len([line for line in found if b"/go" in line]) == 2 and not [line for line in found if b"/launch" in line]
