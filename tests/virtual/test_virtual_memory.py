@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tangram.wire import HEADROOM_MB
 from tests.virtual.memory import VirtualControls, VirtualWatcher
-from workers.cpu.memory.allowance import Allowance
+from workers.cpu.memory.allowance import IDLE_S, LATEST_S, SOONEST_S, Allowance
 
 LIMIT_MB, HELD_MB = 500, 30
 
@@ -71,6 +71,35 @@ def test_actions_that_leave_their_environment_as_it_was_measure_and_write_nothin
     with allowance.action(0, (1, 9)) as memory:
         controls.wanted_mb += 5
     assert memory.resident_mb == HELD_MB + 5 and controls.measured > before[0]
+
+
+class RecordingWatcher(VirtualWatcher):
+    """Keeps after how many seconds an environment was to be looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patience_s: list[float] = []
+
+    def look_within(self, allowance: Allowance, patience_s: float) -> None:
+        self.patience_s.append(patience_s)
+
+
+def test_while_no_action_runs_and_nothing_grows_looks_are_rare_and_an_action_brings_the_next_one_forward() -> None:
+    # Given an environment that is held to what an action has left
+    controls, watcher = VirtualControls(LIMIT_MB), RecordingWatcher()
+    controls.wanted_mb = HELD_MB
+    allowance = Allowance("e", LIMIT_MB, controls, watcher)  # type: ignore[arg-type]
+    with allowance.action(100, (1, 1)):
+        pass
+    # When nothing happens; then each look comes twice as late as the one before
+    assert [allowance.look() for _ in range(5)] == [0.08, 0.16, 0.32, IDLE_S, IDLE_S]
+    # And when something that was left running grows, the next one comes soon again
+    controls.wanted_mb += 2
+    assert [allowance.look() for _ in range(2)] == [LATEST_S, 0.08]
+    # And when an action begins that is granted nothing more, it is looked at in time
+    with allowance.action(0, (1, 2)):
+        assert SOONEST_S <= watcher.patience_s[-1] <= LATEST_S
+        assert SOONEST_S <= allowance.look() <= LATEST_S
 
 
 @contextmanager

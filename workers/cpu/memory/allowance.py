@@ -45,9 +45,10 @@ log = logging.getLogger(__name__)
 ROOM_MB, SLACK_BYTES = 64, MIB
 BYTES_PER_S = 2 << 30
 """The fastest that programs take memory: how soon the allowance could be near follows from it."""
-SOONEST_S, LATEST_S, SAMPLE_S, STALE_S = 0.02, 0.04, 0.1, 5.0
-"""An idle environment is looked at often enough for an action to begin in it at any time: within `LATEST_S`, what has its headroom left
-does not meet the kernel's bound. So an action that is granted nothing more need not wake the watcher."""
+SOONEST_S, LATEST_S, IDLE_S, SAMPLE_S, STALE_S = 0.02, 0.04, 0.64, 0.1, 5.0
+"""While an action runs, its environment is looked at within `LATEST_S`: in that time, what has its headroom left does not meet the kernel's
+bound. Between actions only what was left running can grow. So as long as the use stays as it is, each look comes twice as late as the one
+before, up to `IDLE_S`. What begins to grow later than that waits at the kernel's bound until it is seen."""
 
 Stamp = tuple[int, int]
 """The age of an allowance: the scheduler's epoch, and its number."""
@@ -81,6 +82,8 @@ class Allowance:
         self._actions: set[ActionMemory] = set()
         self._cache_most, self._unseen_most, self._sampled_at = 0, 0, 0.0
         self._seen, self._measured_at, self._used, self._meets = Use(0, 0), -math.inf, 0, b""
+        self._still_s = LATEST_S
+        """After how many seconds it is looked at again while no action runs."""
         self._is_granted = False
         self._stamp: Stamp = (0, 0)
 
@@ -138,6 +141,7 @@ class Allowance:
             if allowance_mb and stamp > self._stamp:
                 self._stamp, self._is_granted = stamp, True
                 self._set(allowance_mb)  # what the others were granted is in it
+            self._look_soon()
         try:
             yield mine
         finally:
@@ -160,6 +164,7 @@ class Allowance:
             if allowance_mb > self._allowed_mb and (self._actions or self.is_paused):
                 self._is_granted = True
                 self._set(allowance_mb)
+                self._look_soon()
 
     def sample(self) -> None:
         """Take note of what is held now, unless that was done a moment ago."""
@@ -236,7 +241,6 @@ class Allowance:
         except OSError as error:
             if not self._is_closed:  # it may be about to close
                 log.warning("environment %s cannot be held to %d MB: %s", self.environment, self._allowed_mb, error)
-        self._watcher.look_within(self, self._patience_s())
 
     def _has_room(self, use: Use) -> bool:
         return self._allowed_mb >= self.limit_mb or use.held <= self._near
@@ -280,9 +284,11 @@ class Allowance:
         """
         with self._lock:
             if self._is_closed or self._awake or self.is_paused or self._allowed_mb >= self.limit_mb:
-                return LATEST_S
+                return LATEST_S if self._actions else IDLE_S
             try:
-                used = self._used = self._controls.used()
+                used = self._controls.used()
+                is_still = not self._actions and abs(used - self._used) < SLACK_BYTES
+                self._used, self._still_s = used, min(2 * self._still_s, IDLE_S) if is_still else LATEST_S
                 if (used > self._near + self._seen.cache or self._has_met(used)) and not self._has_room(self._measure()):
                     self._pause()
             except OSError as error:
@@ -290,10 +296,15 @@ class Allowance:
                 return LATEST_S
             return self._patience_s()
 
+    def _look_soon(self) -> None:
+        """Have it looked at as what may grow from now on."""
+        self._still_s = LATEST_S
+        self._watcher.look_within(self, self._patience_s())
+
     def _patience_s(self) -> float:
         """Return after how many seconds the allowance could be near."""
         if not self._actions:
-            return LATEST_S
+            return self._still_s
         return min(max((self._near - max(self._seen.held, self._used - self._seen.cache)) / BYTES_PER_S, SOONEST_S), LATEST_S)
 
     def _has_met(self, used: int) -> bool:
@@ -353,6 +364,7 @@ class Allowance:
                 allowed_mb = self.limit_mb
             self._is_granted, self._bound_mb = allowed_mb < self.limit_mb, None
             self._set(allowed_mb)
+            self._look_soon()
 
 
 def _mb(held: int) -> int:

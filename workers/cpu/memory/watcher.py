@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 AFTER_ERROR_S = 1.0
-STEPS_S = 0.04, 0.02
+STEPS_S = 0.64, 0.04, 0.02
 """Looks fall on multiples of one of these, so that many environments are looked at in one go."""
 
 
@@ -98,5 +98,5 @@ class Watcher:
 
 def _latest(at: float, patience_s: float) -> float:
     """Return the last multiple of a step up to `at`, the step being no longer than the patience."""
-    step_s = STEPS_S[0] if STEPS_S[0] <= patience_s else STEPS_S[1]
+    step_s = next((step for step in STEPS_S if step <= patience_s), STEPS_S[-1])
     return at // step_s * step_s
