@@ -194,6 +194,8 @@ def test_a_command_that_reads_large_files_is_not_paused(env: Environment, schedu
     outcome, memory = granted(env, "head -c 200M /dev/zero > large; sync large; for i in 1 2; do cat large | wc -c; done")
     assert outcome.stdout == f"{200 << 20}\n".encode() * 2 and not scheduler.asked
     assert memory.memory_mb is not None and memory.memory_mb < GRANT_MB
+    # And the file need not be read from the disk a third time
+    assert until(lambda: granted(env, "cat large | wc -c") and allowance_of(env)._controls.use().cache > 180 << 20)
 
 
 def test_a_command_that_grows_to_the_limit_ends_by_its_own_fault(env: Environment, scheduler: Scheduler) -> None:

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from tangram.wire import HEADROOM_MB
 from tests.virtual.memory import VirtualControls, VirtualWatcher
 from workers.cpu.memory.allowance import IDLE_S, LATEST_S, SOONEST_S, Allowance
+from workers.cpu.memory.controls import Use
+from workers.memory import MIB
 
 LIMIT_MB, HELD_MB = 500, 30
 
@@ -100,6 +102,40 @@ def test_while_no_action_runs_and_nothing_grows_looks_are_rare_and_an_action_bri
     with allowance.action(0, (1, 2)):
         assert SOONEST_S <= watcher.patience_s[-1] <= LATEST_S
         assert SOONEST_S <= allowance.look() <= LATEST_S
+
+
+class CachingControls(VirtualControls):
+    """Has pages of files, too: as many as there is room for beside what programs hold."""
+
+    files_mb, met = 0, 0
+
+    def used(self) -> int:
+        wanted = (self.wanted_mb + self.files_mb) * MIB
+        self.met += wanted > self._most_bytes
+        return min(wanted, self._most_bytes)
+
+    def _cache(self) -> int:
+        return self.used() - min(self.wanted_mb * MIB, self._most_bytes)
+
+    def meets(self) -> bytes:
+        return str(self.met).encode()
+
+
+def test_files_that_were_read_stay_in_memory_and_what_takes_their_place_counts() -> None:
+    controls = CachingControls(LIMIT_MB)
+    controls.wanted_mb, controls.files_mb = HELD_MB, 300
+    allowance = Allowance("e", LIMIT_MB, controls, VirtualWatcher())  # type: ignore[arg-type]
+    with allowance.action(60, (1, 1)):
+        # Given an environment with more pages of files than it may hold memory; then they stay, also when the allowance is lowered
+        for _ in range(5):
+            allowance.look()
+        assert controls.use() == Use(HELD_MB * MIB, 300 * MIB) and not allowance.is_paused
+    assert controls.use().cache == 300 * MIB
+    with allowance.action(60, (1, 2)):
+        # When the files are gone, and programs take a part of the room; then it is paused all the same
+        controls.files_mb, controls.wanted_mb = 0, 80
+        allowance.look()
+        assert allowance.is_paused
 
 
 @contextmanager

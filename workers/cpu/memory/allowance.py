@@ -9,14 +9,15 @@
 | awake   | something is started or ended, so all runs at the bound    | that is over: bounded, or paused again                   |
 | closed  | the environment closes: all runs, nothing is watched       |                                                          |
 
-Pages of files that no program has mapped are not held. The kernel drops them first where its bound is met, or where the node is full.
+Pages of files that no program has mapped are not held. The kernel drops them first where its bound is met, or where the node is full. So
+that files need not be read again, the bound leaves room for those that were read, and follows them.
 
 Most actions change nothing: they are granted what their environment may use already, and leave it as it was. So what is held is measured
 again only if the use has changed by `SLACK_BYTES`, if the bound has been met since, or after `STALE_S`, since as much cache may have gone
 as programs have taken. A bound that stands is not written again.
 
-A pause comes `CUSHION_MB` before the allowance, and the kernel's own bound is `ROOM_MB` beyond that. The room between them is for cache,
-and for what programs take until the watcher looks again. Programs that take `BYTES_PER_S` do not fill it before. If the watcher is late,
+A pause comes `CUSHION_MB` before the allowance, and the kernel's own bound is `ROOM_MB` beyond that, besides cache. The room between them
+is for what programs take until the watcher looks again. Programs that take `BYTES_PER_S` do not fill it before. If the watcher is late,
 they sleep in the kernel (version 1, where system calls then fail) or are slowed down (version 2).
 """
 
@@ -45,10 +46,13 @@ log = logging.getLogger(__name__)
 ROOM_MB, SLACK_BYTES = 64, MIB
 BYTES_PER_S = 2 << 30
 """The fastest that programs take memory: how soon the allowance could be near follows from it."""
-SOONEST_S, LATEST_S, IDLE_S, SAMPLE_S, STALE_S = 0.02, 0.04, 0.64, 0.1, 5.0
+FOLLOWS_BYTES = 32 * MIB
+"""By how much the cache differs before the kernel's bound follows."""
+SOONEST_S, LATEST_S, IDLE_S, SAMPLE_S, SHIFTED_S, STALE_S = 0.02, 0.04, 0.64, 0.1, 1.0, 5.0
 """While an action runs, its environment is looked at within `LATEST_S`: in that time, what has its headroom left does not meet the kernel's
 bound. Between actions only what was left running can grow. So as long as the use stays as it is, each look comes twice as late as the one
-before, up to `IDLE_S`. What begins to grow later than that waits at the kernel's bound until it is seen."""
+before, up to `IDLE_S`. What begins to grow later than that waits at the kernel's bound until it is seen. Where much is cache, it is
+measured after `SHIFTED_S` even if the use is the same: the kernel may have dropped as much cache as programs have taken."""
 
 Stamp = tuple[int, int]
 """The age of an allowance: the scheduler's epoch, and its number."""
@@ -75,6 +79,8 @@ class Allowance:
         self._allowed_mb = limit_mb
         self._bound_mb: int | None = limit_mb
         """The allowance to which the kernel holds the environment; None if that is not sure."""
+        self._kernels_bound = limit_mb * MIB
+        """How many bytes the kernel lets be used, cache included."""
         self._is_watched = self._is_closed = False
         self._paused_at: float | None = None
         self._paused_before_s = 0.0
@@ -211,7 +217,7 @@ class Allowance:
     @property
     def _most_unseen(self) -> int:
         """How many bytes can be held at most between two looks."""
-        return self.limit_mb * MIB if self._allowed_mb >= self.limit_mb else self._kernels_bound
+        return self.limit_mb * MIB if self._allowed_mb >= self.limit_mb else self._near + ROOM_MB * MIB
 
     def _end_last(self, action: ActionMemory, use: Use) -> None:
         """Say what stays, and lower the allowance to it. What is reported is what the scheduler is to book."""
@@ -251,9 +257,15 @@ class Allowance:
         return (self._allowed_mb - CUSHION_MB) * MIB
 
     @property
-    def _kernels_bound(self) -> int:
-        """How many bytes the kernel lets be used, cache included."""
-        return min(self._near + ROOM_MB * MIB, self.limit_mb * MIB)
+    def _bound_wanted(self) -> int:
+        """How many bytes the kernel is to let be used, with room for what is cached."""
+        return min(self._near + ROOM_MB * MIB + self._seen.cache, self.limit_mb * MIB)
+
+    def _follow(self) -> None:
+        """Have the kernel's bound follow the cache."""
+        if abs((wanted := self._bound_wanted) - self._kernels_bound) >= FOLLOWS_BYTES:
+            self._controls.bound(wanted)
+            self._kernels_bound = wanted
 
     def _bound(self) -> bool:
         """Have the kernel hold the environment to the allowance. Return whether it could."""
@@ -264,10 +276,12 @@ class Allowance:
             self._controls.remember(self._allowed_mb)
         if self._allowed_mb >= self.limit_mb:
             self._controls.unbound(self.limit_mb * MIB)
+            self._kernels_bound = self.limit_mb * MIB
         else:
             if not self._is_watched:
                 self._is_watched = True
                 self._watcher.watch(self)
+            self._kernels_bound = self._bound_wanted
             try:
                 self._controls.bound(self._kernels_bound)
             except OSError as error:
@@ -280,7 +294,7 @@ class Allowance:
     def look(self) -> float:
         """Pause where the allowance is near; return after how many seconds it could be again.
 
-        As long as neither more is used nor the bound has been met since memory was last measured, that need not be done again.
+        As long as the use is about the same, and the bound has not been met, memory is not measured again.
         """
         with self._lock:
             if self._is_closed or self._awake or self.is_paused or self._allowed_mb >= self.limit_mb:
@@ -289,8 +303,11 @@ class Allowance:
                 used = self._controls.used()
                 is_still = not self._actions and abs(used - self._used) < SLACK_BYTES
                 self._used, self._still_s = used, min(2 * self._still_s, IDLE_S) if is_still else LATEST_S
-                if (used > self._near + self._seen.cache or self._has_met(used)) and not self._has_room(self._measure()):
-                    self._pause()
+                if self._has_met(used) or self._may_have_shifted(used):
+                    if self._has_room(self._measure()):
+                        self._follow()
+                    else:
+                        self._pause()
             except OSError as error:
                 log.debug("the memory of environment %s cannot be looked at: %s", self.environment, error)
                 return LATEST_S
@@ -306,6 +323,13 @@ class Allowance:
         if not self._actions:
             return self._still_s
         return min(max((self._near - max(self._seen.held, self._used - self._seen.cache)) / BYTES_PER_S, SOONEST_S), LATEST_S)
+
+    def _may_have_shifted(self, used: int) -> bool:
+        """Return whether so much may be held that the allowance is near, though it was not when memory was last measured."""
+        if used > self._near + self._seen.cache or used < self._seen.held + self._seen.cache - SLACK_BYTES:
+            return True
+        is_large = self._seen.cache > ROOM_MB * MIB
+        return is_large and bool(self._actions) and time.monotonic() - self._measured_at >= SHIFTED_S
 
     def _has_met(self, used: int) -> bool:
         """Return whether the kernel's bound has been met since the last time, so that cache may have made room for what is held."""
