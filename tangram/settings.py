@@ -206,9 +206,10 @@ class Settings(BaseSettings):
         default=0, description="Cores that a CPU worker leaves to the system, whole physical ones where that can be."
     )
     memory_mb: Count | None = Field(default=None, description="Memory that a CPU worker offers; by default the host's.")
-    memory: Literal["fixed", "elastic"] = Field(
-        default="fixed",
-        description="Memory of a CPU worker's environments: fixed, booked by their `memory_mb`, or elastic, granted as it is used.",
+    memory: Literal["auto", "elastic", "fixed"] = Field(
+        default="auto",
+        description="Memory of a CPU worker's environments: elastic, granted as it is used, fixed, booked by their `memory_mb`, or auto, "
+        "elastic where the worker can pause environments.",
     )
     environments_max: Count | None = Field(
         default=None, description="Environments that a CPU worker holds at most; by default any number for which it has memory."

@@ -23,10 +23,13 @@ def usable_mb(proc: Path = Path("/proc/self")) -> int:
     return min(psutil.virtual_memory().total, *_limits(proc), 1 << 63) // MIB
 
 
-def for_environments_mb() -> int:
-    """Return the MiB that all environments of a process sandbox may use together: the rest is for the worker and what is beside it."""
-    usable = usable_mb()
-    return usable - min(usable // 8, MOST_KEPT_MB)
+def for_environments_mb(there_mb: int | None = None) -> int:
+    """Return the MiB of `there_mb` that all environments may use together: the rest is for the worker and what is beside it.
+
+    By default `there_mb` is what this process may use.
+    """
+    there_mb = usable_mb() if there_mb is None else there_mb
+    return there_mb - min(there_mb // 8, MOST_KEPT_MB)
 
 
 def _limits(proc: Path) -> Iterator[int]:

@@ -20,7 +20,6 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
 from celery import signals
 
 from app.action_task import NodeRuntime, call_of
@@ -39,11 +38,12 @@ from workers.cpu.abstract import Sandbox
 from workers.cpu.busy import BusyCores
 from workers.cpu.command_input import CommandInputs
 from workers.cpu.cores import CoreMap
-from workers.cpu.memory.pause_trial import allowed_now, grant_memory
+from workers.cpu.memory.offer import MemoryOffer, allowed_now
+from workers.cpu.memory.pause_trial import Memory
 from workers.cpu.streams import OutputStreams
 from workers.cpu.topology import Topology
 from workers.cpu.weight import Means
-from workers.memory import MIB, usable_mb
+from workers.memory import usable_mb
 from workers.node import Node
 from workers.shutdown import NodeWorker, Shutdown
 from workers.unique_name import UniqueName
@@ -245,18 +245,18 @@ def _set_up_cpu(settings: Settings, blobs: Blobs) -> Prepared:
     machine = Topology.of_this_process()
     domains = _offered_cores(settings, machine)
     core_map = CoreMap(tuple(sorted(machine.without(settings.reserved_cores).cores)))
-    memory_mb = settings.memory_mb or psutil.virtual_memory().total // MIB
-    description = describe("cpu", settings, cores=sum(map(len, domains)), domains=domains, memory_mb=memory_mb)
+    memory = MemoryOffer(settings)
+    description = describe("cpu", settings, cores=sum(map(len, domains)), domains=domains, memory_mb=memory.memory_mb)
     base = settings.state_dir / "environments" / description["name"]
     base.mkdir(parents=True, exist_ok=True, mode=0o700)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # from what is adopted on, until `shutdown.py` takes it
     if settings.sandbox == "process":
-        sandbox, isolation = _process_sandbox(base, core_map, settings)
+        sandbox, isolation = _process_sandbox(base, core_map, settings, memory.memory)
     else:
-        sandbox, isolation = _container_sandbox(base, core_map, description["name"], settings), "container"
+        sandbox, isolation = _container_sandbox(base, core_map, description["name"], settings, memory.memory), "container"
     description["labels"] += [f"isolation:{isolation}", f"background:{sandbox.background}"]
     description["labels"].append(f"memory:{'enforced' if sandbox.enforces_memory else 'not-enforced'}")
-    _say_what_is_held(sandbox, grant_memory(description, sandbox) if settings.memory == "elastic" else "")
+    _say_what_is_held(sandbox, memory.declare(description, sandbox), memory.level)
     streams = OutputStreams(blobs.store)
     provide(CpuContext(settings=settings, blobs=blobs, sandbox=sandbox, streams=streams, inputs=CommandInputs()))
     offered = [core for domain in domains for core in domain]
@@ -278,12 +278,12 @@ def _set_up_cpu(settings: Settings, blobs: Blobs) -> Prepared:
     return Prepared(description=description, now=now, wanted=sandbox.watcher.wanted, attach=attach, close=close, stands=stands)
 
 
-def _say_what_is_held(sandbox: Sandbox, memory_problem: str) -> None:
+def _say_what_is_held(sandbox: Sandbox, by_limits: str, by_limits_level: int) -> None:
     def say(**_: Any) -> None:
         if not sandbox.enforces_memory:
             log.warning("memory_mb of environments is not enforced: this worker may not write control groups for memory")
-        if memory_problem:
-            log.warning("the memory of environments is booked by their limits, not granted as it is used: %s", memory_problem)
+        if by_limits:
+            log.log(by_limits_level, "the memory of environments is booked by their limits, not granted as it is used: %s", by_limits)
         means, weak = sandbox.background, sandbox.background == "affinity"
         log.log(logging.WARNING if weak else logging.INFO, "commands are held in the background by: %s", _BACKGROUND[means])
 
@@ -291,7 +291,7 @@ def _say_what_is_held(sandbox: Sandbox, memory_problem: str) -> None:
     signals.worker_ready.connect(say, weak=False)
 
 
-def _process_sandbox(base: Path, core_map: CoreMap, settings: Settings) -> tuple[Sandbox, str]:
+def _process_sandbox(base: Path, core_map: CoreMap, settings: Settings, memory: Memory) -> tuple[Sandbox, str]:
     from workers.cpu.errors import SessionUnavailable
     from workers.cpu.process.sandbox import ProcessSandbox
 
@@ -301,7 +301,7 @@ def _process_sandbox(base: Path, core_map: CoreMap, settings: Settings) -> tuple
             core_map=core_map,
             disk_floor_mb=settings.disk_floor_mb,
             memory_mb=settings.process_memory_mb,
-            memory=settings.memory,
+            memory=memory,
             isolation=settings.isolation,
             keep_s=settings.node_lost_s,
         )
@@ -320,7 +320,7 @@ def _process_sandbox(base: Path, core_map: CoreMap, settings: Settings) -> tuple
     return sandbox, sandbox.isolation
 
 
-def _container_sandbox(base: Path, core_map: CoreMap, node: str, settings: Settings) -> Sandbox:
+def _container_sandbox(base: Path, core_map: CoreMap, node: str, settings: Settings, memory: Memory) -> Sandbox:
     try:
         from workers.cpu.docker.options import ContainerLimits, ContainerOptions
         from workers.cpu.docker.sandbox import ContainerSandbox
@@ -351,7 +351,7 @@ def _container_sandbox(base: Path, core_map: CoreMap, node: str, settings: Setti
         warm=settings.warm,
         limits=limits,
     )
-    return ContainerSandbox(base, node=node, options=options, core_map=core_map, memory=settings.memory, keep_s=settings.node_lost_s)
+    return ContainerSandbox(base, node=node, options=options, core_map=core_map, memory=memory, keep_s=settings.node_lost_s)
 
 
 def _set_up_gpu(settings: Settings, blobs: Blobs) -> Prepared:

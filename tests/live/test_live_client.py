@@ -10,9 +10,11 @@ from array import array
 import pytest
 
 from app.replay.outside_api import OutsideApi
+from app.scheduler_document import read_shown
 from bench.quotas import outside as counting_server
 from tangram import Action, ActionCancelled, ActionFailed, ActionTimedOut, AsyncClient, Client, calls
 from tangram.calls import Place
+from tangram.connection import find_addresses, open_store
 from tests.live.support import Live
 from tests.ports import free_port
 
@@ -168,6 +170,22 @@ async def test_coroutines_share_one_client_and_cancel_their_actions(live: Live) 
                 await task
             # The session is free again long before the command would have ended.
             assert (await asyncio.wait_for(env.exec("ls"), 100)).stdout == "running\n"
+
+
+def test_memory_is_granted_to_an_environment_as_it_uses_it(client: Client, live: Live) -> None:
+    if "the memory of environments is booked by their limits" in live.log("cpu-0"):
+        pytest.skip("needs control groups that the worker may write")
+    store = open_store(find_addresses(live.settings).result_url, 60.0, 1)
+
+    def granted_mb() -> int:
+        shown = read_shown(store) or {"nodes": {}}
+        return int(shown["nodes"].get("cpu-0", {}).get("memory", {}).get("granted_mb", 0))
+
+    with client.open(trajectory="grows", memory_mb=1024) as env:
+        done = env.exec("python3 -S -c 'print(len(bytearray(200 << 20)))'")
+        assert (done.stdout, done.exit_code) == (f"{200 << 20}\n", 0)
+        live.until(lambda: 0 < granted_mb() < 1024)
+    store.close()
 
 
 def test_workers_keep_no_thread_per_action_and_a_usual_run_logs_nothing_that_frightens(client: Client, live: Live) -> None:

@@ -27,7 +27,7 @@ from workers.context import CpuContext, provide
 from workers.control import this_node
 from workers.cpu import tasks
 from workers.cpu.command_input import CommandInputs
-from workers.cpu.memory.pause_trial import allowed_now
+from workers.cpu.memory.offer import allowed_now
 from workers.cpu.streams import OutputStreams
 from workers.node import Node, Try
 from workers.start import describe

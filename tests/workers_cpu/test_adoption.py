@@ -169,6 +169,18 @@ def let_go(base: Path) -> None:
     waits.rename(waits.with_name("go"))
 
 
+def test_environments_of_a_worker_that_books_limits_go_on_in_one_that_grants_memory_by_action(tmp_path: Path) -> None:
+    with to_be_killed(tmp_path / "box", ("e", "main", "export SET=1"), ("e", "other", f"sleep 319.25{RUN} &")) as worker:
+        kill(worker)
+    with next_worker(tmp_path / "box", memory="elastic") as box:
+        if box.memory_problem:
+            pytest.skip(box.memory_problem)
+        assert printed(box.get("e"), "echo $SET") == "1\n" and processes_with(f"319.25{RUN}")
+        # And new ones can be paused
+        assert open_one(box, "new").allowance is not None
+    assert not processes_with(f"319.25{RUN}")
+
+
 @pytest.mark.parametrize("isolation", EITHER, indirect=True)
 def test_what_is_paused_for_memory_goes_on_in_the_next_worker_or_ends(tmp_path: Path, isolation: IsolationChoice) -> None:
     # Given a worker that may pause environments: in one a server takes too much, in one a command does

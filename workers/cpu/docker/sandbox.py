@@ -162,7 +162,7 @@ class ContainerSandbox(Sandbox):
 
     def _adopt(self, kept: Kept) -> None:
         """Go on with what the worker before this one has left."""
-        adoption = Adoption[ContainerEnvironment](self._base / "environments", kept, self._made(), self._drain, self._fork_client)
+        adoption = Adoption[ContainerEnvironment](self._base / "environments", kept, [self._made()], self._drain, self._fork_client)
         for environment in adoption.adopt(self._adopted):
             self._environments[environment.spec.id] = entry = _Entry(Opening())
             entry.environment.set_result(environment)

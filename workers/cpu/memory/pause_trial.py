@@ -10,15 +10,12 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import Any, Literal
+from typing import Literal
 
-from tangram.wire import WireNode
 from workers.cpu import control_files
-from workers.cpu.abstract import Sandbox
 from workers.cpu.memory.allowance import Allowance
 from workers.cpu.memory.controls import Controls, ControlsV1, ControlsV2
 from workers.cpu.memory.watcher import Watcher
-from workers.memory import for_environments_mb
 
 LIMIT_MB, GRANT_MB, TAKEN_MB = 192, 16, 128
 """More is taken than the kernel gives before the watcher looks."""
@@ -29,20 +26,6 @@ BY_LIMIT = "the worker was not told to pause environments"
 
 Memory = Literal["fixed", "elastic"]
 """What bounds the memory of environments: nothing but their limit, or their limit and an allowance below it."""
-
-
-def grant_memory(description: WireNode, sandbox: Sandbox) -> str:
-    """Declare that memory is granted as it is used; return why it cannot be, or nothing. What is granted is used, so it must be there."""
-    if not (problem := sandbox.memory_problem):
-        description["grants_memory"], description["memory_mb"] = True, min(description["memory_mb"], for_environments_mb())
-    return problem
-
-
-def allowed_now(sandbox: Sandbox) -> dict[str, Any]:
-    """Return what a beat says of the memory of all environments; nothing if none was granted any."""
-    allowances = (environment.allowance for environment in sandbox.environments())
-    found = {allowance.environment: now for allowance in allowances if allowance is not None and (now := allowance.now()) is not None}
-    return {"allowed": found} if found else {}
 
 
 def problem_of(memory: str, freezer: str | None, *, is_v2: bool) -> str:

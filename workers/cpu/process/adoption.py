@@ -26,7 +26,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -60,10 +60,13 @@ E = TypeVar("E", bound=ShellEnvironment)
 
 
 class Adoption(Generic[E]):
-    """What is left in the folder `environments`, and `kept` by the fork server; `made` is how this worker sets environments up."""
+    """What is left in the folder `environments`, and `kept` by the fork server.
 
-    def __init__(self, environments: Path, kept: Kept, made: Mapping[str, Any], drain: Drain, fork_client: ForkClient) -> None:
-        self._environments, self._server, self._made, self._drain = environments, kept.server, made, drain
+    `ways` are those in which environments may be set up, first that of this worker.
+    """
+
+    def __init__(self, environments: Path, kept: Kept, ways: Sequence[Mapping[str, Any]], drain: Drain, fork_client: ForkClient) -> None:
+        self._environments, self._server, self._ways, self._drain = environments, kept.server, ways, drain
         self._fork_client = fork_client
         self._ends: dict[str, list[End]] = {}
         for end in kept.ends:
@@ -108,8 +111,9 @@ class Adoption(Generic[E]):
         return sorted(found, key=lambda record: record.opened_at)
 
     def _adopt(self, record: Record, make: Callable[[Record, Folders, list[End]], E]) -> E:
-        if record.made != self._made:
-            names = sorted(name for name in {**record.made, **self._made} if record.made.get(name) != self._made.get(name))
+        if record.made not in self._ways:
+            own = self._ways[0]
+            names = sorted(name for name in {**record.made, **own} if record.made.get(name) != own.get(name))
             raise SessionUnavailable(f"this worker would set it up in another way: {', '.join(names)}")
         messages: list[str] = []
         ends, control_of = self._ends[record.spec.id], {session.control: name for name, session in record.sessions.items()}

@@ -167,7 +167,9 @@ class ProcessSandbox(Sandbox):
             self._set_apart(isolation)
         self.left_messages: list[str] = []
         if kept is not None:
-            adoption = Adoption[ProcessEnvironment](self._base / "environments", kept, self._made(), self._drain, self._fork_client)
+            # What was not to be paused has no freezer.
+            ways = [self._made(freezer) for freezer in (self._groups.freezer, None)]
+            adoption = Adoption[ProcessEnvironment](self._base / "environments", kept, ways, self._drain, self._fork_client)
             self.left_messages = adoption.messages
             for environment in adoption.adopt(self._adopted):
                 self._environments[environment.spec.id] = environment
@@ -272,7 +274,8 @@ class ProcessSandbox(Sandbox):
     def _environment(self, spec: EnvironmentSpec, dialect: Dialect, view: View | None) -> ProcessEnvironment:
         folders = Folders(f"{self._base}/environments/{spec.id}")
         user = self._users.take() if view is not None and self._users is not None else None
-        record = Record(folders.record, spec, self._made(), {"user": user, "memory_mb": spec.memory_mb or self.default_memory_mb})
+        own = {"user": user, "memory_mb": spec.memory_mb or self.default_memory_mb}
+        record = Record(folders.record, spec, self._made(self._groups.freezer), own)
         try:
             folders.make(PLACES if view is not None else (), user)
             record.write()
@@ -282,9 +285,9 @@ class ProcessSandbox(Sandbox):
             shutil.rmtree(folders.root, ignore_errors=True)
             raise
 
-    def _made(self) -> dict[str, object]:
+    def _made(self, freezer: str | None) -> dict[str, object]:
         """Return how this sandbox sets environments up, as JSON has it."""
-        limits, groups = self._limits_asked, [self._groups.cpu, self._groups.memory, self._groups.freezer]
+        limits, groups = self._limits_asked, [self._groups.cpu, self._groups.memory, freezer]
         shell = [self._dialect.program, self._search_path]
         return {"isolation": self.isolation, "shell": shell, "limits": limits, "groups": groups, "has_users": self._users is not None}
 
@@ -350,7 +353,8 @@ class ProcessSandbox(Sandbox):
     def _bounded(self, record: Record, *, adopts: bool) -> tuple[Groups, MemoryGroup | None]:
         """Return where the groups of an environment's sessions are, and its own, which bounds its memory. Raises `SandboxError`."""
         try:
-            return self._groups.of_environment(record.spec.id, record.own["memory_mb"], adopts=adopts)
+            groups = replace(self._groups, freezer=record.made["groups"][2])
+            return groups.of_environment(record.spec.id, record.own["memory_mb"], adopts=adopts)
         except OSError as error:
             raise SandboxError(f"the memory of environment {record.spec.id} cannot be bounded: {error}") from error
 
