@@ -21,6 +21,7 @@ from tests.workers_cpu.test_adoption import KEEP_S, asked, ids, kill, leaves
 from workers.cpu.abstract import EnvironmentSpec, Sandbox
 from workers.cpu.docker.backend import ContainerBackend
 from workers.cpu.docker.cgroups.abstract import SessionGroup
+from workers.cpu.docker.cgroups.choice import ControlGroups
 from workers.cpu.docker.engine import SNAPSHOT_LABEL
 from workers.cpu.docker.images import SNAPSHOTS
 from workers.cpu.docker.sandbox import ContainerSandbox
@@ -187,6 +188,20 @@ def test_containers_of_which_nobody_takes_charge_end_and_the_others_go_on(worker
         with workers.next(**more) as box:
             assert not ids(box) and until(lambda: not processes_with(f"318.5{RUN}") and not workers.left())
     assert not docker("images", "--quiet", snapshot)
+
+
+@pytest.mark.real
+def test_what_was_paused_for_memory_goes_on_under_a_worker_that_books_limits(workers: Workers) -> None:
+    # Given a container that its worker holds to less than its limit, and has paused
+    with workers.to_be_killed(("e", "main", "kept=1")) as worker:
+        kill(worker)
+    (container,) = containers(workers.node)
+    controls = ControlGroups(sorted(os.sched_getaffinity(0)))(engine().inspect_container(container)["State"]["Pid"]).controls()
+    controls.bound(64 << 20)
+    controls.freeze()
+    with workers.next(memory="fixed") as box:
+        found = printed(box.get("e"), "echo $kept; head -c 90000000 /dev/zero | tail -c 90000000 | wc -c")
+    assert found == "1\n90000000\n"
 
 
 STEPS = {

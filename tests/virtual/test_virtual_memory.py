@@ -94,7 +94,7 @@ def test_while_no_action_runs_and_nothing_grows_looks_are_rare_and_an_action_bri
     with allowance.action(100, (1, 1)):
         pass
     # When nothing happens; then each look comes twice as late as the one before
-    assert [allowance.look() for _ in range(5)] == [0.08, 0.16, 0.32, IDLE_S, IDLE_S]
+    assert [allowance.look() for _ in range(5)] == [0.08, 0.16, IDLE_S, IDLE_S, IDLE_S]
     # And when something that was left running grows, the next one comes soon again
     controls.wanted_mb += 2
     assert [allowance.look() for _ in range(2)] == [LATEST_S, 0.08]

@@ -30,6 +30,7 @@ import shutil
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -72,6 +73,7 @@ from workers.cpu.shell.output import Drain
 from workers.cpu.shell.record import Record
 from workers.cpu.shell.session_setup import SessionSetup
 from workers.cpu.weight import Means
+from workers.memory import MIB
 
 log = logging.getLogger(__name__)
 
@@ -263,6 +265,12 @@ class ContainerSandbox(Sandbox):
         (alive,) = [end.fileno() for end in ends if end.name == ALIVE]
         container = self._maker.adopt(record.own, os.dup(alive))
         self._images.note_use(record.own["image"])
+        if self.memory_problem:
+            # The worker before this one may have granted it less, and paused it for that.
+            with suppress(OSError):
+                controls = container.group.controls()
+                controls.thaw()
+                controls.unbound(record.own["memory_mb"] * MIB)
         return self._built(record, container)
 
     def _drop_records(self) -> None:

@@ -48,7 +48,7 @@ BYTES_PER_S = 2 << 30
 """The fastest that programs take memory: how soon the allowance could be near follows from it."""
 FOLLOWS_BYTES = 32 * MIB
 """By how much the cache differs before the kernel's bound follows."""
-SOONEST_S, LATEST_S, IDLE_S, SAMPLE_S, SHIFTED_S, STALE_S = 0.02, 0.04, 0.64, 0.1, 1.0, 5.0
+SOONEST_S, LATEST_S, IDLE_S, SAMPLE_S, SHIFTED_S, STALE_S = 0.02, 0.04, 0.32, 0.1, 1.0, 5.0
 """While an action runs, its environment is looked at within `LATEST_S`: in that time, what has its headroom left does not meet the kernel's
 bound. Between actions only what was left running can grow. So as long as the use stays as it is, each look comes twice as late as the one
 before, up to `IDLE_S`. What begins to grow later than that waits at the kernel's bound until it is seen. Where much is cache, it is

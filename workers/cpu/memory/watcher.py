@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 AFTER_ERROR_S = 1.0
-STEPS_S = 0.64, 0.04, 0.02
+STEPS_S = 0.32, 0.04, 0.02
 """Looks fall on multiples of one of these, so that many environments are looked at in one go."""
 
 
