@@ -50,16 +50,14 @@ memory_mb = 100
 max_concurrency = 8
 
 [services.broken]
-engine = "torch"
+engine = "stub"
 task = "score"
-model = "broken"
 cells = [1]
 memory_mb = 200
 
 [services.broken-teacher]
-engine = "torch"
+engine = "stub"
 task = "logprobs"
-model = "broken"
 cells = [1]
 memory_mb = 200
 """
@@ -67,15 +65,17 @@ memory_mb = 200
 
 @pytest.fixture(scope="module")
 def served(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Run a stack with services: stubs, and one whose weights are spoilt."""
-    pytest.importorskip("torch", reason="the extra `gpu` is not installed")
-    from app.tiny_models import make_tiny
-
+    """Run a stack with services, all of them stubs, and one whose weights are spoilt."""
     folder = tmp_path_factory.mktemp("services")
-    (make_tiny(folder / "broken", "reward") / "model.safetensors").write_bytes(b"no tensors")
     (folder / "services.toml").write_text(SERVICES)
     variables = {"TANGRAM_QUEUE_LIMIT": str(QUEUE_LIMIT), "TANGRAM_GATEWAY_REWARD_S": "1"}
-    gpus = {"nodes": 0, "cells": 2, "cell_memory_mb": 2048, "services_file": folder / "services.toml"}
+    gpus = {
+        "nodes": 0,
+        "cells": 2,
+        "cell_memory_mb": 2048,
+        "services_file": folder / "services.toml",
+        "include": ("tests.gateway.broken_engine",),
+    }
     with serving(tmp_path_factory.mktemp("gateway"), variables=variables, **gpus) as served:
         yield served
 
