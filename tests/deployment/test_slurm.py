@@ -12,12 +12,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tangram import ActionLost, Client, Settings
-from tests.engines.waiting import until
+from tests.engines import waiting
 from tests.ports import free_ports
 
 from .support import ROOT, missing
@@ -25,6 +26,8 @@ from .support import ROOT, missing
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 WAIT_S = 200.0
+until = partial(waiting.until, timeout_s=WAIT_S, longest_pause_s=0.5)
+"""Most of what is waited for is seen by commands of Slurm, which cost more than a look."""
 
 SLURM_CONF = """
 ClusterName=test
@@ -69,7 +72,7 @@ class Slurm:
 
     def _start(self, words: list[str]) -> subprocess.Popen[bytes]:
         if words[0] != "munged":
-            until(lambda: (self.folder / "munge.socket").exists(), WAIT_S)
+            until(lambda: (self.folder / "munge.socket").exists())
         with (self.folder / f"{words[0]}.log").open("ab") as log:
             return subprocess.Popen(words, env=self.variables, stdout=log, stderr=log)
 
@@ -84,30 +87,34 @@ class Slurm:
 
     def submit(self, *words: str) -> str:
         """Submit the job, and return its number."""
-        until(lambda: self.say("sinfo", "--noheader", "--states=idle", "--format=%D") == "2", WAIT_S)
-        return self.say("sbatch", "--parsable", "--output=out.log", *words, str(ROOT / "deploy" / "slurm" / "arl-tangram.sbatch"))
+        until(lambda: self.say("sinfo", "--noheader", "--states=idle", "--format=%D") == "2")
+        return self.say("sbatch", "--parsable", "--output=%j.log", *words, str(ROOT / "deploy" / "slurm" / "arl-tangram.sbatch"))
+
+    def output(self, job: str) -> str:
+        """Return what a job has printed."""
+        return (self.folder / f"{job}.log").read_text()
 
     def serve(self, job: str) -> dict[str, str]:
         """Wait until the job has said where a trainer finds it, and return the variables."""
         file = self.folder / f"arl-tangram-{job}" / "trainer.env"
-        until(lambda: file.exists() or self.state(job) not in ("", "PENDING", "CONFIGURING", "RUNNING"), WAIT_S)
+        until(lambda: file.exists() or self.state(job) not in ("", "PENDING", "CONFIGURING", "RUNNING"))
         assert file.stat().st_mode & 0o77 == 0
         lines = (line.removeprefix("export ").partition("=") for line in file.read_text().splitlines())
         return {name: value for name, _, value in lines}
 
     def end(self) -> None:
         self.say("scancel", "--full", "--user=root")
-        until(lambda: not self.say("squeue", "--noheader"), WAIT_S)
+        until(lambda: not self.say("squeue", "--noheader"))
         for daemon in reversed(self.daemons):
             daemon.send_signal(signal.SIGTERM)
             daemon.wait(60)
 
 
-@pytest.fixture
-def slurm(tmp_path: Path) -> Iterator[Slurm]:
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     if not all(map(shutil.which, ("munged", "slurmctld", "slurmd", "sbatch"))) or os.geteuid():
         missing("needs Debian's slurm-wlm and root")
-    cluster = Slurm(tmp_path / "slurm")
+    cluster = Slurm(tmp_path_factory.mktemp("cluster") / "slurm")
     yield cluster
     cluster.end()
 
@@ -129,7 +136,7 @@ def test_a_job_serves_a_trainer_and_drains_before_its_limit(slurm: Slurm, monkey
         minutes = int(time.monotonic() - submitted_at + 30) // 60 + 2
         slurm.say("scontrol", "update", f"JobId={job}", f"TimeLimit={minutes}")
         slurm.say("scancel", "--batch", "--signal=USR1", job)
-        until(lambda: "draining" in (slurm.folder / "out.log").read_text(), WAIT_S)
+        until(lambda: "draining" in slurm.output(job))
         slurm.say("scancel", "--batch", "--signal=USR1", job)
         # Then a command comes to its end, and its environment lives until it is closed
         assert running.result().stdout == "done\n"
@@ -139,17 +146,18 @@ def test_a_job_serves_a_trainer_and_drains_before_its_limit(slurm: Slurm, monkey
         with pytest.raises(ActionLost):
             never_ends.result(WAIT_S)
     # And the job ends well, leaves its journal, and nothing else on the machines
-    until(lambda: slurm.state(job) == "COMPLETED", WAIT_S)
-    assert "drained and ended" in (slurm.folder / "out.log").read_text()
+    until(lambda: slurm.state(job) == "COMPLETED")
+    assert "drained and ended" in slurm.output(job)
     with closing(sqlite3.connect(folder / "tangram.sqlite")) as journal:
         ends = dict(journal.execute("SELECT status, count(*) FROM actions WHERE kind = 'cpu.exec' GROUP BY status").fetchall())
     assert ends == {"succeeded": 2, "lost": 1} and not (folder / "trainer.env").exists()
     assert os.listdir(slurm.folder / "own disk") == ["thesis.tex"]
 
 
-def test_a_job_whose_scheduler_does_not_start_ends(slurm: Slurm) -> None:
-    slurm.variables["TANGRAM_POLICY"] = "nonsense"
+def test_a_job_whose_scheduler_does_not_start_ends(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(slurm.variables, "TANGRAM_POLICY", "nonsense")
+    monkeypatch.setitem(slurm.variables, "STACK_LOCAL_DIR", str(slurm.folder / "other disk"))
     job = slurm.submit("--time=60")
-    until(lambda: slurm.state(job) == "FAILED", WAIT_S)
-    assert "has ended, see" in (slurm.folder / "out.log").read_text()
-    assert not os.listdir(slurm.folder / "own disk")
+    until(lambda: slurm.state(job) == "FAILED")
+    assert "has ended, see" in slurm.output(job)
+    assert not os.listdir(slurm.folder / "other disk")
