@@ -15,8 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from app.local.processes import wait_until
 from app.local.redis_server import RedisServer
+from tests.engines.waiting import until
 from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -116,8 +116,11 @@ class Deployment:
                 return False
             return True
 
-        if not wait_until(is_up, UP_S):
-            raise NotUp(f"{name} does not come up: {(self.folder / f'{name}.log').read_text()[-3000:]}")
+        # Each look is a process, which takes as much of the machine as the one that starts.
+        try:
+            until(is_up, UP_S, longest_pause_s=1.0)
+        except AssertionError:
+            raise NotUp(f"{name} does not come up: {(self.folder / f'{name}.log').read_text()[-3000:]}") from None
 
     def end(self, name: str, sent: signal.Signals) -> None:
         """Send a process a signal, and wait for its end."""
