@@ -23,7 +23,7 @@ pytestmark = pytest.mark.real
 
 CALLERS = 2
 SEEDS = [int(seed) for seed in os.environ.get("TANGRAM_CYCLE_SEEDS", "1").split(",")]
-CYCLES = 200 if "TANGRAM_CYCLE_SEEDS" in os.environ else 80
+CYCLES = 200 if "TANGRAM_CYCLE_SEEDS" in os.environ else 40
 """Cycles of each setting: few where time is short."""
 NATURE = {"model_mb": 3600, "context_mb": 200, "graphs_mb": 120, "growth_mb": [60, 30], "jitter_mb": 10, "noise": 1e-6}
 SERVICES = {"judge": "score", "critic": "score", "teacher": "logprobs", "sage": "logprobs"}
