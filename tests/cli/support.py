@@ -66,7 +66,9 @@ def leftovers(folder: Path) -> list[str]:
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get("TANGRAM_STATE_DIR") == str(folder / "state") or str(folder) in " ".join(process.cmdline()):
+            # A fork shows the variables of its template.
+            state = str(folder) if process.cwd() == str(folder) else process.environ().get("TANGRAM_STATE_DIR", "")
+            if state in (str(folder), str(folder / "state")) or str(folder) in " ".join(process.cmdline()):
                 found.append(" ".join(process.cmdline()))
         except psutil.Error:
             continue

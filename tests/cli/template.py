@@ -5,6 +5,8 @@ as a process of tests has threads and applications of Celery, which a fork must 
 the tests all the same: its first parent ends at once, and the process of the tests takes over orphans meanwhile. Such a child ends as every
 Python process does.
 
+A command that starts a stack has a template of its own, which is a fork of it, so that the processes of the stack are forks, too.
+
 The template has nothing of `app.celery`, whose application has the addresses of the environment in which it was imported.
 """
 
@@ -28,6 +30,8 @@ import time
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from app.local.processes import Process
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = [sys.executable, "-P", "-m", "tangram"]
@@ -71,6 +75,10 @@ MODULES = (
     "workers.node",
 )
 """What processes of the system import, and what makes no application."""
+LATER = {"gateway": "app.gateway.server", "web": "app.web.server"}
+"""What only some commands import: the template does so when the first of them is asked for."""
+STACKS = ("demo", "plan", "replay", "up")
+"""Commands that may start a stack."""
 PARAMETERS = [*inspect.signature(subprocess.Popen._execute_child).parameters][1:]  # type: ignore[attr-defined]
 """What `subprocess` hands to the method that starts a process; further versions of Python may add to it."""
 REFUSED = {"executable": None, "preexec_fn": None, "pass_fds": (), "shell": False, "process_group": -1, "umask": -1}
@@ -81,23 +89,12 @@ PR_SET_CHILD_SUBREAPER = 36
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
-class Template:
-    """The template's process, and orders for it."""
+class Orders:
+    """Orders for a template."""
 
-    def __init__(self) -> None:
-        """Start it; it ends with this process."""
-        self._orders, its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def __init__(self, orders: socket.socket) -> None:
+        self._orders = orders
         self._turn = threading.Lock()
-        env = {name: value for name, value in os.environ.items() if not name.startswith("TANGRAM_")}
-        argv = [sys.executable, "-c", "from tests.cli.template import serve; serve()", str(its_end.fileno())]
-        with its_end:
-            self._process = subprocess.Popen(argv, cwd=ROOT, env={**env, "PYTHONPATH": str(ROOT)}, pass_fds=[its_end.fileno()])
-        atexit.register(self.close)
-
-    def close(self) -> None:
-        """Have it end."""
-        self._orders.close()
-        self._process.wait(60)
 
     def fork(self, order: dict[str, Any], standard: list[int]) -> int:
         """Start a command with these standard files; return the number of its process."""
@@ -123,10 +120,33 @@ class Template:
         self._orders.close()
 
 
+class Template(Orders):
+    """The template's process, and orders for it."""
+
+    def __init__(self) -> None:
+        """Start it; it ends with this process."""
+        orders, its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        super().__init__(orders)
+        env = {name: value for name, value in os.environ.items() if not name.startswith("TANGRAM_")}
+        argv = [sys.executable, "-c", "from tests.cli.template import serve; serve()", str(its_end.fileno())]
+        with its_end:
+            self._process = subprocess.Popen(argv, cwd=ROOT, env={**env, "PYTHONPATH": str(ROOT)}, pass_fds=[its_end.fileno()])
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Have it end."""
+        self._orders.close()
+        self._process.wait(60)
+
+
+_inherited: list[Orders] = []
+"""The template of a process that is itself a fork of one, and may start a stack."""
+
+
 @cache
-def template() -> Template:
+def template() -> Orders:
     """Return the template of this process."""
-    return Template()
+    return _inherited[0] if _inherited else Template()
 
 
 class Forked(subprocess.Popen[Any]):
@@ -157,7 +177,7 @@ class Forked(subprocess.Popen[Any]):
 
 
 def serve() -> None:
-    """Import modules, then fork a child for each order. Returns when there are no more; in a child, runs the command."""
+    """Import modules, then fork a child for each order; in a child, run the command."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.path[0] = str(ROOT)
     for name in MODULES:
@@ -165,11 +185,33 @@ def serve() -> None:
     assert "app.celery" not in sys.modules
     gc.collect()
     gc.freeze()
-    with socket.socket(fileno=int(sys.argv[1])) as orders:
+    order, files = _next_order(socket.socket(fileno=int(sys.argv[1])))
+    if order["words"][:1] and order["words"][0] in STACKS:
+        ours, its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if os.fork():
+            its_end.close()
+            _inherited.append(Orders(ours))
+            Process.start_child = Forked
+        else:
+            ours.close()
+            for file in files:
+                os.close(file)
+            order, files = _next_order(its_end)
+    _become(order, files)
+    importlib.import_module(order["main"]).main()
+
+
+def _next_order(orders: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Fork a child for each order, in which this returns it with the standard files; end once there are no more."""
+    with orders:
         while True:
             text, files, _, _ = socket.recv_fds(orders, 1 << 20, 3)
             if not text:
-                return
+                os._exit(0)
+            order = json.loads(text)
+            for word in order["words"][:1]:
+                if word in LATER:
+                    importlib.import_module(LATER[word])
             between = os.fork()
             if between == 0:
                 first = os.getpid()
@@ -182,15 +224,12 @@ def serve() -> None:
                     os._exit(0)
                 while os.getppid() == first:
                     time.sleep(0.0005)
-                break
+                return order, files
             os.waitpid(between, 0)
             with contextlib.suppress(OSError):
                 orders.send(b"adopted")
             for file in files:
                 os.close(file)
-    order = json.loads(text)
-    _become(order, files)
-    importlib.import_module(order["main"]).main()
 
 
 def _become(order: dict[str, Any], files: list[int]) -> None:
