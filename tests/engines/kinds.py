@@ -9,6 +9,7 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -318,12 +319,18 @@ class Shelf:
         self._engines: dict[tuple[str, Task], Engine] = {}
 
     def engine(self, name: str, task: Task) -> Engine:
-        """Return the engine of a kind and task."""
+        """Return the engine of a kind and task. Where making one takes long, those of all tasks are made at once, on a core each."""
         if (name, task) not in self._engines:
-            folder = self._folder / f"{name}-{task}".replace(" ", "-")
-            self._kinds.append(KINDS[name](self._models, folder, pytest.MonkeyPatch(), self))
-            self._engines[name, task] = self._kinds[-1].started(task)
+            tasks = (task,) if CAN[name].made else tuple(MODELS)
+            with ThreadPoolExecutor(len(tasks)) as pool:
+                made = pool.map(lambda one: self._started(name, one), tasks)
+                self._engines |= {(name, one): engine for one, engine in zip(tasks, made, strict=True)}
         return self._engines[name, task]
+
+    def _started(self, name: str, task: Task) -> Engine:
+        folder = self._folder / f"{name}-{task}".replace(" ", "-")
+        self._kinds.append(kind := KINDS[name](self._models, folder, pytest.MonkeyPatch(), self))
+        return kind.started(task)
 
     def close(self) -> None:
         """Stop them."""
