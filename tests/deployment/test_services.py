@@ -27,6 +27,7 @@ from app.local.processes import Command, Process, wait_until
 from tests.conftest import RedisUrls, redis_binary
 from tests.containers.images import BUSYBOX, busybox, make_busybox
 from tests.deployment.support import PASSWORDS, ROOT, environment, missing, services
+from tests.engines.waiting import until
 from tests.ports import free_port
 
 POSTGRES = os.environ.get("TANGRAM_TEST_POSTGRES_URL", "postgresql+psycopg://postgres@127.0.0.1:5432")
@@ -143,7 +144,10 @@ def _answers(client: Redis) -> bool:
 def become_healthy(deployment: Deployment, names: Sequence[str] = LONG_RUNNING) -> None:
     """Run compose's own checks of services that have just been started until they pass."""
     for name in names:
-        assert wait_until(lambda name=name: deployment.look(name).returncode == 0, 90), f"{name}\n{deployment.logs()}"
+        try:  # each look is a process, as in a container
+            until(lambda name=name: deployment.look(name).returncode == 0, 90, longest_pause_s=1.0)  # type: ignore[misc]
+        except AssertionError:
+            raise AssertionError(f"{name}\n{deployment.logs()}") from None
 
 
 def test_the_smoke_check_of_what_is_healthy_passes(deployment: Deployment) -> None:
