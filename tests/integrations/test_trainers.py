@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.real, pytest.mark.usefixtures("live")]
 async def test_a_policy_learns_the_repair_and_no_environment_is_left(live: Live) -> None:
     random.seed(1)
     before = standing(live)
-    policy = await asyncio_trainer.train(steps=3, group=6)
+    policy = await asyncio_trainer.train(steps=3, group=4)
     assert policy.probabilities()[1] > 0.5
     # The journal learns of a close after its caller; what was there before may end meanwhile
     live.until(lambda: set(standing(live)) <= set(before))
