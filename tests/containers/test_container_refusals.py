@@ -25,7 +25,7 @@ from workers.cpu.cores import CoreMap
 from workers.start import _container_sandbox
 from pathlib import Path
 try:
-    _container_sandbox(Path(sys.argv[1]), CoreMap.of_this_process(), "tangram-test-refused", Settings()).close()
+    _container_sandbox(Path(sys.argv[1]), CoreMap.of_this_process(), "tangram-test-refused", Settings(), "fixed").close()
 except TangramError as error:
     print(f"{type(error).__name__}: {error}")
 """

@@ -51,7 +51,7 @@ def test_a_worker_whose_commands_see_the_host_warns_of_it_and_so_does_its_node(
     none_works(monkeypatch)
     monkeypatch.setattr(signals.worker_ready, "receivers", [])
     # When a worker of its own accord does without
-    sandbox, isolation = _process_sandbox(tmp_path / "base", CoreMap((0,)), Settings())
+    sandbox, isolation = _process_sandbox(tmp_path / "base", CoreMap((0,)), Settings(), "fixed")
     sandbox.close()
     # Then it says so, once it is ready
     assert isolation == "none"

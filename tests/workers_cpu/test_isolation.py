@@ -83,7 +83,7 @@ def test_where_nothing_can_be_set_apart_auto_is_none_and_more_is_refused(
     with pytest.raises(SessionUnavailable, match="^bubblewrap does not work here: .*$"):
         ProcessSandbox(tmp_path / "box", isolation="bubblewrap")
     with pytest.raises(ConfigError, match="^TANGRAM_ISOLATION=bubblewrap: bubblewrap does not work here"):
-        _process_sandbox(tmp_path / "box", CoreMap.of_this_process(), Settings(isolation="bubblewrap"))
+        _process_sandbox(tmp_path / "box", CoreMap.of_this_process(), Settings(isolation="bubblewrap"), "fixed")
 
 
 def test_the_folders_of_programs_are_found_through_links_and_show_nothing_private(tmp_path: Path) -> None:
