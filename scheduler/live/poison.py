@@ -24,11 +24,12 @@ import logging
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from scheduler.live import reports
 from scheduler.live.entries import Journal, MessageFailed, SetAside
+from scheduler.model import events
 
 log = logging.getLogger(__name__)
 
@@ -92,17 +93,21 @@ def of_cancel(request: reports.Cancel) -> Message:
     return of_content("cancel", request.model_dump())
 
 
-def of_report(said: reports.Report, descriptions: Mapping[str, Mapping[str, Any]]) -> Message:
+def of_report(kind: str, said: reports.Report, descriptions: Mapping[str, Mapping[str, Any]]) -> Message:
     """Return the message of a worker's report. `descriptions` are the descriptions of the nodes that are up, by name."""
     match said:
         case reports.Beat():
-            return of_node(str(said.node["name"]), said.node, said.type)
+            return of_node(str(said.node["name"]), said.node, kind)
         case reports.Left():
-            return of_node(said.name, descriptions.get(said.name, {}), said.type)
-        case reports.ServiceChanged() | reports.MemoryWanted():
-            return of_content(said.type, said.model_dump())
+            return of_node(said.name, descriptions.get(said.name, {}), kind)
+        case reports.ServiceChanged():
+            return of_content(kind, said.model_dump())
+        case events.MemoryWanted():
+            return of_content(kind, asdict(said))
+        case reports.Finished():
+            return of_action(said.event.id, kind)
         case _:
-            return of_action(said.id, said.type)
+            return of_action(said.id, kind)
 
 
 class Quarantine:

@@ -7,25 +7,22 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, ValidatorFunctionWrapHandler, field_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from scheduler.live.descriptions import node_spec, services_of
 from scheduler.live.instances import entry_of
 from scheduler.model import events
-from scheduler.model.lifecycle import End
+from scheduler.model.events import Count, Text, Word
 from tangram.action import LONGEST_S, Action
 from tangram.errors import first_problem
 from tangram.wire import GIVEN_BYTES
 
 log = logging.getLogger(__name__)
 
-Seconds = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(strict=True, ge=0, lt=1 << 60)]
-Word = Annotated[str, Field(strict=True, min_length=1)]
-Text = Annotated[str, Field(strict=True)]
 Excerpted = Annotated[str, Field(strict=True, max_length=2000)]
 
 
@@ -40,52 +37,6 @@ class _Report(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
-class _OfTry(_Report):
-    """A report of one try of an action."""
-
-    id: Word
-    attempt: Count
-
-
-class Started(_OfTry):
-    """The worker has claimed an action and runs it since `at`."""
-
-    type: Literal["started"]
-    at: Seconds
-
-
-class Sent(_OfTry):
-    """The request to an outside API went out at `at`."""
-
-    type: Literal["sent"]
-    at: Seconds
-
-
-class Used(_OfTry):
-    """The core-seconds that a command has got in the background so far."""
-
-    type: Literal["used"]
-    background_cpu_s: Seconds
-
-
-class MemoryWanted(_Report):
-    """An environment uses `used_mb` of memory, all of its allowance, and its programs are paused."""
-
-    type: Literal["memory_wanted"]
-    environment: Word
-    used_mb: Count
-    allowance_mb: Count
-
-
-class Answer(_Report):
-    """The answer of an outside API."""
-
-    status: Count
-    retry_after_s: Seconds | None = None
-    tokens: Count | None = None
-    requests: Count = 1
-
-
 class Excerpt(_Report):
     """What the journal keeps of a command that has ended; see `workers/cpu/excerpt.py`."""
 
@@ -95,50 +46,24 @@ class Excerpt(_Report):
     stderr: Excerpted
 
 
-class Finished(_OfTry):
-    """An action has ended. Times are seconds, as in `events.Finished`; the core needs no `excerpt`."""
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """An action has ended. The core needs no `excerpt`."""
 
-    type: Literal["finished"]
-    status: End
-    reason: Text = ""
-    started_at: Seconds | None = None
-    execution_s: Seconds = 0.0
-    cpu_s: Seconds = 0.0
-    waited_s: Seconds = 0.0
-    slept_s: Seconds = 0.0
-    cause: Text = ""
-    answer: Answer | None = None
-    waits_again: Annotated[bool, Field(strict=True)] = False
-    memory_mb: Count | None = None
-    resident_mb: Count | None = None
-    excerpt: Excerpt | None = None
-
-    @field_validator("excerpt", mode="wrap")
-    @classmethod
-    def _if_it_makes_sense(cls, excerpt: object, read: ValidatorFunctionWrapHandler) -> object:
-        try:
-            return read(excerpt)
-        except ValidationError as error:
-            log.warning("an excerpt makes no sense and is left out: %s", first_problem(error))
-            return None
-
-    def event(self) -> events.Finished:
-        """Return this as the core's event."""
-        answer = None if self.answer is None else events.Answer(**self.answer.model_dump())
-        said = self.model_dump(exclude={"type", "answer", "excerpt"})
-        return events.Finished(**said, answer=answer)
+    event: events.Finished
+    excerpt: Excerpt | None
 
 
-class Unknown(_OfTry):
+class Unknown(_Report):
     """The worker never got this try, or no longer knows how it ended."""
 
-    type: Literal["unknown"]
+    id: Word
+    attempt: Count
 
 
 class Left(_Report):
     """The worker was stopped."""
 
-    type: Literal["left"]
     name: Word
 
 
@@ -159,7 +84,6 @@ class _Described(BaseModel):
 class Beat(_Report):
     """The worker is there, and describes its node."""
 
-    type: Literal["joined", "beat"]
     node: dict[str, Any]
 
     @field_validator("node")
@@ -180,7 +104,6 @@ class ServiceChanged(_Report):
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
-    type: Literal["service"]
     node: Word
 
     @property
@@ -196,7 +119,10 @@ class ServiceChanged(_Report):
             raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
-Report = Started | Sent | Used | MemoryWanted | Finished | Unknown | Left | Beat | ServiceChanged
+Event = events.Started | events.Sent | events.Used | events.MemoryWanted
+"""Reports that the core gets as they are."""
+
+Report = Event | Finished | Unknown | Left | Beat | ServiceChanged
 
 
 class Cancel(BaseModel):
@@ -254,19 +180,45 @@ class _ControlRequest(BaseModel):
     drain: Drain | None = None
 
 
-_READER: TypeAdapter[Report] = TypeAdapter(Annotated[Report, Field(discriminator="type")])
+_END, _EXCERPT = TypeAdapter(events.Finished), TypeAdapter(Excerpt | None)
 
 
-def read(said: object) -> Report:
-    """Return a report. Raises `ReportRefused`."""
+def _finished(said: Mapping[str, object]) -> Finished:
+    event = _END.validate_python({**said, "told_by": "worker"})
     try:
-        return _READER.validate_python(said)
+        return Finished(event, _EXCERPT.validate_python(said.get("excerpt")))
+    except ValidationError as error:
+        log.warning("an excerpt makes no sense and is left out: %s", first_problem(error))
+        return Finished(event, None)
+
+
+_READERS: Mapping[str, Callable[[Mapping[str, object]], Report]] = {
+    "started": TypeAdapter(events.Started).validate_python,
+    "sent": TypeAdapter(events.Sent).validate_python,
+    "used": TypeAdapter(events.Used).validate_python,
+    "memory_wanted": TypeAdapter(events.MemoryWanted).validate_python,
+    "finished": _finished,
+    "unknown": Unknown.model_validate,
+    "left": Left.model_validate,
+    "joined": Beat.model_validate,
+    "beat": Beat.model_validate,
+    "service": ServiceChanged.model_validate,
+}
+"""How a report is read, by its `type`."""
+
+
+def read(said: object) -> tuple[str, Report]:
+    """Return a report and its type. Raises `ReportRefused`."""
+    if not isinstance(said, Mapping) or not isinstance(kind := said.get("type"), str) or kind not in _READERS:
+        raise ReportRefused(f"it is no report of a known type: {said!r:.80}")
+    try:
+        return kind, _READERS[kind](said)
     except ValidationError as error:
         raise ReportRefused(first_problem(error)) from error
 
 
-def read_all(body: object) -> Iterator[Report]:
-    """Return the valid reports of a message, and log the problems of all others."""
+def read_all(body: object) -> Iterator[tuple[str, Report]]:
+    """Return the valid reports of a message with their types, and log the problems of all others."""
     said = body.get("events") if isinstance(body, Mapping) else None
     if not isinstance(said, list):
         log.warning("a message of a worker holds no reports and is dropped")

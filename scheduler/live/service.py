@@ -259,8 +259,8 @@ class Service:
             elif is_repeated(received):
                 self._executor.asked_again.add(received.id)
         elif received.sort == "events":
-            for said in reports.read_all(received.body):
-                message = poison.of_report(said, self._executor.descriptions)
+            for kind, said in reports.read_all(received.body):
+                message = poison.of_report(kind, said, self._executor.descriptions)
                 self._quarantine.deal(message, now, partial(self._take_report, said, now))
         else:
             self._requests.take(received.body, now)
@@ -323,17 +323,11 @@ class Service:
     def _take_report(self, said: reports.Report, now: float) -> None:
         match said:
             case reports.Finished():
-                self._executor.excerpts = {said.id: said.excerpt.model_dump() if said.excerpt else None}
-                self._handle(said.event(), now)
+                self._executor.excerpts = {said.event.id: said.excerpt.model_dump() if said.excerpt else None}
+                self._handle(said.event, now)
                 self._executor.excerpts = {}
-            case reports.Started():
-                self._handle(events.Started(id=said.id, attempt=said.attempt, at=said.at), now)
-            case reports.Sent():
-                self._handle(events.Sent(id=said.id, attempt=said.attempt, at=said.at), now)
-            case reports.Used():
-                self._handle(events.Used(id=said.id, attempt=said.attempt, background_cpu_s=said.background_cpu_s), now)
-            case reports.MemoryWanted():
-                self._handle(events.MemoryWanted(environment=said.environment, allowance_mb=said.allowance_mb), now)
+            case events.Started() | events.Sent() | events.Used() | events.MemoryWanted():
+                self._handle(said, now)
             case reports.Beat():
                 self._heartbeats.take_beat(said.node, now)
             case reports.ServiceChanged():

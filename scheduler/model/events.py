@@ -1,17 +1,28 @@
 """Events of the scheduler: the only inputs of `Core.handle`, as frozen values.
 
 Times inside events are seconds on the driver's clock, the same as `now`.
+
+Some events are workers' reports as they are on the wire (`scheduler/live/reports.py`). The types of their fields say what a worker may
+tell. They are checked when a report is read, not when an event is made.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from scheduler.model import EnvironmentFacts, Grant, NodeSpec, ServiceSpec
 from scheduler.model.copied import shared
 from scheduler.model.lifecycle import End, ServiceState
 from tangram.action import Action
+
+Seconds = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(strict=True, ge=0, lt=1 << 60)]
+Flag = Annotated[bool, Field(strict=True)]
+Word = Annotated[str, Field(strict=True, min_length=1)]
+Text = Annotated[str, Field(strict=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +63,9 @@ class Resumed:
 class Started:
     """A worker has claimed an action and runs it since `at`."""
 
-    id: str
-    attempt: int
-    at: float
+    id: Word
+    attempt: Count
+    at: Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +88,9 @@ class NeverArrived:
 class Sent:
     """The request of a running action went out at `at`, as its worker measured."""
 
-    id: str
-    attempt: int
-    at: float
+    id: Word
+    attempt: Count
+    at: Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,10 +100,10 @@ class Answer:
     `requests` counts the requests that the worker really sent. A value that the answer does not give is None.
     """
 
-    status: int
-    retry_after_s: float | None = None
-    tokens: int | None = None
-    requests: int = 1
+    status: Count
+    retry_after_s: Seconds | None = None
+    tokens: Count | None = None
+    requests: Count = 1
 
     @property
     def refuses(self) -> bool:
@@ -107,12 +118,12 @@ class EndFacts:
     `cause` is a word of `tangram/ends.py`, empty where the worker names none.
     """
 
-    id: str
+    id: Word
     status: End
-    reason: str = ""
-    execution_s: float = 0.0
-    cpu_s: float = 0.0
-    cause: str = ""
+    reason: Text = ""
+    execution_s: Seconds = 0.0
+    cpu_s: Seconds = 0.0
+    cause: Text = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,32 +138,32 @@ class Finished(EndFacts):
     running action; None if unknown.
     """
 
-    attempt: int
-    started_at: float | None = None
-    waited_s: float = 0.0
-    slept_s: float = 0.0
+    attempt: Count
+    started_at: Seconds | None = None
+    waited_s: Seconds = 0.0
+    slept_s: Seconds = 0.0
     answer: Answer | None = None
-    waits_again: bool = False
+    waits_again: Flag = False
     told_by: Literal["worker", "result", "scheduler"] = "worker"
-    memory_mb: int | None = None
-    resident_mb: int | None = None
+    memory_mb: Count | None = None
+    resident_mb: Count | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryWanted:
     """An environment has used up its allowance of memory, `allowance_mb`, and its programs are paused."""
 
-    environment: str
-    allowance_mb: int
+    environment: Word
+    allowance_mb: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Used:
     """An action has got `background_cpu_s` core-seconds in the background since its start, as its worker measured."""
 
-    id: str
-    attempt: int
-    background_cpu_s: float
+    id: Word
+    attempt: Count
+    background_cpu_s: Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import types
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
 
 from tangram.action import CPU_KINDS, GPU_KINDS, Action, Cost
 from tangram.elasticity import FLAT, Amdahl, Flat, Table
@@ -63,9 +64,11 @@ def any_of(hint: Any) -> st.SearchStrategy[Any]:
     if hint in PLAIN:
         return PLAIN[hint]
     if is_dataclass(hint):
-        hints = get_type_hints(hint)
+        hints = get_type_hints(hint, include_extras=True)
         return st.deferred(lambda: st.builds(hint, **{field.name: any_of(hints[field.name]) for field in fields(hint)}))
-    if origin is types.UnionType:
+    if origin is Annotated:
+        return any_of(inner[0]).filter(lambda value: _may_be(TypeAdapter(hint), value))
+    if origin is types.UnionType or origin is Union:
         return st.one_of(*(st.none() if one is type(None) else any_of(one) for one in inner))
     if origin is Literal:
         return st.sampled_from(inner)
@@ -73,3 +76,12 @@ def any_of(hint: Any) -> st.SearchStrategy[Any]:
         return st.dictionaries(any_of(inner[0]), any_of(inner[1]), max_size=2)
     values = any_of(inner[0])
     return st.frozensets(values, max_size=3) if origin is frozenset else st.lists(values, max_size=3).map(tuple)
+
+
+def _may_be(adapter: TypeAdapter[Any], value: object) -> bool:
+    """Return whether a type lets a value be."""
+    try:
+        adapter.validate_python(value)
+        return True
+    except ValidationError:
+        return False
