@@ -7,7 +7,7 @@ here or in the `snapshot` that a function is given.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,56 +15,7 @@ from sqlalchemy import Connection, Engine, Select, select
 
 from app.journal.database import snapshot
 from app.journal.figures import Selection, conditions_of
-from app.journal.models import Action, Environment, Grant, Node, Service, header_of, table
-
-
-class PastAction(NamedTuple):
-    """An action, ended or not. The parts of its ACT are absent until it has ended."""
-
-    id: str
-    job: str
-    trajectory: str
-    environment: str | None
-    kind: str
-    action_class: str
-    service: str | None
-    quota: str | None
-    status: str
-    reason: str
-    fault: str
-    cause: str
-    attempts: int
-    submitted_at: float
-    granted_at: float | None
-    started_at: float | None
-    ended_at: float | None
-    node: str | None
-    units: int | None
-    unit_s: float | None
-    queue_s: float | None
-    background_s: float | None
-    overhead_s: float | None
-    execution_s: float | None
-    act_s: float | None
-    cpu_s: float | None
-    memory_mb: int | None
-    resident_mb: int | None
-
-
-class PastGrant(NamedTuple):
-    """What one try of an action held last. What it held before it was resized, at `resized_at`, is not kept."""
-
-    action: str
-    attempt: int
-    node: str
-    resource: str
-    units: int
-    core_ids: list[int]
-    cell_ids: list[int]
-    background: bool
-    granted_at: float
-    resized_at: float | None
-    released_at: float | None
+from app.journal.models import Action, Environment, Grant, Node, Service, header_of, rows_of, table
 
 
 class PastPod(NamedTuple):
@@ -87,8 +38,8 @@ class NodeSize(NamedTuple):
 class History:
     """Actions by submission, grants by when they were given, the nodes that these name, and the limits, MB, of environments measured."""
 
-    actions: list[PastAction]
-    grants: list[PastGrant]
+    actions: Sequence[Action]
+    grants: Sequence[Grant]
     pods: list[PastPod]
     nodes: Mapping[str, NodeSize]
     limits: Mapping[str, int]
@@ -97,7 +48,7 @@ class History:
 class Declared(NamedTuple):
     """An action that was carried out, with the header that declares it."""
 
-    past: PastAction
+    past: Action
     header: Mapping[str, Any]
 
 
@@ -109,17 +60,17 @@ class Declarations:
     services: Mapping[str, Mapping[str, Any]]
 
 
-_ACTION = tuple(getattr(Action, name) for name in PastAction._fields)
-_GRANT = tuple(getattr(Grant, name) for name in PastGrant._fields)
+_ACTION = tuple(column for column in table(Action).columns if column.name not in ("header", "core_ids", "cell_ids", "excerpt"))
+"""What a report or an export asks of an action. What it holds is in its grants."""
 
 
 def history(connection: Connection, selection: Selection) -> History:
     """Return what the selected actions did, and what they held, from a snapshot of the database."""
     where = conditions_of(selection)
     in_time = (Action.submitted_at, Action.position)
-    actions = [PastAction(*row) for row in connection.execute(select(*_ACTION).where(*where).order_by(*in_time))]
-    held = select(*_GRANT).join_from(Grant, Action, Grant.action == Action.id).where(*where)
-    grants = [PastGrant(*row) for row in connection.execute(held.order_by(Grant.granted_at, Action.position))]
+    actions = rows_of(Action, connection.execute(select(*_ACTION).where(*where).order_by(*in_time)))
+    held = select(table(Grant)).join_from(Grant, Action, Grant.action == Action.id).where(*where)
+    grants = rows_of(Grant, connection.execute(held.order_by(Grant.granted_at, Action.position)))
     pods = [PastPod(*row) for row in connection.execute(_pods(selection))]
     named = {grant.node for grant in grants} | {pod.node for pod in pods if pod.node is not None}
     measured = select(Action.environment).where(*where, Action.memory_mb.is_not(None))
@@ -132,7 +83,7 @@ def declarations(engine: Engine, selection: Selection) -> Declarations:
     """Return what the selected actions declared, and how they ended."""
     query = select(*_ACTION, Action.header).where(*conditions_of(selection)).order_by(Action.submitted_at, Action.position)
     with snapshot(engine) as connection:
-        actions = [Declared(PastAction(*row[:-1]), header_of(row)) for row in connection.execute(query)]
+        actions = [Declared(row, header_of(row)) for row in rows_of(Action, connection.execute(query))]
         services = {row.name: row.description for row in connection.execute(select(table(Service)).order_by(Service.name))}
     named = {action.past.service for action in actions}
     return Declarations(actions=actions, services={name: found for name, found in services.items() if name in named})

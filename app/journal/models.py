@@ -9,7 +9,7 @@ What may stand in a column of state, and which of its words are ends, follows fr
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 from sqlalchemy import JSON, BigInteger, CheckConstraint, Double, Index, Integer, MetaData, Row, Table, Text, TextClause, false, text
 from sqlalchemy.dialects.postgresql import JSONB
@@ -385,6 +385,7 @@ class GatewayToken(Base):
 
 
 AnyRow = Row[*tuple[Any, ...]]
+M = TypeVar("M", bound=DeclarativeBase)
 IN_COLUMNS: Final = ("kind", "job", "trajectory", "environment", "service")
 """What a header declares and a column of `actions` says, too."""
 
@@ -393,10 +394,15 @@ DECLARED: Final = (Action.header, *(getattr(Action, name) for name in IN_COLUMNS
 """The columns of a header."""
 
 
-def header_of(row: AnyRow) -> dict[str, Any]:
+def header_of(row: AnyRow | Action) -> dict[str, Any]:
     """Return the header of an action, from a row with the columns `DECLARED`."""
     declared: dict[str, Any] = row.header
     return {name: value for name in IN_COLUMNS if (value := getattr(row, name)) is not None} | declared
+
+
+def rows_of(model: type[M], rows: Iterable[AnyRow]) -> list[M]:
+    """Return rows that have the columns of a table, or those of them that were asked for, typed as its model."""
+    return cast(list[M], list(rows))
 
 
 def table(model: type[DeclarativeBase]) -> Table:

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from app.journal.figures import CARRIED_OUT
-from app.journal.history import Declarations, Declared, PastAction
+from app.journal.history import Declarations, Declared
+from app.journal.models import Action as PastAction
 from scheduler.learning.durations import MEASURED, speed_on
 from scheduler.live.descriptions import service_spec
 from scheduler.model import QuotaSpec, ServiceSpec

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from app.journal.figures import ActStats
-from app.journal.history import PastAction
+from app.journal.models import Action
 from app.journal.recent import INFRASTRUCTURE
 from app.report.series import Clock, clock, held, middles, percentiles, rounded, stretches
 from app.report.subject import Span, Subject, background_waits, capacity, holdings, labels, pods, used_cores, waits
@@ -286,7 +286,7 @@ def ends_picture(subject: Subject, table: Table) -> Picture:
     )
 
 
-def describe(action: PastAction, began: float) -> str:
+def describe(action: Action, began: float) -> str:
     """Return what a picture shows of an action where one points at it."""
     lines = [
         f"{in_picture(action.kind)} {in_picture(action.action_class, 40)}",

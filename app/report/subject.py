@@ -11,7 +11,8 @@ from sqlalchemy import Engine
 
 from app.journal.database import snapshot
 from app.journal.figures import CARRIED_OUT, ActReport, Selection, act_report_in
-from app.journal.history import History, PastAction, PastGrant, history
+from app.journal.history import History, history
+from app.journal.models import Action, Grant
 from app.journal.recent import INFRASTRUCTURE
 from app.journal.runs import RunRecord
 from tangram.action import CORES
@@ -53,12 +54,12 @@ class Subject:
         return f"run {self.name}: {self.run.policy} on {Path(self.run.trace).name}" if self.run is not None else f"job {self.name}"
 
     @property
-    def carried_out(self) -> list[PastAction]:
+    def carried_out(self) -> list[Action]:
         """The actions whose ACT counts."""
         return [action for action in self.history.actions if action.status in CARRIED_OUT]
 
     @property
-    def unfinished(self) -> list[PastAction]:
+    def unfinished(self) -> list[Action]:
         """The actions that have not ended."""
         return [action for action in self.history.actions if action.ended_at is None]
 
@@ -68,7 +69,7 @@ class Subject:
         return self.figures.total.by_fault.get(INFRASTRUCTURE, 0)
 
     @property
-    def not_all_well(self) -> list[PastAction]:
+    def not_all_well(self) -> list[Action]:
         """The actions whose end somebody is to blame for, also by an exit code other than 0; and bad ends whose cause is not known."""
         ended = [action for action in self.history.actions if action.ended_at is not None]
         return [action for action in ended if action.fault or (action.status != "succeeded" and not action.cause)]
@@ -95,9 +96,9 @@ def read_subject(engine: Engine, name: str, run: RunRecord | None, selection: Se
     return Subject(key=key, name=name, run=run, history=past, figures=figures, began=began, ended=ended, now=now)
 
 
-def waits(subject: Subject) -> Iterator[tuple[PastAction, Span]]:
+def waits(subject: Subject) -> Iterator[tuple[Action, Span]]:
     """Give the times in which an action held no grant though it had been submitted and had not ended."""
-    grants: dict[str, list[PastGrant]] = {}
+    grants: dict[str, list[Grant]] = {}
     for grant in subject.history.grants:
         grants.setdefault(grant.action, []).append(grant)
     for action in subject.history.actions:
@@ -119,7 +120,7 @@ def background_waits(subject: Subject) -> Iterator[Span]:
             yield Span(action.granted_at, action.ended_at, action.background_s / (action.ended_at - action.granted_at))
 
 
-def holdings(subject: Subject, resource: str) -> Iterator[tuple[PastAction, Span]]:
+def holdings(subject: Subject, resource: str) -> Iterator[tuple[Action, Span]]:
     """Give the cores or cells that actions held.
 
     Before a resize it is the mean that follows from the unit-seconds of the whole action; in the background it is nothing.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from app.journal.figures import ActStats
-from app.journal.history import PastAction
+from app.journal.models import Action
 from app.journal.recent import INFRASTRUCTURE
 from app.journal.rollup import PARTS
 from app.report.subject import Subject
@@ -52,9 +52,9 @@ def _act_cells(stats: ActStats) -> tuple[str, ...]:
 ClassKey = tuple[str, str, str]
 
 
-def by_class(subject: Subject) -> dict[ClassKey, list[PastAction]]:
+def by_class(subject: Subject) -> dict[ClassKey, list[Action]]:
     """Return the actions carried out by job, kind and class, those first on which most time went."""
-    found: defaultdict[ClassKey, list[PastAction]] = defaultdict(list)
+    found: defaultdict[ClassKey, list[Action]] = defaultdict(list)
     for action in subject.carried_out:
         found[action.job, action.kind, action.action_class].append(action)
     return dict(sorted(found.items(), key=lambda group: -sum(action.act_s or 0.0 for action in group[1])))
@@ -110,7 +110,7 @@ def unfinished_table(subject: Subject) -> Table:
     return Table(caption="Not ended yet, the oldest first", columns=columns, rows=rows, words=7, left_out=left_out)
 
 
-def _who(action: PastAction) -> tuple[str, ...]:
+def _who(action: Action) -> tuple[str, ...]:
     return (action.id, plain(action.job), plain(action.trajectory), action.kind, plain(action.action_class))
 
 
@@ -137,10 +137,10 @@ def memory_table(subject: Subject) -> Table:
 EndKey = tuple[str, str, str]
 
 
-def ends(subject: Subject) -> list[tuple[EndKey, int, PastAction]]:
+def ends(subject: Subject) -> list[tuple[EndKey, int, Action]]:
     """Return how actions ended where not all went well: fault, cause and end, how many, and the last of them; ours first."""
     counts: Counter[EndKey] = Counter()
-    last: dict[EndKey, PastAction] = {}
+    last: dict[EndKey, Action] = {}
     for action in subject.not_all_well:
         key = (action.fault, action.cause, action.status)
         counts[key] += 1

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from app.journal.history import PastAction
+from app.journal.models import Action
 from app.report.pictures import KIND_COLOURS, OVERHEAD, Picture, axis, colour_of, describe, rows_axis
 from app.report.series import clock, held, middles, rounded, stretches
 from app.report.subject import Span, Subject
@@ -38,7 +38,7 @@ Row = tuple[str, int, int]
 class _Held:
     row: Row
     span: Span
-    action: PastAction
+    action: Action
 
 
 def timeline(subject: Subject) -> Picture:
