@@ -182,7 +182,7 @@ def _in_environment(ask: _Question) -> bool:
             "is not open yet" if environment is None else {"waiting": "waits for a place", "opening": "is being opened"}[environment.state]
         )
         opening = next(iter(openings), None)
-        ask.say(f"Its environment {state}.", "environment", action.environment, [_waiter(row, "opens it") for row in openings])
+        ask.say(f"Its environment {state}.", "environment", action.environment, [_holder(row, "opens it") for row in openings])
         if opening is not None and opening.status == WAITING:
             ask.facts += explain(ask.connection, opening, ask.scheduler, ask.now)
         return False
@@ -191,7 +191,7 @@ def _in_environment(ask: _Question) -> bool:
         earlier = _unfinished_here(ask, lambda row: row.header.get("session") == session and row.position < action.position)
         if earlier:
             text = f"Commands of one shell session run one after another, and {_count(len(earlier), 'earlier one')} of this session"
-            ask.say(f"{text} {'has' if len(earlier) == 1 else 'have'} not ended.", "environment", action.environment, map(_waiter, earlier))
+            ask.say(f"{text} {'has' if len(earlier) == 1 else 'have'} not ended.", "environment", action.environment, map(_holder, earlier))
             return False
     if environment.state == "closing":
         ask.say(f"Its environment is being closed: {environment.reason}.", "environment", action.environment)
@@ -242,7 +242,7 @@ def _unfinished_here(ask: _Question, which: Callable[[AnyRow], bool]) -> list[An
     return [row for row in ask.connection.execute(select(table(Action)).where(*here).order_by(Action.position)) if which(row)]
 
 
-def _waiter(row: AnyRow, holds: str = "") -> Holder:
+def _holder(row: AnyRow, holds: str = "") -> Holder:
     since = row.granted_at if row.status == RUNNING and row.granted_at is not None else row.submitted_at
     return Holder(sort="action", id=row.id, job=row.job, kind=row.kind, holds=holds or row.status, node=row.node or "", since=since)
 
@@ -366,7 +366,7 @@ def _queue_position(ask: _Question, kind: str, name: str, words: str) -> None:
         if ask.action.id in first:
             at = first.index(ask.action.id)
             before = ask.connection.execute(select(table(Action)).where(Action.id.in_(first[:at]))).all()
-            holders = [_waiter(row, f"place {first.index(row.id) + 1}") for row in sorted(before, key=lambda row: first.index(row.id))]
+            holders = [_holder(row, f"place {first.index(row.id) + 1}") for row in sorted(before, key=lambda row: first.index(row.id))]
             ask.say(f"It is number {at + 1} of {queue['waiting']} in the queue {words}.", holders=holders)
         elif queue["waiting"] > len(first):
             ask.say(f"It is behind the first {len(first)} of {queue['waiting']} in the queue {words}.")
@@ -410,10 +410,6 @@ def _rows(ask: _Question, *where: ColumnElement[bool]) -> Sequence[AnyRow]:
 
 def _running(ask: _Question, holds: Callable[[AnyRow], str], *where: ColumnElement[bool]) -> list[Holder]:
     return [_holder(row, holds(row)) for row in _rows(ask, *where)]
-
-
-def _holder(row: AnyRow, holds: str) -> Holder:
-    return Holder(sort="action", id=row.id, job=row.job, kind=row.kind, holds=holds, node=row.node, since=row.granted_at)
 
 
 def _count(number: int, what: str) -> str:
