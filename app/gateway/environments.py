@@ -17,7 +17,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 from redis import RedisError
 from starlette.requests import Request
@@ -25,7 +25,7 @@ from starlette.requests import Request
 from app.gateway import calls
 from app.gateway.errors import BadRequest, Cancelled, EnvironmentGone, GatewayError, NotFound
 from app.gateway.journal import EnvironmentEnd, Journal
-from app.gateway.records import Record, Records, name_key
+from app.gateway.records import Record, Records, Wanted, name_key
 from app.gateway.sessions import Caller
 from tangram.action import LONGEST_S, Action
 from tangram.calls import close_environment, open_environment
@@ -59,46 +59,18 @@ class Environments:
         self,
         caller: Caller,
         *,
-        image: str | None = None,
-        template: str = "",
-        memory_mb: int | None = None,
-        cpus: int = 1,
-        requires: tuple[str, ...] = (),
-        trajectory: str = "",
-        metadata: Mapping[str, str] | None = None,
-        variables: Mapping[str, str] | None = None,
-        owner: str = "",
-        name: str = "",
         key: str | None = None,
-        lease_s: float | None = None,
         deadline_s: float | None = None,
         request: Request | None = None,
+        **wanted: Unpack[Wanted],
     ) -> Record:
-        """Open an environment and wait until it stands, or return the one that this job has under `name` or `key`.
+        """Open an environment and wait until it stands, or return the one that this job has under its `name` or `key`.
 
-        It is made from `image`, which the caller calls `template`, and belongs to the rollout `trajectory`, by default one of its own id.
-        Its node must have the labels `requires`. A command of it may use at most `cpus` cores. `metadata`, `owner` and `variables`, the
-        environment variables that its commands are to have, are kept with it for the shape. `name` is one within the job, `key` an
-        idempotency key of the request. It is closed `lease_s` seconds after it stands, unless `renew` says otherwise; without a lease,
-        once it is unused. It waits in the queue for at most `deadline_s` seconds. Where the connection of `request` breaks first, the open
-        is cancelled; not so with a name or a key. Raises `GatewayError`, `TangramError` and `RedisError`; nothing is left of the
-        environment then.
+        `key` is an idempotency key of the request. It waits in the queue for at most `deadline_s` seconds. Where the connection of
+        `request` breaks first, the open is cancelled; not so with a name or a key. Raises `GatewayError`, `TangramError` and `RedisError`;
+        nothing is left of the environment then.
         """
-        record = self._record(
-            caller,
-            trajectory,
-            _names(caller.job, name, key),
-            lease_s,
-            image=image,
-            memory_mb=memory_mb,
-            template=template,
-            requires=requires,
-            cpus=cpus,
-            metadata=dict(metadata or {}),
-            variables=dict(variables or {}),
-            owner=owner,
-            name=name,
-        )
+        record = self._record(caller, _names(caller.job, wanted.get("name", ""), key), wanted)
         record = await self._with_image(record)
         environment = record.id
         action = _action(record)  # what is wrong with it is said before anything is written
@@ -117,7 +89,7 @@ class Environments:
         It has `files`, base64 by path, and `lease_s`. Actions on it may be submitted at once. Whoever begins it must `end` it.
         Raises as `open`.
         """
-        record = self._record(caller, "", (), lease_s, image=image, memory_mb=memory_mb)
+        record = self._record(caller, (), {"image": image, "memory_mb": memory_mb, "lease_s": lease_s})
         record = await self._with_image(record)
         action = _action(record)
         action = replace(action, arguments={**action.arguments, "files": json.dumps(files)})
@@ -229,19 +201,17 @@ class Environments:
         if not await self._end(caller, record):
             raise NotFound(f"environment {environment} was closed before")
 
-    def _record(self, caller: Caller, trajectory: str, names: tuple[str, ...], lease_s: float | None, **described: Any) -> Record:
-        environment, now = f"env-{secrets.token_hex(8)}", time.time()
+    def _record(self, caller: Caller, names: tuple[str, ...], wanted: Wanted) -> Record:
+        environment, now, lease_s = f"env-{secrets.token_hex(8)}", time.time(), wanted.get("lease_s")
         return Record(
+            **{**wanted, "trajectory": wanted.get("trajectory") or environment},
             id=environment,
             job=caller.job,
-            trajectory=trajectory or environment,
             open_id=f"{caller.session.client_id}-{secrets.token_hex(8)}",
             names=names,
             created_at=now,
-            lease_s=lease_s,
             ends_at=None if lease_s is None else now + lease_s + OPENING_S,
             access_token=secrets.token_urlsafe(24),
-            **described,
         )
 
     async def _enter(self, record: Record) -> Record:

@@ -20,7 +20,7 @@ import secrets
 import time
 from collections import OrderedDict
 from dataclasses import asdict
-from typing import Literal
+from typing import Literal, TypedDict
 
 from pydantic import BaseModel, ConfigDict
 from redis.asyncio import Redis
@@ -75,13 +75,34 @@ return redis.call('DEL', KEYS[1])
 """KEYS: the record, what goes with it, the names that may lead to it. ARGV: its id. Names that lead to another environment stay."""
 
 
-class Record(BaseModel):
-    """What is known of an environment; times are seconds since the epoch.
+class Wanted(TypedDict, total=False):
+    """What an environment is to be.
 
-    `image` is what was asked for, `opened_image` what its node was asked for: nothing where nodes have no images. `lease_s` is the
-    lease that it was opened with, `ends_at` the end of it; both absent where the scheduler's own lease is all that it has.
-    `cpus` is how many cores a command
-    may use at most. `access_token` gives access to this environment alone. `names` are those under which it can be found.
+    It is made from `image`, which the caller calls `template`, and belongs to the rollout `trajectory`, by default one of its own id.
+    Its node must have the labels `requires`. A command of it may use at most `cpus` cores. `metadata`, `owner` and `variables`, the
+    environment variables that its commands are to have, are kept with it for the shape. `name` is one within the job. It is closed
+    `lease_s` seconds after it stands, unless its lease is renewed; without a lease, once it is unused.
+    """
+
+    trajectory: str
+    image: str | None
+    template: str
+    memory_mb: int | None
+    cpus: int
+    requires: tuple[str, ...]
+    metadata: dict[str, str]
+    variables: dict[str, str]
+    owner: str
+    name: str
+    lease_s: float | None
+
+
+class Record(BaseModel):
+    """What is known of an environment, besides what was `Wanted`; times are seconds since the epoch.
+
+    `opened_image` is what its node was asked for: nothing where nodes have no images. `ends_at` is the end of its lease, absent where the
+    scheduler's own lease is all that it has. `access_token` gives access to this environment alone. `names` are those under which it can be
+    found.
     """
 
     model_config = ConfigDict(frozen=True)

@@ -21,7 +21,7 @@ import re
 import time
 import uuid
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 
 from fastapi import Body, Depends, File, Form, Header, Query, Request, Response, UploadFile
 from fastapi.responses import JSONResponse
@@ -31,7 +31,7 @@ from redis import RedisError
 from app.gateway import rex_models as wire
 from app.gateway.context import Gateway, GatewayOf
 from app.gateway.errors import BadRequest, GatewayError, InfraFailed, NotFound, ProgramFailed, TooLarge, Unauthorized, classify
-from app.gateway.records import MOST_CPUS, Record
+from app.gateway.records import MOST_CPUS, Record, Wanted
 from app.gateway.rex_errors import RemoteError
 from app.gateway.rex_runtime import Runtime, alive, close
 from app.gateway.rex_upload import upload
@@ -156,7 +156,7 @@ class Sandboxes:
         """Return for how many seconds a command may run."""
         return body.timeout if body.timeout is not None else self.gateway.settings.timeout_s
 
-    def begin(self, sandbox: str, **options: Any) -> asyncio.Task[Record]:
+    def begin(self, sandbox: str, **wanted: Unpack[Wanted]) -> asyncio.Task[Record]:
         """Open a sandbox, beside the calls, unless this process does so already; another one's opening is joined."""
         starts = _starts_of(self.request)
         where = self.caller.job, sandbox
@@ -167,7 +167,7 @@ class Sandboxes:
                 task.exception()  # Kept where others look; asyncio need not complain that nobody did.
 
         if where not in starts:
-            starts[where] = asyncio.create_task(_open(self.gateway, self.caller, sandbox, options))
+            starts[where] = asyncio.create_task(_open(self.gateway, self.caller, {**wanted, "name": sandbox, "owner": "rock"}))
             starts[where].add_done_callback(forget)
         return starts[where]
 
@@ -183,12 +183,12 @@ def _starts_of(request: Request) -> dict[tuple[str, str], asyncio.Task[Record]]:
     return starts
 
 
-async def _open(gateway: Gateway, caller: Caller, sandbox: str, options: dict[str, Any]) -> Record:
+async def _open(gateway: Gateway, caller: Caller, wanted: Wanted) -> Record:
     """Open a sandbox; why that failed is kept for those who ask."""
-    failed = _FAILED + digest(caller.job, sandbox)
+    failed = _FAILED + digest(caller.job, wanted["name"])
     try:
         await gateway.store.delete(failed)
-        return await gateway.environments.open(caller, name=sandbox, owner="rock", **options)
+        return await gateway.environments.open(caller, **wanted)
     except (TangramError, RedisError) as error:
         try:
             await gateway.store.set(failed, str(classify(error)), ex=FAILED_KEPT_S)
