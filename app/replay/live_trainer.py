@@ -19,6 +19,7 @@ from typing import Any
 
 from redis import Redis
 
+from app.journal.models import Action as JournaledAction
 from app.replay.scripts import starting_files
 from scheduler.sim.recorded import action_of, opening_of
 from scheduler.sim.summary import ActionRecord
@@ -310,21 +311,13 @@ def burn_command(recorded: TraceAction) -> str:
     return f'{burn} {recorded.work_s:.6f} "{dop}" {fraction} {most} {recorded.busy:.6f}{memory}'
 
 
-@dataclass(frozen=True, slots=True)
-class Journaled:
-    """What the journal knows of an action: its wait, and the core- or cell-seconds that its grants held."""
-
-    queue_s: float
-    unit_s: float
-
-
-def with_journal(run: LiveRun, journaled: Mapping[str, Journaled]) -> list[ActionRecord]:
-    """Complete the records of a run from its journal.
+def with_journal(run: LiveRun, journaled: Mapping[str, JournaledAction]) -> list[ActionRecord]:
+    """Complete the records of a run from its journal, which knows the waits of actions, and what their grants held.
 
     Unit-seconds come from there, since a client does not see resizes. A trajectory's wait for its environment counts
     as a wait of its first action.
     """
-    waits = {first: journaled[open_id].queue_s for open_id, first in run.opened.items() if open_id in journaled}
+    waits = {first: journaled[open_id].queue_s or 0.0 for open_id, first in run.opened.items() if open_id in journaled}
     completed = []
     for record in run.records:
         wait = waits.get(record.id, 0.0)
@@ -334,7 +327,7 @@ def with_journal(run: LiveRun, journaled: Mapping[str, Journaled]) -> list[Actio
                 record,
                 queue_s=record.queue_s + wait,
                 submitted_at=record.submitted_at - wait,
-                unit_seconds=known.unit_s if known is not None else record.unit_seconds,
+                unit_seconds=known.unit_s or 0.0 if known is not None else record.unit_seconds,
             )
         )
     return completed

@@ -17,12 +17,13 @@ from sqlalchemy import Engine, select
 from app.hosts import ANY
 from app.journal.database import open_engine
 from app.journal.models import Action as ActionRow
+from app.journal.models import rows_of
 from app.journal.runs import finish_run, start_run
 from app.journal.status import status
 from app.local import stack
 from app.local.processes import wait_until
 from app.preconditions import require_store
-from app.replay.live_trainer import Journaled, LiveReplay, LiveRun, with_journal
+from app.replay.live_trainer import LiveReplay, LiveRun, with_journal
 from app.replay.outside_api import API_HOST, OutsideApi
 from app.replay.traces import limits_of
 from scheduler.learning.durations import Observation
@@ -299,10 +300,10 @@ def _wait_for_figures(store: Redis, before: dict[str, Any]) -> dict[str, Any]:
     return _figures(store) or seen
 
 
-def _journaled(engine: Engine, live: LiveRun) -> dict[str, Journaled]:
+def _journaled(engine: Engine, live: LiveRun) -> dict[str, ActionRow]:
     """Return what only the journal knows of the run's actions and of the opening of its environments."""
     ids = [*live.opened, *(record.task_id for record in live.records if record.task_id)]
-    return {row.id: Journaled(row.queue_s or 0.0, row.unit_s or 0.0) for row in _rows_of(engine, ids)}
+    return {row.id: row for row in _rows_of(engine, ids)}
 
 
 def _wait_for_journal(engine: Engine, live: LiveRun) -> None:
@@ -316,9 +317,9 @@ def _unfinished(engine: Engine, ids: list[str]) -> int:
     return len(ids) - sum(row.ended_at is not None for row in _rows_of(engine, ids))
 
 
-def _rows_of(engine: Engine, ids: list[str]) -> list[Any]:
+def _rows_of(engine: Engine, ids: list[str]) -> list[ActionRow]:
     """Return what the journal has of actions, in statements of `MOST_IDS` ids each."""
     query = select(ActionRow.id, ActionRow.queue_s, ActionRow.unit_s, ActionRow.ended_at)
     with engine.connect() as connection:
         chunks = (ids[start : start + MOST_IDS] for start in range(0, len(ids), MOST_IDS))
-        return [row for chunk in chunks for row in connection.execute(query.where(ActionRow.id.in_(chunk)))]
+        return [row for chunk in chunks for row in rows_of(ActionRow, connection.execute(query.where(ActionRow.id.in_(chunk))))]
