@@ -38,6 +38,7 @@ from app.broker.messages import action_of, lying, request_of
 from app.broker.redis_intake import RedisIntake
 from app.broker.stored_ends import stored_end
 from app.scheduler_document import SHOWN_TTL_S
+from scheduler.live.entries import UnpublishedEnd
 from scheduler.live.transport import Received
 from scheduler.model.events import StoredEnd
 from tangram import clock
@@ -87,7 +88,7 @@ class KombuTransport:
         self._epoch = epoch
         self._control = app.amqp.as_task_v2("", "", ignore_result=True)  # made once, since Celery takes longer for it than a decision takes
         self._outbox: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = []
-        self._ends: deque[tuple[str, str, str, str, str, str]] = deque()
+        self._ends: deque[UnpublishedEnd] = deque()
         self._disowned: list[tuple[str, int]] = []
         self._asked_again: list[str] = []
         self._queues: dict[str, str] = {}
@@ -165,9 +166,9 @@ class KombuTransport:
         properties = {"content_type": "application/json", "content_encoding": "utf-8", "reply_to": "", "correlation_id": task_id}
         self._outbox.append((node, json.dumps([args, arguments, embedded]), {**self._control.headers, **own}, properties))
 
-    def store_end(self, action_id: str, message: str, status: str, reason: str, environment_lost_on: str = "", cause: str = "") -> None:
+    def store_end(self, end: UnpublishedEnd) -> None:
         """Buffer the result of an action that ends without a worker."""
-        self._ends.append((action_id, message, status, reason, environment_lost_on, cause))
+        self._ends.append(end)
 
     def tell_lost(self, action_id: str) -> None:
         """Buffer that an action has ended and is asked for again: where its result is not kept any more, that becomes its result."""
@@ -357,7 +358,7 @@ class KombuTransport:
                 self._disowned.clear()
             until = clock.monotonic() + _STORING_S
             while self._ends and clock.monotonic() < until:
-                self._store(*self._ends[0])
+                self._store(self._ends[0])
                 self._ends.popleft()
             # What is still to be stored above may be what is asked for.
             while self._asked_again and not self._ends and clock.monotonic() < until:
@@ -371,25 +372,24 @@ class KombuTransport:
         log.warning("the result store does not answer: %s", error)
         self._store_pause_until = clock.monotonic() + _LONGEST_PAUSE_S
 
-    def _store(self, action_id: str, message: str, status: str, reason: str, environment_lost_on: str, cause: str) -> None:
+    def _store(self, end: UnpublishedEnd) -> None:
         backend = self._app.backend
-        if status == "succeeded":
+        if end.status == "succeeded":
             act = {"queue_s": 0.0, "background_s": 0.0, "overhead_s": 0.0, "execution_s": 0.0}
-            payload = {"status": status, "value": None, "reason": reason, "cause": cause, "dop": 0, "act": act}
-            backend.store_result(action_id, payload, "SUCCESS")
+            payload = {"status": end.status, "value": None, "reason": end.reason, "cause": end.cause, "dop": 0, "act": act}
+            backend.store_result(end.id, payload, "SUCCESS")
             return
-        lost = EnvironmentLost(reason, environment_lost_on, cause or "environment_lost") if environment_lost_on else None
-        error = lost or BY_STATUS.get(status, ActionFailed)(reason, cause)
-        request = request_of(message)
+        lost = EnvironmentLost(end.reason, on, end.cause or "environment_lost") if (on := end.environment_lost_on) else None
+        error = lost or BY_STATUS.get(end.status, ActionFailed)(end.reason, end.cause)
         try:
-            backend.mark_as_failure(action_id, error, request=request)
+            backend.mark_as_failure(end.id, error, request=request_of(end.message))
         except Exception as problem:
             # Callbacks are the sender's words: wrong ones must keep neither this result from being stored nor those after it.
             # Some that cannot be sent look like a broken connection, as kombu says of them.
             if isinstance(problem, self._errors):
                 self._check_all_is_there()
-            log.warning("callbacks of action %s cannot be sent: %s: %s", action_id, type(problem).__name__, problem)
-            backend.store_result(action_id, error, "FAILURE")
+            log.warning("callbacks of action %s cannot be sent: %s: %s", end.id, type(problem).__name__, problem)
+            backend.store_result(end.id, error, "FAILURE")
 
     def _check_all_is_there(self) -> None:
         """Raise one of `_errors` while the store or the broker is away."""

@@ -294,7 +294,7 @@ class CommandExecutor:
 
     def publish_end(self, end: UnpublishedEnd) -> None:
         """Have the result of an action without a worker stored, and note when it is stored."""
-        self._transport.store_end(end.id, end.message, end.status, end.reason, end.environment_lost_on, end.cause)
+        self._transport.store_end(end)
         self._unpublished.append(end.id)
 
     def _note_environment(self, command: commands.NoteEnvironment, now: float) -> None:

@@ -37,6 +37,7 @@ from scheduler.live.entries import (
     SpentAction,
     Unfinished,
     UnfinishedAction,
+    UnpublishedEnd,
 )
 from scheduler.live.event_log import EventLog
 from scheduler.live.heartbeats import HOUSEKEEPING_S, Heartbeats
@@ -276,7 +277,8 @@ class Service:
     def _refuse_id(self, received: Received) -> None:
         """Store an end for an action whose id the journal could not hold. There is no other record."""
         reason = f"the id of the action has {len(received.id)} characters, {LONGEST_ID} are allowed, and no NUL"
-        self._transport.store_end(received.id, received.message, "rejected", reason, "", "bad_input")
+        end = UnpublishedEnd(id=received.id, message=received.message, status="rejected", reason=reason, cause="bad_input")
+        self._transport.store_end(end)
 
     def _take_action(self, received: Received, now: float) -> None:
         self._keep(received, now)

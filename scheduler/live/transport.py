@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
+from scheduler.live.entries import UnpublishedEnd
 from scheduler.model.events import StoredEnd
 from tangram.wire import BLOB_TTL_S
 
@@ -36,8 +37,8 @@ class Transport(Protocol):
     def send_control(self, node: str, task: str, arguments: Mapping[str, Any]) -> None:
         """Have a node run one of its control tasks."""
 
-    def store_end(self, action_id: str, message: str, status: str, reason: str, environment_lost_on: str = "", cause: str = "") -> None:
-        """Store the result of an action that ends without a worker, perhaps because its environment was lost on a node."""
+    def store_end(self, end: UnpublishedEnd) -> None:
+        """Store the result of an action that ends without a worker."""
 
     def tell_lost(self, action_id: str) -> None:
         """Store that the result of an ended action is lost, unless the store has a result."""

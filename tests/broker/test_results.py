@@ -17,6 +17,7 @@ from app.broker.transport import KombuTransport
 from app.local.processes import wait_until
 from app.scheduler_document import SHOWN_TTL_S, read_shown
 from app.services_file import ConfigError
+from scheduler.live.entries import UnpublishedEnd
 from scheduler.model.events import StoredEnd
 from tangram import Action, ActionCancelled, ActionFailed, ActionLost
 from tangram.blobs import Blobs
@@ -129,9 +130,13 @@ def test_a_try_that_is_given_up_stores_nothing_any_more(stack: Stack) -> None:
 def test_ends_without_a_worker_are_stored_in_order_and_call_what_hangs_on_them(stack: Stack) -> None:
     # Given actions that end without a worker: some fail, one in an environment that is lost, one has nothing to do
     transport = stack.open()
-    transport.store_end("a", with_errback(stack.app), "lost", "its node was lost", cause="node_lost")
-    transport.store_end("b", json.dumps(MESSAGE), "lost", "its node was lost", "n")
-    transport.store_end("c", json.dumps(MESSAGE), "succeeded", "it was closed before")
+    transport.store_end(
+        UnpublishedEnd(id="a", message=with_errback(stack.app), status="lost", reason="its node was lost", cause="node_lost")
+    )
+    transport.store_end(
+        UnpublishedEnd(id="b", message=json.dumps(MESSAGE), status="lost", reason="its node was lost", environment_lost_on="n")
+    )
+    transport.store_end(UnpublishedEnd(id="c", message=json.dumps(MESSAGE), status="succeeded", reason="it was closed before"))
     assert transport.ends_to_store == 3
     store_all(transport)
     # Then each is there, and the callback of the first was sent
@@ -159,8 +164,10 @@ def test_ends_without_a_worker_are_stored_in_order_and_call_what_hangs_on_them(s
 def test_an_end_whose_callback_can_never_be_sent_holds_up_no_other(stack: Stack, options: dict[str, Any], headers: dict[str, Any]) -> None:
     # Given two actions that end without a worker, of which the first asks for what nobody can do
     transport = stack.open()
-    transport.store_end("bad", with_errback(stack.app, "bad", options, **headers), "lost", "its node was lost")
-    transport.store_end("good", with_errback(stack.app, "good"), "lost", "its node was lost")
+    transport.store_end(
+        UnpublishedEnd(id="bad", message=with_errback(stack.app, "bad", options, **headers), status="lost", reason="its node was lost")
+    )
+    transport.store_end(UnpublishedEnd(id="good", message=with_errback(stack.app, "good"), status="lost", reason="its node was lost"))
     store_all(transport)
     # Then the trainers of both know, and what can be sent is
     assert [stack.app.backend.get_state(action_id) for action_id in ("bad", "good")] == ["FAILURE", "FAILURE"]
@@ -172,7 +179,7 @@ def test_an_end_whose_callback_cannot_be_sent_is_told_when_the_broker_is_back(st
     transport = stack.open()
     with stack.away("broker"):
         # Given an action that ends without a worker, with a callback for that, and a broker that is away
-        transport.store_end("a", with_errback(stack.app), "lost", "its node was lost")
+        transport.store_end(UnpublishedEnd(id="a", message=with_errback(stack.app), status="lost", reason="its node was lost"))
         transport.flush()
         # Then its trainer knows, and the callback is made up for
         assert stack.app.backend.get_state("a") == "FAILURE" and transport.ends_to_store
@@ -184,7 +191,9 @@ def test_a_result_is_said_to_be_lost_only_where_there_is_none_and_none_comes(sta
     # Given an action that has ended, whose result is still to be stored, and two of whose results one is there
     transport, backend = stack.open(), stack.app.backend
     with stack.away("store"):
-        transport.store_end("told", json.dumps(MESSAGE), "cancelled", "its trainer cancelled it", cause="cancelled")
+        transport.store_end(
+            UnpublishedEnd(id="told", message=json.dumps(MESSAGE), status="cancelled", reason="its trainer cancelled it", cause="cancelled")
+        )
         # When all are asked for again while the store is away
         for action_id in ("stored", "told", "expired"):
             transport.tell_lost(action_id)
