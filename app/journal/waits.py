@@ -14,9 +14,12 @@ from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Connection, select
 
-from app.journal.models import NODE_SILENT, RUNNING, WAITING, Action, AnyRow, Environment, Node, ServiceInstance, table
+from app.journal.models import NODE_SILENT, RUNNING, WAITING, Action, AnyRow, Environment, Node, ServiceInstance, header_of, table
 from scheduler.model.lifecycle import NODE_HELD
-from tangram.action import CELLS, CORES, MEMORY_MB, QUOTA_PREFIX
+from scheduler.model.state import memory_of, wants_cells, wants_cores
+from scheduler.quotas.answers import only_calls
+from tangram.action import CELLS, CORES, QUOTA_PREFIX
+from tangram.action import Action as DeclaredAction
 
 About = Literal["", "action", "environment", "node", "service", "quota", "job"]
 
@@ -50,26 +53,14 @@ class Fact:
 
 @dataclass(slots=True)
 class _Question:
-    """A waiting action, and where to look."""
+    """A waiting action, what it has declared, and where to look."""
 
     connection: Connection
     action: AnyRow
+    declared: DeclaredAction
     scheduler: Mapping[str, Any]
     now: float
     facts: list[Fact] = field(default_factory=list)
-
-    @property
-    def cost(self) -> Mapping[str, Sequence[int]]:
-        cost: Mapping[str, Sequence[int]] = self.action.header.get("cost", {})
-        return cost
-
-    @property
-    def requires(self) -> frozenset[str]:
-        return frozenset(self.action.header.get("requires", ()))
-
-    def least(self, resource: str) -> int:
-        amounts = self.cost.get(resource)
-        return int(amounts[0]) if amounts else 0
 
     def say(self, text: str, about: About = "", name: str = "", holders: Iterable[Holder] = ()) -> None:
         every = tuple(holders)
@@ -81,7 +72,7 @@ def explain(connection: Connection, action: AnyRow, scheduler: Mapping[str, Any]
 
     A running one that is in the background waits for cores, and one whose environment is paused for memory; of any other nothing is said.
     """
-    ask = _Question(connection, action, scheduler or {}, now)
+    ask = _Question(connection, action, DeclaredAction.from_header(header_of(action)), scheduler or {}, now)
     if action.status == RUNNING and _rows(ask, Action.id == action.id, Action.background.is_(True)):
         _cores_of_environment(ask)
         _share(ask)
@@ -94,7 +85,7 @@ def explain(connection: Connection, action: AnyRow, scheduler: Mapping[str, Any]
     if action.attempts:
         ask.say(f"It has run before and waits again: {action.reason or 'no reason was noted'}.")
     held = ask.scheduler.get("held_back", {}).get(action.job)
-    alone = action.kind == "cpu.open" or (action.environment is None and not _only_calls(ask))
+    alone = action.kind == "cpu.open" or (action.environment is None and not only_calls(ask.declared))
     if held and alone and action.id not in held["trials"]:
         why = f"{held['ours']} of {held['ended']} actions that ended within a minute failed by a fault of this system"
         text = f"Job {action.job} is held back: {why}. One of {held['waiting']} is tried in {held['next_in_s']:.1f} s."
@@ -104,19 +95,15 @@ def explain(connection: Connection, action: AnyRow, scheduler: Mapping[str, Any]
     elif action.environment is not None:
         if not _in_environment(ask):
             return tuple(ask.facts)
-    elif action.kind.startswith("gpu.") or CELLS in ask.cost:
+    elif wants_cells(ask.declared):
         _cells(ask)
-    elif CORES in ask.cost:
+    elif wants_cores(ask.declared):
         _cores(ask, _able(ask, "cpu"))
     else:
-        _able(ask, "api" if _only_calls(ask) else "cpu")
+        _able(ask, "api" if only_calls(ask.declared) else "cpu")
     _quotas(ask)
     _share(ask)
     return tuple(ask.facts)
-
-
-def _only_calls(ask: _Question) -> bool:
-    return any(name.startswith(QUOTA_PREFIX) for name in ask.cost) and not {CORES, CELLS} & set(ask.cost)
 
 
 # Opening an environment
@@ -130,7 +117,7 @@ def _open(ask: _Question) -> None:
     elif starting and starting["next_in_s"] > 0 and starting["waiting"]:
         text = f"The limit on starts per second lets the next environment begin in {starting['next_in_s']:.1f} s"
         ask.say(f"{text}; {starting['waiting']} wait to begin.")
-    needs = ask.least(MEMORY_MB)
+    needs = memory_of(ask.declared)
     for node in _able(ask, "cpu"):
         rests_s = ask.scheduler.get("nodes", {}).get(node.name, {}).get("rests_s")
         if rests_s:
@@ -200,7 +187,7 @@ def _in_environment(ask: _Question) -> bool:
     if node is not None and node.state == NODE_SILENT:
         _say_silent(ask, node)
         return False
-    if CORES in ask.cost:
+    if wants_cores(ask.declared):
         _cores_of_environment(ask)
     return True
 
@@ -251,7 +238,7 @@ def _holder(row: AnyRow, holds: str = "") -> Holder:
 
 
 def _cores(ask: _Question, nodes: Sequence[AnyRow]) -> None:
-    needs = max(1, ask.least(CORES))
+    needs = max(1, ask.declared.cost.least(CORES))
     where = ", where its environment is" if ask.action.environment else ""
     pod = (Environment.ended_at.is_(None), Environment.pod_cores > 0, Environment.node.in_([node.name for node in nodes]))
     pods = ask.connection.execute(select(table(Environment)).where(*pod)).all()
@@ -312,7 +299,7 @@ def _cells_held(row: AnyRow) -> str:
 
 
 def _quotas(ask: _Question) -> None:
-    for name in [name.removeprefix(QUOTA_PREFIX) for name in ask.cost if name.startswith(QUOTA_PREFIX)]:
+    for name in ask.declared.cost.quotas:
         account = next(((key, one) for key, one in ask.scheduler.get("quotas", {}).items() if name in one["names"]), None)
         if account is None:
             continue
@@ -393,11 +380,12 @@ def _say_silent(ask: _Question, node: AnyRow) -> None:
 def _with_labels(ask: _Question, pool: str) -> list[AnyRow]:
     rows = ask.connection.execute(select(table(Node)).where(Node.state.in_(NODE_HELD)).order_by(Node.name))
     there = [row for row in rows if pool in row.description.get("kinds", ())]
-    found = [node for node in there if ask.requires <= set(map(str, node.description.get("labels", ())))]
+    requires = set(ask.declared.requires)
+    found = [node for node in there if requires <= set(map(str, node.description.get("labels", ())))]
     if not there:
         ask.say(f"No node of the pool {pool} is up.")
     elif not found:
-        labels, names = ", ".join(sorted(ask.requires)), ", ".join(node.name for node in there)
+        labels, names = ", ".join(sorted(requires)), ", ".join(node.name for node in there)
         ask.say(f"No node that is up has the labels {labels}; up are: {names}.")
     return found
 
