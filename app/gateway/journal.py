@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Engine, select
 from app.gateway.errors import InfraFailed, NotFound
 from app.journal.database import DatabaseError, Unaskable, snapshot
 from app.journal.leader import SCHEDULER_LEASE
-from app.journal.models import Action, Environment, LeaseRow, Node, table
+from app.journal.models import Action, Environment, LeaseRow, Node, rows_of, table
 from scheduler.model.lifecycle import NODE_HELD
 from tangram.ends import fault_of, loss_cause
 
@@ -33,18 +33,6 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ActionState:
-    """How an action is; `status` is a word of its life cycle."""
-
-    id: str
-    job: str
-    kind: str
-    status: str
-    reason: str
-    cause: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentEnd:
     """How an environment has ended; `cause` is that of actions on it (docs/ends.md)."""
 
@@ -55,15 +43,6 @@ class EnvironmentEnd:
     def is_loss(self) -> bool:
         """Whether it was lost: neither its owner nor its lease has ended it."""
         return fault_of(self.cause) != "caller"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """An environment that stands; times are seconds since the epoch, `ends_at` that of a lease of its own."""
-
-    trajectory: str
-    created_at: float
-    ends_at: float | None
 
 
 class Journal:
@@ -96,12 +75,11 @@ class Journal:
         )
         return await self._ask(lambda connection: list(connection.execute(rows).scalars()))
 
-    async def standing(self, job: str, environment: str) -> Standing | None:
-        """Return an environment of a job, whoever has opened it; None where it does not stand."""
+    async def standing(self, job: str, environment: str) -> Environment | None:
+        """Return trajectory and times of an environment of a job, whoever has opened it; None where it does not stand."""
         columns = (_ENVIRONMENTS.c.trajectory, _ENVIRONMENTS.c.created_at, _ENVIRONMENTS.c.ends_at)
         here = (_ENVIRONMENTS.c.id == environment, _ENVIRONMENTS.c.job == job, _ENVIRONMENTS.c.state == "open")
-        row = await self._ask(lambda connection: connection.execute(select(*columns).where(*here)).one_or_none())
-        return None if row is None else Standing(**row._mapping)
+        return await self._ask(lambda connection: next(iter(rows_of(Environment, connection.execute(select(*columns).where(*here)))), None))
 
     async def end_of(self, environment: str) -> EnvironmentEnd | None:
         """Return how an environment has ended; None for one that is written down and has not."""
@@ -114,11 +92,11 @@ class Journal:
             return None
         return EnvironmentEnd(reason=row.reason, cause=loss_cause(row.cause) if row.state == "lost" else row.cause or "environment_closed")
 
-    async def action(self, action_id: str) -> ActionState | None:
+    async def action(self, action_id: str) -> Action | None:
         """Return how an action is; None where the journal does not know it."""
         columns = (_ACTIONS.c.id, _ACTIONS.c.job, _ACTIONS.c.kind, _ACTIONS.c.status, _ACTIONS.c.reason, _ACTIONS.c.cause)
-        row = await self._ask(lambda connection: connection.execute(select(*columns).where(_ACTIONS.c.id == action_id)).one_or_none())
-        return None if row is None else ActionState(**row._mapping)
+        query = select(*columns).where(_ACTIONS.c.id == action_id)
+        return await self._ask(lambda connection: next(iter(rows_of(Action, connection.execute(query))), None))
 
     async def unfinished(self, environment: str, session: str) -> list[str]:
         """Return the ids of the actions that run or wait in a session of an environment."""

@@ -338,7 +338,8 @@ async def _state_of(action: str, caller: CallerOf, gateway: Gateway) -> ActionAn
     known = await gateway.journal.action(action)
     if known is None:
         raise NotFound(f"action {action} is unknown: it was never submitted, is not written down yet, or ended long ago")
-    answer = ActionAnswer(**asdict(known), fault=fault_of(known.cause))
+    cause, fault = known.cause, fault_of(known.cause)
+    answer = ActionAnswer(id=action, kind=known.kind, status=known.status, reason=known.reason, cause=cause, fault=fault)
     try:
         stored = await stored_result(gateway, known.kind, action)
     except ActionError as error:

@@ -19,7 +19,6 @@ import logging
 import secrets
 import time
 from collections import OrderedDict
-from dataclasses import asdict
 from typing import Literal, TypedDict
 
 from pydantic import BaseModel, ConfigDict
@@ -27,8 +26,9 @@ from redis.asyncio import Redis
 from redis.asyncio.lock import Lock
 
 from app.gateway.errors import BadRequest
-from app.gateway.journal import Journal, Standing
+from app.gateway.journal import Journal
 from app.gateway.sessions import digest
+from app.journal.models import Environment
 from tangram.calls import Place
 
 KEPT_S = 24 * 3600
@@ -169,10 +169,18 @@ class Records:
         await self._store.set(_PREFIX + record.id, record.model_dump_json(exclude_defaults=True), ex=record.kept_s)
         self.note(record)
 
-    async def adopt(self, job: str, environment: str, known: Standing) -> Record:
+    async def adopt(self, job: str, environment: str, known: Environment) -> Record:
         """Write a record of an environment that was opened elsewhere, or return the one that another process has written."""
-        token = secrets.token_urlsafe(24)
-        record = Record(id=environment, job=job, open_id="", state="open", access_token=token, **asdict(known))
+        record = Record(
+            id=environment,
+            job=job,
+            trajectory=known.trajectory,
+            open_id="",
+            state="open",
+            created_at=known.created_at,
+            ends_at=known.ends_at,
+            access_token=secrets.token_urlsafe(24),
+        )
         return await self._enter_unless_there(record)
 
     async def _enter_unless_there(self, record: Record) -> Record:

@@ -11,8 +11,8 @@ pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
 from redis.asyncio import Redis
 
 from app.gateway.errors import InfraFailed
-from app.gateway.journal import Standing
 from app.gateway.records import Record, Records, name_key
+from app.journal.models import Environment
 
 NAME = name_key("j", "name", "n")
 RECORD = Record(
@@ -39,10 +39,10 @@ class Journal:
         self.standing_ids = {("j", "env-1")}
         self.is_away = False
 
-    async def standing(self, job: str, environment: str) -> Standing | None:
+    async def standing(self, job: str, environment: str) -> Environment | None:
         if self.is_away:
             raise InfraFailed("the journal cannot be read", "stack_unreachable")
-        return Standing(trajectory="t", created_at=1.0, ends_at=200.0) if (job, environment) in self.standing_ids else None
+        return Environment(trajectory="t", created_at=1.0, ends_at=200.0) if (job, environment) in self.standing_ids else None
 
 
 async def opened(store: Any, journal: Journal) -> Records:
