@@ -248,3 +248,27 @@ def test_a_worker_that_is_killed_while_a_shell_starts_leaves_no_second_one(worke
         assert printed(env, "echo once >> ~/late; cat ~/late", session="late") == "once\n"
         found = [tree.command_line(pid) for pid in processes_of(env.container.id)]
         assert len([line for line in found if b"/go" in line]) == 2 and not [line for line in found if b"/launch" in line]
+
+
+@pytest.mark.real
+def test_the_command_of_a_paused_container_ends_in_the_next_worker_and_the_container_where_none_comes(workers: Workers) -> None:
+    with closing(workers.make(workers.base.with_name("trial"), memory="elastic")) as trial:
+        if trial.memory_problem:
+            pytest.skip(trial.memory_problem)
+    grows = ("e", "main", f"python3 -S -c 'held = bytearray(200 << 20); import time; time.sleep(318.75{RUN})'")
+
+    def is_paused(**more: Any) -> None:
+        with workers.to_be_killed(grows, grant_mb=80, memory="elastic", **more) as worker:
+            worker.await_pause()
+            worker.kill()
+
+    # Given a worker that is killed while the environment of a command is paused; whether the next one pauses environments, too, or none
+    for memory in ("elastic", "fixed"):
+        is_paused()
+        with workers.next(memory=memory) as box:
+            # Then nobody can go on with the command, so it has ended, and the environment stands
+            assert ids(box) == ["e"] and not processes_with(f"318.75{RUN}")
+            assert printed(box.get("e"), "echo fine") == "fine\n"
+    # And the environment ends where the next one comes too late
+    is_paused(keep_s=0.5)
+    assert until(lambda: not containers(workers.node))

@@ -42,6 +42,10 @@ class VirtualControls(Controls):
         self._most_bytes = limit_mb * MIB
         self._frozen = frozen
 
+    @property
+    def thawing(self) -> tuple[str, str]:
+        raise NotImplementedError
+
     def remember(self, allowance_mb: int) -> None:
         self._remembered_mb = allowance_mb
 

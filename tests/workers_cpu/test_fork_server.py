@@ -102,12 +102,16 @@ def test_what_is_kept_of_containers_is_handed_over_unless_it_was_dropped(tmp_pat
     lock, cleanup, _ = take_base(tmp_path, (), KEEP_S)
     client = ForkClient(cleanup, tmp_path, KEEP_S)
     (stays, first), (goes, second) = os.pipe(), os.pipe()
+    freezers = {name: tmp_path / f"freezer of {name}" for name in ("stays", "goes")}
     for name, descriptor in (("stays", first), ("goes", second)):
-        client.keep("e", name, {"alive": descriptor}, in_container=True)
+        freezers[name].touch()
+        client.keep("e", name, {"alive": descriptor}, in_container=True, thawing=(str(freezers[name]), "THAWED"))
         os.close(descriptor)
     assert not is_over(goes, 0)
     client.keep("e", "goes", {}, in_container=True)
     assert is_over(goes, 60_000)
+    # Then that goes on where it was paused, so that it can end
+    assert [freezers[name].read_text() for name in ("goes", "stays")] == ["THAWED", ""]
     # When it is gone; then the next one has the other end, which ends with that
     assert client._channel is not None and isinstance(client._process, subprocess.Popen)
     client._channel.close()
@@ -117,7 +121,7 @@ def test_what_is_kept_of_containers_is_handed_over_unless_it_was_dropped(tmp_pat
     kept.ends[0].close()
     assert not is_over(stays, 0)
     ForkClient(cleanup, tmp_path, KEEP_S, kept).close()
-    assert is_over(stays, 60_000)
+    assert is_over(stays, 60_000) and freezers["stays"].read_text() == "THAWED"
     client._process.wait(60)
     for descriptor in (stays, goes, lock, cleanup):
         os.close(descriptor)

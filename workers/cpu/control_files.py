@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,11 +77,16 @@ def is_removed(folder: str) -> bool:
     return not os.path.exists(folder)
 
 
-def thaw(prefix: str) -> None:
-    """Let everything go on in the freezers of version 1 whose folders begin with `prefix`, and remove those that are not in use."""
-    for folder in glob.glob(f"{glob.escape(prefix)}-*"):
+def thaw(prefix: str, files: Iterable[Sequence[str]] = ()) -> None:
+    """Let everything go on in the freezers of version 1 whose folders begin with `prefix`, and remove those that are not in use.
+
+    An empty prefix is that of none. Write besides to each of `files`, by path and value.
+    """
+    folders = glob.glob(f"{glob.escape(prefix)}-*") if prefix else []
+    for path, value in (*((f"{folder}/freezer.state", "THAWED") for folder in folders), *files):
         with contextlib.suppress(OSError):
-            write(f"{folder}/freezer.state", "THAWED")
+            write(path, value)
+    for folder in folders:
         is_removed(folder)
 
 

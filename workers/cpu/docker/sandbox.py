@@ -168,6 +168,7 @@ class ContainerSandbox(Sandbox):
         for environment in adoption.adopt(self._adopted):
             self._environments[environment.spec.id] = entry = _Entry(Opening())
             entry.environment.set_result(environment)
+            self._watch(environment)
             assert environment.setup.record is not None
             environment.container.end_strays(group_of(each.control) for each in environment.setup.record.sessions.values())
             if environment.allowance is not None:
@@ -247,12 +248,15 @@ class ContainerSandbox(Sandbox):
         try:
             os.makedirs(folders.root, mode=0o700)
             record.write()
-            self._fork_client.keep(spec.id, container.control.name, {ALIVE: container.alive}, in_container=True)
+            thawing = container.group.controls().thawing
+            self._fork_client.keep(spec.id, container.control.name, {ALIVE: container.alive}, in_container=True, thawing=thawing)
         except (SandboxError, OSError):
             shutil.rmtree(folders.root, ignore_errors=True)
             self._pool.give_back(container, image)
             raise
-        return self._built(record, container)
+        environment = self._built(record, container)
+        self._watch(environment)
+        return environment
 
     def _made(self) -> dict[str, object]:
         """Return how this sandbox sets environments up, as JSON has it."""
@@ -265,11 +269,11 @@ class ContainerSandbox(Sandbox):
         (alive,) = [end.fileno() for end in ends if end.name == ALIVE]
         container = self._maker.adopt(record.own, os.dup(alive))
         self._images.note_use(record.own["image"])
-        if self.memory_problem:
-            # The worker before this one may have granted it less, and paused it for that.
-            with suppress(OSError):
-                controls = container.group.controls()
-                controls.thaw()
+        with suppress(OSError):
+            controls = container.group.controls()
+            controls.thaw()  # In what is paused, no command can be ended.
+            if self.memory_problem:
+                # The worker before this one may have granted it less.
                 controls.unbound(record.own["memory_mb"] * MIB)
         return self._built(record, container)
 
@@ -303,14 +307,17 @@ class ContainerSandbox(Sandbox):
             self._fork_client.keep(spec.id, container.control.name, {}, in_container=True)
             shutil.rmtree(os.path.dirname(record.path), ignore_errors=True)
 
-        environment = ContainerEnvironment(spec, container, files, setup, self._forget, give_back)
+        return ContainerEnvironment(spec, container, files, setup, self._forget, give_back)
+
+    def _watch(self, environment: ContainerEnvironment) -> None:
+        """Have the end of an environment's container noticed."""
+        container = environment.container
 
         def lose() -> None:
-            self._note_loss(Loss(spec.id, container.loss(), container.loss_cause))
+            self._note_loss(Loss(environment.spec.id, container.loss(), container.loss_cause))
             environment.lose()
 
         self._monitor.add(container, lambda: environment.is_busy, lose)
-        return environment
 
     def _note_loss(self, loss: Loss) -> None:
         with self._lock:

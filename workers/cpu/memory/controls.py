@@ -79,9 +79,14 @@ class Controls(ABC):
     def freeze(self) -> None:
         """Stop every program."""
 
+    @property
     @abstractmethod
+    def thawing(self) -> tuple[str, str]:
+        """The file and the value that let them go on."""
+
     def thaw(self) -> None:
         """Let them go on."""
+        write(*self.thawing)
 
     def used(self) -> int:
         """Return how many bytes are used, cache included. This takes microseconds."""
@@ -163,8 +168,9 @@ class ControlsV1(Controls):
         """Freeze. A program that sleeps for memory is frozen once it wakes; see the base class."""
         write(f"{self._freezer}/freezer.state", "FROZEN")
 
-    def thaw(self) -> None:
-        write(f"{self._freezer}/freezer.state", "THAWED")
+    @property
+    def thawing(self) -> tuple[str, str]:
+        return f"{self._freezer}/freezer.state", "THAWED"
 
     def restart_peak(self) -> None:
         self._kept.write(self._PEAK, b"0")
@@ -195,8 +201,9 @@ class ControlsV2(Controls):
     def freeze(self) -> None:
         write(f"{self.folder}/cgroup.freeze", "1")
 
-    def thaw(self) -> None:
-        write(f"{self.folder}/cgroup.freeze", "0")
+    @property
+    def thawing(self) -> tuple[str, str]:
+        return f"{self.folder}/cgroup.freeze", "0"
 
     def restart_peak(self) -> None:
         """Have the kernel count anew for one descriptor; see the base class.

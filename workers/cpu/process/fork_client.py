@@ -111,13 +111,22 @@ class ForkClient:
         """Whether sessions wait for a successor of a worker that has died."""
         return self._base is not None and self._keep_s > 0
 
-    def keep(self, environment: str, control: str, descriptors: Mapping[str, int], *, in_container: bool = False) -> None:
+    def keep(
+        self,
+        environment: str,
+        control: str,
+        descriptors: Mapping[str, int],
+        *,
+        in_container: bool = False,
+        thawing: tuple[str, str] | None = None,
+    ) -> None:
         """Have descriptors of a session kept open for a successor, by name; see `handover.py`.
 
-        What is `in_container` is kept until there are no descriptors of it. Nothing else need be here for that.
+        What is `in_container` is kept until there are no descriptors of it. Nothing else need be here for that. It may be paused when it is
+        to end, and what is frozen cannot end: `thawing` is the file and the value that let it go on.
         Raises `SessionUnavailable` where the fork server cannot be started.
         """
-        asked = {"keep": environment, "control": control, "names": list(descriptors), "in_container": in_container}
+        asked = {"keep": environment, "control": control, "names": list(descriptors), "in_container": in_container, "thawing": thawing}
         with self._lock, contextlib.suppress(OSError):
             channel = self._living() if in_container and descriptors and self.keeps else self._channel
             if channel is not None:

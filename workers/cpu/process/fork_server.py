@@ -1,10 +1,9 @@
 """The process that forks supervisors: one for a sandbox.
 
 Run as `python -m workers.cpu.process.fork_server <keep_s> <listener> <lock> <freezer>`, with a SOCK_SEQPACKET socket of Unix as standard
-input. The
-descriptor `lock` is held by this process and the supervisors while they live, but by no command. On `listener` comes the next worker,
-within `keep_s` seconds after this one has died; with 0 there is none, see `handover.py`. Where there is no such descriptor, it is -1. The
-freezers of environments begin with `freezer`, which may be empty.
+input. The descriptor `lock` is held by this process and the supervisors while they live, but by no command. On `listener` comes the next
+worker, within `keep_s` seconds after this one has died; with 0 there is none, see `handover.py`. Where there is no such descriptor, it is
+-1. The freezers of environments begin with `freezer`, which may be empty.
 
     worker ── fork server ── supervisor (one a session) ── shell ── the commands
 
@@ -96,6 +95,7 @@ class ForkServer:
         self.anchors: dict[int, End] = {}
         self.streams: list[End] = []
         self.of_containers: dict[str, dict[str, End]] = {}
+        self.thawing: dict[str, tuple[str, str]] = {}
         self.anchor_groups: dict[int, list[str]] = {}
         self.left_groups: list[str] = []
         self.entering: set[int] = set()
@@ -108,8 +108,7 @@ class ForkServer:
         serve(self.channel, self.wakeup, self.reap, self.answer)
         while not self.is_told_to_end and self.has_successor():
             serve(self.channel, self.wakeup, self.reap, self.answer)
-        if self.freezer:
-            thaw(self.freezer)  # What is frozen cannot end.
+        thaw(self.freezer, self.thawing.values())  # What is frozen cannot end.
         for end in self.kept():
             end.close()
         deadline = time.monotonic() + SHUTDOWN_LIMIT_S
@@ -118,8 +117,7 @@ class ForkServer:
             self.wakeup.wait(left_s)
             self.reap()
         kill(Members(os.getpid()), set(), 2 * CLOSE_GRACE_S, self.wakeup, self.reap)
-        if self.freezer:
-            thaw(self.freezer)  # Now they are empty, and removed.
+        thaw(self.freezer)  # Now they are empty, and removed.
 
     def has_successor(self) -> bool:
         """Wait for the next worker, now that this one has died; return whether one is there."""
@@ -192,6 +190,8 @@ class ForkServer:
         if asked.get("in_container"):
             kept = self.of_containers.setdefault(asked["control"], {}) if asked["names"] else None
             ends += () if asked["names"] else self.of_containers.pop(asked["control"], {}).values()
+            self.thawing |= {asked["control"]: asked["thawing"]} if asked.get("thawing") else {}
+            thaw("", [self.thawing.pop(asked["control"])] if not asked["names"] and asked["control"] in self.thawing else [])
         if kept is None:
             for end in ends:
                 end.close()

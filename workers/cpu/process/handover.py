@@ -21,7 +21,7 @@ copies of the worker's ends. A copy is made once a session, never for a command:
 |            |                                    | `keep_s` are over; `tangram up` ends (`end_kept`)       | ended                       |
 | adopted    | the successor, and the fork server | as while running; what the successor leaves is ended    | running                     |
 | ended      | nobody                             | supervisors see the end of their sockets, and kill;     |                             |
-|            |                                    | containers see that of `alive`                          |                             |
+|            |                                    | containers, which go on if paused, see that of `alive`  |                             |
 
 A death is noticed by the end of a connection, on both sides, at once. These bound each wait:
 
