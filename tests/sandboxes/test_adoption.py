@@ -19,7 +19,7 @@ from tests.containers.support import containers, docker, engine, processes_of
 from tests.workers_cpu.support import RUN, Worker, printed, processes_with, sleepers, until, worker_to_be_killed
 from tests.workers_cpu.test_adoption import KEEP_S, asked, ids, kill, leaves
 from workers.cpu.abstract import EnvironmentSpec, Sandbox
-from workers.cpu.docker.backend import ContainerBackend
+from workers.cpu.docker.backend import SHELL, ContainerBackend
 from workers.cpu.docker.cgroups.abstract import SessionGroup
 from workers.cpu.docker.cgroups.choice import ControlGroups
 from workers.cpu.docker.engine import SNAPSHOT_LABEL
@@ -204,10 +204,12 @@ def test_what_was_paused_for_memory_goes_on_under_a_worker_that_books_limits(wor
     assert found == "1\n90000000\n"
 
 
-STEPS = {
+STEPS: dict[str, tuple[Any, str, bool]] = {
     "started": (ContainerBackend, "_take_in", False),
+    "being noted": (os, "fchmod", False),
     "known": (ContainerBackend, "_watch", False),
     "in its group": (SessionGroup, "add", True),
+    "in its group, not yet waiting": (SessionGroup, "add", True),
     "let go on": (ContainerBackend, "_put", False),
 }
 """How far a shell is: what its start calls in which class, and whether that has been done."""
@@ -218,12 +220,13 @@ STEPS = {
 def test_a_worker_that_is_killed_while_a_shell_starts_leaves_no_second_one(workers: Workers, step: str) -> None:
     # Given a worker with a session, that is killed as it starts a shell for another one
     kind, name, is_done = STEPS[step]
-    kinds: list[Any] = kind.__subclasses__() or [kind]
-    calls = count()
+    kinds: list[Any] = [kind] if not isinstance(kind, type) else kind.__subclasses__() or [kind]
+    calls, starts = count(), count()
 
     def killing(method: Callable[..., None]) -> Callable[..., None]:
         def killed(*given: Any) -> None:
-            is_second = next(calls) > 0
+            is_counted = kind is not os or os.readlink(f"/proc/self/fd/{given[0]}").endswith(f"/{SHELL}")
+            is_second = is_counted and next(calls) > 0
             if is_done:
                 method(*given)
             if is_second:
@@ -233,9 +236,19 @@ def test_a_worker_that_is_killed_while_a_shell_starts_leaves_no_second_one(worke
 
         return killed
 
+    def stopping(method: Callable[..., None]) -> Callable[..., None]:
+        def stopped(backend: ContainerBackend, start: str) -> None:
+            if next(starts) > 0:
+                os.kill(backend._shell, signal.SIGSTOP)
+            method(backend, start)
+
+        return stopped
+
     def make(base: Path, **more: Any) -> Sandbox:
         for each in kinds:  # in the worker's own process
             setattr(each, name, killing(getattr(each, name)))
+        if step.endswith("not yet waiting"):
+            ContainerBackend._take_in = stopping(ContainerBackend._take_in)  # type: ignore[method-assign]
         return workers.make(base, **more)
 
     with worker_to_be_killed(workers.base, ("e", "main", "kept=1"), ("e", "late", "echo no"), make=make) as worker:

@@ -382,7 +382,7 @@ class ContainerBackends(Backends):
         backend = self.backend(control)
         try:
             found = backend.adopt()
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError):  # The worker has died as it wrote the note: the shell was in no group yet.
             backend.close()
             return None
         return (backend, found, None) if isinstance(found, int) else (backend, 0, found)
