@@ -42,8 +42,8 @@ def fake_engine() -> Iterator[FakeEngine]:
                 said = "".join(f"{line}\n" for line in known.events)
             elif "/containers/" in path and known.states:
                 said = json.dumps({"State": known.states.pop(0)})
-            elif "/containers/" in path:
-                status, said = 404, json.dumps({"message": "No such container"})
+            elif "/containers/" in path or "/exec/" in path:
+                status, said = 404, json.dumps({"message": "there is no such thing"})
             self.send_response(status)
             self.send_header("Content-Length", str(len(said.encode())))
             self.end_headers()

@@ -140,3 +140,9 @@ def test_an_engine_that_does_not_tell_its_events_holds_up_no_other_end(told: Fak
         monitor.close()
         engine.close()
     assert "tangram-monitor" not in (thread.name for thread in threading.enumerate())
+
+
+def test_a_program_that_the_engine_has_forgotten_ended_and_is_not_waited_for(told: FakeEngine) -> None:
+    engine = DockerEngine(told.address)
+    assert engine.exit_code("forgotten") == 137
+    engine.close()

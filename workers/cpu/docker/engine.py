@@ -251,9 +251,14 @@ class DockerEngine:
         return started, pid
 
     def exit_code(self, started: str) -> int | None:
-        """Return the exit code of a program that `run` started; None while the engine takes it for running, or has forgotten it."""
+        """Return the exit code of a program that `run` started; None while the engine takes it for running.
+
+        An engine forgets programs some minutes after they have ended: then it is the code of one that was killed.
+        """
         try:
             code: int | None = self._api.exec_inspect(started)["ExitCode"]
+        except NotFound:
+            return int(KILLED)
         except (DockerException, requests.RequestException):
             return None
         return code
