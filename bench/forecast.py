@@ -34,10 +34,13 @@ from bench.live_record import MachineMeter, metered
 from bench.live_trace import add_options, changed, workload_of
 from scheduler.sim.summary import summarise
 from scheduler.sim.trace import TraceAction
+from tangram.elasticity import Elasticity
 from tangram.errors import TangramError
 from tangram.settings import Settings
 
 WITHIN = 0.05
+LEAST_S = 1e-3
+"""Below so many seconds a ratio says nothing."""
 JUDGED = ("mean_act", "step_duration")
 SHOWN = ("mean_act", "mean_queue", "mean_background", "mean_overhead", "mean_execution", "p50_act", "p95_act", "step_duration")
 
@@ -69,7 +72,7 @@ def main() -> int:
     print("| s | live | forecast | live ÷ forecast | trace alone |\n|---|---:|---:|---:|---:|")
     for key in SHOWN:
         seen, expected, bare = (float(column[key]) for column in columns)
-        ratio = f"{seen / expected:.3f}" if expected else "–"
+        ratio = f"{seen / expected:.3f}" if expected >= LEAST_S else "–"
         print(f"| {key} | {seen:.3f} | {expected:.3f} | {ratio} | {bare:.3f} |")
     is_right = not live["failed"] and all(abs(live[key] / columns[1][key] - 1) <= WITHIN for key in JUDGED)
     print(f"the forecast is {'' if is_right else 'not '}right to within {WITHIN:.0%}")
@@ -77,8 +80,8 @@ def main() -> int:
 
 
 def slept(action: TraceAction) -> TraceAction:
-    """Return the action with a command that sleeps for as long."""
-    return replace(action, command=f"sleep {action.work_s:.6f}", cpu_s=0.0)
+    """Return the action with a command that sleeps for as long, however many cores it has."""
+    return replace(action, command=f"sleep {action.work_s:.6f}", cpu_s=0.0, elasticity=Elasticity())
 
 
 def dearer(own_s: float) -> Callable[[TraceAction], TraceAction]:

@@ -191,7 +191,7 @@ class _StubNodes:
     def __init__(self, redis: Redis, names: list[str]) -> None:
         self._redis = redis
         self._queues = {node_queue(name): name for name in names}
-        self._environments: dict[str, list[str]] = {name: [] for name in names}
+        self._nodes = {name: _description(name) for name in names}  # made once: grants wait while a beat is made
         self._beat_s = Settings().beat_s
         self._beat_at = time.monotonic() + self._beat_s
         self.times: list[tuple[float, ...]] = []
@@ -208,8 +208,7 @@ class _StubNodes:
             self._end(self._queues[came[0].decode()], [came[1], *(more or ())])
 
     def _report(self, kind: str) -> None:
-        nodes = [_description(name, environments) for name, environments in self._environments.items()]
-        self._redis.lpush(EVENTS.name, reports_message([{"type": kind, "node": node} for node in nodes]))
+        self._redis.lpush(EVENTS.name, reports_message([{"type": kind, "node": node} for node in self._nodes.values()]))
 
     def _end(self, name: str, messages: list[bytes]) -> None:
         """End the actions of messages: store and publish their results, and report."""
@@ -220,7 +219,7 @@ class _StubNodes:
                 if (grant := headers.get(GRANT_HEADER)) is None:
                     continue  # nothing runs here that could be changed
                 if headers["task"] == "cpu.open":
-                    self._environments[name].append(headers[ACTION_HEADER]["environment"])
+                    self._nodes[name]["environments"].append(headers[ACTION_HEADER]["environment"])
                 at = grant["submitted_at"], grant["received_at"], grant["granted_at"], now
                 self.times.append((now - at[0], at[1] - at[0], at[2] - at[1], now - at[2]))
                 key, result = RESULT_KEY_PREFIX + headers["id"], _result(headers["id"], headers["task"], grant, now)
@@ -245,8 +244,8 @@ def _finished(action_id: str, attempt: int, now: float) -> dict[str, Any]:
     return {"type": "finished", "id": action_id, "attempt": attempt, "status": "succeeded", "reason": "", "cause": "", **times}
 
 
-def _description(name: str, environments: list[str]) -> dict[str, Any]:
-    offers = {"cores": CORES, "domains": [list(range(CORES))], "memory_mb": 1 << 20, "incarnation": name, "environments": environments}
+def _description(name: str) -> dict[str, Any]:
+    offers = {"cores": CORES, "domains": [list(range(CORES))], "memory_mb": 1 << 20, "incarnation": name, "environments": []}
     return dict(describe("cpu", Settings(node_name=name), **offers))
 
 
