@@ -22,8 +22,8 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from math import fsum
 from pathlib import Path
 
@@ -67,7 +67,7 @@ def main() -> int:
     actions = list(trace.actions())
     own_s = (meters[-1].used_s - fsum(action.work_s if action.cpu_s is None else action.cpu_s for action in actions)) / len(actions)
     told = replace(options, overhead_s=live["mean_overhead"])
-    columns = [live, summarise(simulate(changed(trace, dearer(own_s)), told)), summarise(simulate(trace, options))]
+    columns = [live, summarise(simulate(changed(trace, partial(dearer, own_s=own_s)), told)), summarise(simulate(trace, options))]
     print(f"{len(actions)} actions, {live['failed']} failed; CPU time besides what was recorded: {own_s * 1e3:.1f} ms for each")
     print("| s | live | forecast | live ÷ forecast | trace alone |\n|---|---:|---:|---:|---:|")
     for key in SHOWN:
@@ -84,13 +84,9 @@ def slept(action: TraceAction) -> TraceAction:
     return replace(action, command=f"sleep {action.work_s:.6f}", cpu_s=0.0, elasticity=Elasticity())
 
 
-def dearer(own_s: float) -> Callable[[TraceAction], TraceAction]:
-    """Return what adds so many core-seconds to the work of an action."""
-
-    def more(action: TraceAction) -> TraceAction:
-        return replace(action, work_s=action.work_s + own_s, cpu_s=None if action.cpu_s is None else action.cpu_s + own_s)
-
-    return more
+def dearer(action: TraceAction, own_s: float) -> TraceAction:
+    """Return the action with so many core-seconds more of work."""
+    return replace(action, work_s=action.work_s + own_s, cpu_s=None if action.cpu_s is None else action.cpu_s + own_s)
 
 
 if __name__ == "__main__":

@@ -208,8 +208,8 @@ class Settings(BaseSettings):
     memory_mb: Count | None = Field(default=None, description="Memory that a CPU worker offers; by default the host's.")
     memory: Literal["auto", "elastic", "fixed"] = Field(
         default="auto",
-        description="Memory of a CPU worker's environments: elastic, granted as it is used, fixed, booked by their `memory_mb`, or auto, "
-        "elastic where the worker can pause environments.",
+        description="Memory of a CPU worker's environments: elastic (granted as it is used), fixed (booked by their `memory_mb`), or auto. "
+        "auto is elastic where the worker can pause environments.",
     )
     environments_max: Count | None = Field(
         default=None, description="Environments that a CPU worker holds at most; by default any number for which it has memory."

@@ -127,12 +127,12 @@ class RedisIntake:
         if now >= self._next_rescue:
             self._next_rescue = now + RESCUE_S
             self._put_back(self._lists.values())
-        looked = now >= self._next_look
-        is_alone = not came_before and (not ready or self._alone >= ONE_BY_ONE)
-        if not came_before and not is_alone:
+        looked, expects_more = now >= self._next_look, bool(came_before)
+        if not came_before and ready and self._alone < ONE_BY_ONE:
             time.sleep(PATIENCE_S)
             ready |= self._ready(0.0)
-        if not came_before and not looked and (is_alone or self._in_vain >= ONE_BY_ONE):
+            expects_more = self._in_vain < ONE_BY_ONE
+        if not looked and not expects_more:
             return self._count([self._read(queue) for queue in ready])
         sources = self._sources
         if looked:

@@ -229,7 +229,7 @@ class KombuTransport:
                     for node, body, headers, properties in self._outbox:
                         messages[queue := self._queue_of(node)].append(lying(queue, body, headers, properties))
                     self._intake.settle(messages, tags)
-                self._outbox.clear()
+                    self._outbox.clear()
             except self._errors as error:
                 self._lose(error)
         if (self._ends or self._disowned or self._asked_again) and clock.monotonic() >= self._store_pause_until:

@@ -111,9 +111,9 @@ class ContainerSandbox(Sandbox):
         options: how containers are made.
         core_map: the cores that environments may use.
         max_file_bytes: the most that `read_file` and `write_file` pass in one piece.
-        memory: `elastic` pauses environments at their allowance where a trial of it works, in a group beside the worker's, or in version 2
-            at the top.
-        keep_s: for how long environments wait for another sandbox in `base` when this process dies, seconds.
+        memory: with `elastic`, environments are paused at their allowance where a trial of that works. The trial has a group beside the
+            worker's, in version 2 one at the top.
+        keep_s: seconds for which environments wait for another sandbox in `base` when this process dies.
 
     """
 

@@ -1,10 +1,10 @@
 """What memory a node offers, and whether it is granted by action or booked by limits: by `TANGRAM_MEMORY`, and by what is possible here.
 
-| `TANGRAM_MEMORY` | environments can be paused here | they cannot                      |
-|------------------|---------------------------------|----------------------------------|
-| `auto`           | by action, unless `TANGRAM_MEMORY_MB` is more than is there | by limits, which is logged |
-| `elastic`        | by action                       | by limits, which is a warning    |
-| `fixed`          | by limits                       | by limits                        |
+| `TANGRAM_MEMORY` | environments can be paused here                             | they cannot                   |
+|------------------|-------------------------------------------------------------|-------------------------------|
+| `auto`           | by action, unless `TANGRAM_MEMORY_MB` is more than is there | by limits, which is logged    |
+| `elastic`        | by action                                                   | by limits, which is a warning |
+| `fixed`          | by limits                                                   | by limits                     |
 """
 
 from __future__ import annotations

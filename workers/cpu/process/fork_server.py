@@ -53,7 +53,7 @@ from typing import Any, NoReturn
 from workers.cpu.control_files import is_removed, thaw
 from workers.cpu.ports.loopback import make_sockets
 from workers.cpu.process import seccomp, tree
-from workers.cpu.process.handover import MOST_KEPT, VERSION, End, ends_of, hand_over, welcome, written_to
+from workers.cpu.process.handover import MOST_KEPT, VERSION, End, KeptOfContainers, ends_of, hand_over, welcome, written_to
 from workers.cpu.process.members import Members, kill
 from workers.cpu.process.namespace import become_bwrap, enter, enter_network
 from workers.cpu.process.socket_server import PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, Wakeup, end_first, prctl, rename, serve
@@ -94,8 +94,7 @@ class ForkServer:
         self.running: dict[int, Session] = {}
         self.anchors: dict[int, End] = {}
         self.streams: list[End] = []
-        self.of_containers: dict[str, dict[str, End]] = {}
-        self.thawing: dict[str, tuple[str, str]] = {}
+        self.containers = KeptOfContainers()
         self.anchor_groups: dict[int, list[str]] = {}
         self.left_groups: list[str] = []
         self.entering: set[int] = set()
@@ -108,7 +107,7 @@ class ForkServer:
         serve(self.channel, self.wakeup, self.reap, self.answer)
         while not self.is_told_to_end and self.has_successor():
             serve(self.channel, self.wakeup, self.reap, self.answer)
-        thaw(self.freezer, self.thawing.values())  # What is frozen cannot end.
+        thaw(self.freezer, self.containers.thawing.values())  # What is frozen cannot end.
         for end in self.kept():
             end.close()
         deadline = time.monotonic() + SHUTDOWN_LIMIT_S
@@ -157,8 +156,7 @@ class ForkServer:
     def kept(self) -> list[End]:
         """Return the worker's ends of what stands."""
         sessions = [end for session in self.running.values() for end in (session.end, *session.kept.values())]
-        of_containers = [end for kept in self.of_containers.values() for end in kept.values()]
-        return [*self.anchors.values(), *sessions, *of_containers, *self.streams]
+        return [*self.anchors.values(), *sessions, *self.containers.all(), *self.streams]
 
     def answer(self) -> bool:
         """Do what is asked; return False when the worker has gone."""
@@ -185,13 +183,12 @@ class ForkServer:
 
     def keep(self, asked: dict[str, Any], descriptors: list[int]) -> None:
         """Keep descriptors of a session. A stream that they replace is kept for as long as something writes to it."""
-        ends, beginning = ends_of(asked, descriptors), (session for _, session in self.messengers.values())
-        kept = next((one.kept for one in (*self.running.values(), *beginning) if one.end.control == asked["control"]), None)
+        ends = ends_of(asked, descriptors)
         if asked.get("in_container"):
-            kept = self.of_containers.setdefault(asked["control"], {}) if asked["names"] else None
-            ends += () if asked["names"] else self.of_containers.pop(asked["control"], {}).values()
-            self.thawing |= {asked["control"]: asked["thawing"]} if asked.get("thawing") else {}
-            thaw("", [self.thawing.pop(asked["control"])] if not asked["names"] and asked["control"] in self.thawing else [])
+            kept = self.containers.keeping(asked)
+        else:
+            beginning = (session for _, session in self.messengers.values())
+            kept = next((one.kept for one in (*self.running.values(), *beginning) if one.end.control == asked["control"]), None)
         if kept is None:
             for end in ends:
                 end.close()

@@ -62,6 +62,7 @@ from pathlib import Path
 from typing import Any
 
 from app.local.kept_environments import SOCKET, address, connect
+from workers.cpu.control_files import thaw
 from workers.cpu.process import tree
 
 VERSION = 2
@@ -108,6 +109,31 @@ class Kept:
     server: int = 0
     lock: int = -1
     ends: list[End] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class KeptOfContainers:
+    """What the fork server keeps of containers, by protocol folder: ends by name, and the file and value that let go on what is paused."""
+
+    ends: dict[str, dict[str, End]] = field(default_factory=dict)
+    thawing: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    def all(self) -> list[End]:
+        """Return the ends of all containers."""
+        return [end for kept in self.ends.values() for end in kept.values()]
+
+    def keeping(self, asked: Mapping[str, Any]) -> dict[str, End] | None:
+        """Return what is kept of a protocol folder, to be added to; None where the worker names no descriptor, so that all is let go."""
+        control = asked["control"]
+        if asked["names"]:
+            if asked.get("thawing"):
+                self.thawing[control] = asked["thawing"]
+            return self.ends.setdefault(control, {})
+        if control in self.thawing:
+            thaw("", [self.thawing.pop(control)])
+        for end in self.ends.pop(control, {}).values():
+            end.close()
+        return None
 
 
 def ends_of(asked: Mapping[str, Any], descriptors: Sequence[int]) -> list[End]:
