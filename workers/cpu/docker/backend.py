@@ -38,7 +38,7 @@ from workers.cpu.process import tree
 from workers.cpu.process.fork_client import ForkClient
 from workers.cpu.process.handover import End
 from workers.cpu.shell.backend import Backend, Backends, Event, Exited, Gone, HungUp, Refused, Spawned
-from workers.cpu.shell.dialect import READ_BY_SHELL, ProtocolFolder, make_fifo
+from workers.cpu.shell.dialect import READ_BY_SHELL, ProtocolFolder, make_fifo, remove_file
 
 START, LAUNCH, SHELL = "start", "launch", "shell"
 log = logging.getLogger(__name__)
@@ -137,8 +137,9 @@ class ContainerBackend(Backend):
     def _prepare(self, control: ProtocolFolder, cwd: str) -> str:
         """Write what the shell starts with; return the FIFO on which it waits."""
         start, launch = f"{control.folder}/{START}", f"{control.folder}/{LAUNCH}"
-        if not os.path.exists(start):
-            make_fifo(start, READ_BY_SHELL)
+        # A new one each time: on the last may wait a shell that an earlier worker has started and no worker knows of.
+        remove_file(start)
+        make_fifo(start, READ_BY_SHELL)
         control.keep_state()
         argv = " ".join(map(shlex.quote, self._container.dialect.argv(control)))
         lines = (
