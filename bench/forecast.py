@@ -29,7 +29,6 @@ from pathlib import Path
 
 from app.local.stack import cores_here
 from app.replay.replay_command import ReplayOptions, alone, replay_live, simulate
-from bench.live import direct_python
 from bench.live_record import MachineMeter, metered
 from bench.live_trace import add_options, changed, workload_of
 from scheduler.sim.summary import summarise
@@ -59,7 +58,7 @@ def main() -> int:
         trace = changed(workload.trace(), slept) if given.slept else workload.trace()
         options = ReplayOptions(cores=given.cores, gpus=0, speed=workload.think_divisor)
         meters: list[MachineMeter] = []
-        with tempfile.TemporaryDirectory(prefix="tangram-bench-") as folder, direct_python():
+        with tempfile.TemporaryDirectory(prefix="tangram-bench-") as folder:
             live = replay_live(trace, workload.path, options, alone(Settings(), Path(folder)), metered(meters), print).document
     except TangramError as error:
         print(f"bench.forecast: {error}", file=sys.stderr)

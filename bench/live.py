@@ -18,13 +18,12 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import os
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from math import inf
 from pathlib import Path
@@ -63,8 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.pace is None and workload.file is None:
             workload = replace(workload, pace=measured_pace(options.cores))
             print(f"commands take {workload.pace:.2f} times as long as recorded, so does thinking", file=sys.stderr, flush=True)
-        with direct_python() if workload.file is not None else nullcontext():
-            rounds = measure(systems, workload, options.cores, options.rounds)
+        rounds = measure(systems, workload, options.cores, options.rounds)
     except (Refused, TangramError) as error:
         print(f"bench.live: {error}", file=sys.stderr)
         return 2
@@ -101,17 +99,6 @@ def chosen_systems(said: str, cores: int) -> list[str]:
         elif importlib.util.find_spec("ray") is None:
             raise Refused("ray is not installed: install the extra `compare`, or name other systems with --policies")
     return systems
-
-
-@contextmanager
-def direct_python() -> Iterator[None]:
-    """Put this interpreter's own folder first on the PATH: a version manager's `python3` takes longer to start than many commands."""
-    before = os.environ.get("PATH", os.defpath)
-    os.environ["PATH"] = f"{Path(sys.executable).resolve().parent}:{before}"
-    try:
-        yield
-    finally:
-        os.environ["PATH"] = before
 
 
 def measure(systems: Sequence[str], workload: Workload, cores: int, rounds: int) -> list[list[Replayed]]:

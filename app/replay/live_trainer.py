@@ -11,6 +11,8 @@ import asyncio
 import base64
 import contextlib
 import json
+import shlex
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -36,6 +38,9 @@ from tangram.wire import BLOB_TTL_S, SHARED_BLOB_KEY_PREFIX
 BURN = Path(__file__).with_name("burn.py")
 BURN_INSIDE = ".tangram-burn.py"
 """Where an environment has that program, whatever it is made of; it needs a python3 on the PATH."""
+
+DIRECT = shlex.quote(str(Path(sys.executable).resolve().parent))
+"""Where that python3 is looked for first. One of a version manager takes longer to start than many commands. A container may lack it."""
 
 WRITTEN_INSIDE = ".tangram-written"
 """What is written where a trace does not name the file."""
@@ -299,7 +304,7 @@ def burn_command(recorded: TraceAction) -> str:
     """Return a command that uses as much CPU and memory as the action was recorded with."""
     curve = recorded.elasticity.curve
     memory = "" if recorded.memory_mb is None else f" {recorded.memory_mb} {recorded.resident_mb or 0}"
-    burn = f'python3 -S -E "$HOME/{BURN_INSIDE}"'
+    burn = f'PATH={DIRECT}:"$PATH" python3 -S -E "$HOME/{BURN_INSIDE}"'
     dop, most = "${TANGRAM_DOP:-1}", max(recorded.elasticity.units)
     if isinstance(curve, Table):
         # E(m) point by point is work that grows with m: each of m processes burns work_s / (E(m) · m).
