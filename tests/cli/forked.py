@@ -33,9 +33,12 @@ READ = typer.main.get_command(commands)
 """The commands with their options, which take most of the time of a command that is refused."""
 
 
-def environment(cwd: Path, variables: dict[str, str]) -> dict[str, str]:
+def environment(folder: Path, **variables: str) -> dict[str, str]:
+    """Return the variables of a command with its state in a folder, and the services whose file is there."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("TANGRAM_")}
-    return {**env, "TANGRAM_STATE_DIR": str(cwd / "state"), "PYTHONPATH": str(ROOT), **variables}
+    if (folder / "services.toml").exists():
+        env["TANGRAM_SERVICES_FILE"] = str(folder / "services.toml")
+    return {**env, "TANGRAM_STATE_DIR": str(folder / "state"), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **variables}
 
 
 def forked(*words: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -48,7 +51,7 @@ def forked(*words: str, cwd: Path, **variables: str) -> subprocess.CompletedProc
             try:
                 os.chdir(cwd)
                 os.environ.clear()
-                os.environ.update(environment(cwd, variables))
+                os.environ.update(environment(cwd, **variables))
                 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
                 for number, file in ((1, out), (2, err)):
                     os.dup2(file.fileno(), number)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -11,23 +10,16 @@ from pathlib import Path
 
 import psutil
 
+from tests.cli.forked import environment
 from tests.cli.template import PROGRAM, Forked
 
-ROOT = Path(__file__).resolve().parents[2]
 
-
-def environment(folder: Path) -> dict[str, str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("TANGRAM_")}
-    own = {"TANGRAM_STATE_DIR": str(folder / "state")}
-    if (folder / "services.toml").exists():
-        own["TANGRAM_SERVICES_FILE"] = str(folder / "services.toml")
-    return {**clean, **own, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-
-
-def tangram(folder: Path, *words: str, timeout_s: float = 200.0) -> subprocess.CompletedProcess[str]:
-    argv = [*PROGRAM, *words]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return finished(Forked(argv, cwd=folder, env=environment(folder), text=True, **pipes), timeout_s)
+def tangram(
+    folder: Path, *words: str, stdout: int = subprocess.PIPE, timeout_s: float = 200.0, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in a folder, with more variables."""
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": subprocess.PIPE}
+    return finished(Forked([*PROGRAM, *words], cwd=folder, env=environment(folder, **variables), text=True, **pipes), timeout_s)
 
 
 def finished(process: subprocess.Popen[str], timeout_s: float = 200.0) -> subprocess.CompletedProcess[str]:
@@ -46,7 +38,7 @@ def started(folder: Path, *words: str, **variables: str) -> Iterator[subprocess.
     """Run a command in the background, with more variables; where the test did not end it, it is told to end, and its stack with it."""
     argv = [*PROGRAM, *words]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = Forked(argv, cwd=folder, env={**environment(folder), **variables}, text=True, **pipes)
+    process = Forked(argv, cwd=folder, env=environment(folder, **variables), text=True, **pipes)
     try:
         yield process
     finally:

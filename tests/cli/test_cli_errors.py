@@ -14,17 +14,13 @@ from app.journal.database import open_engine
 from app.journal.writing import SqlJournal
 from scheduler.live.entries import NodeChanged
 from tangram.wire import CONTROL_QUEUE
-from tests.cli.forked import environment, forked
-from tests.cli.support import finished
-from tests.cli.template import PROGRAM, Forked
+from tests.cli.forked import forked
+from tests.cli.support import tangram
 from tests.conftest import RedisUrls
 from tests.journals import new_journal
 
-ROOT = Path(__file__).resolve().parents[2]
-TRACE = ROOT / "examples" / "traces"
-
 LINE = (
-    '{"trajectory": "t1", "arrival_s": 0.0, "steps": [{"think_s": 0.0, "action": '
+    '{"schema": "tangram.trace/1", "trajectory": "t1", "arrival_s": 0.0, "steps": [{"think_s": 0.0, "action": '
     '{"kind": "cpu.exec", "units": [1], "work_s": 0.05, "command": "true"}}]}'
 )
 NOWHERE = {"TANGRAM_BROKER_URL": "redis://127.0.0.1:1/0", "TANGRAM_RESULT_URL": "redis://127.0.0.1:1/0"}
@@ -32,18 +28,9 @@ HEAD = '{"schema": "tangram.trace/1"}'
 
 
 @pytest.fixture
-def trace(tmp_path: Path) -> Path:
-    path = tmp_path / "trace.jsonl"
-    path.write_text(
-        f"{HEAD}\n{LINE.replace('{', '{' + chr(34) + 'schema' + chr(34) + ': ' + chr(34) + 'tangram.trace/1' + chr(34) + ', ', 1)}\n"
-    )
-    return path
-
-
-def tangram(*words: str, cwd: Path, stdout: int = subprocess.PIPE, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a command that makes a Celery application, or that prints to a file, with its state in the folder `cwd`."""
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": subprocess.PIPE}
-    return finished(Forked([*PROGRAM, *words], cwd=cwd, env=environment(cwd, variables), text=True, **pipes))
+def trace(tmp_path: Path) -> None:
+    """Write a trace into the folder of the test."""
+    (tmp_path / "trace.jsonl").write_text(f"{HEAD}\n{LINE}\n")
 
 
 def refused(done: subprocess.CompletedProcess[str], *expected: str) -> None:
@@ -62,6 +49,7 @@ def refused(done: subprocess.CompletedProcess[str], *expected: str) -> None:
     [
         (["nonsense"], "nonsense"),
         (["replay", "missing.jsonl", "--simulate"], "missing.jsonl"),
+        (["replay", "odd.jsonl", "--simulate"], "odd.jsonl"),
         (["replay", "trace.jsonl"], "--simulate or --live"),
         (["replay", "trace.jsonl", "--simulate", "--policy", "best"], "best"),
         (["replay", "trace.jsonl", "--simulate", "--policy", "fcfs", "--without", "resizing"], "resizing"),
@@ -82,8 +70,10 @@ def refused(done: subprocess.CompletedProcess[str], *expected: str) -> None:
         (["metrics"], "set TANGRAM_METRICS_PORT to the port to listen at"),
     ],
 )
-def test_wrong_words_are_refused_in_one_line(trace: Path, tmp_path: Path, words: list[str], expected: str) -> None:
-    refused((tangram if words[0] == "worker" else forked)(*words, cwd=tmp_path), expected)
+@pytest.mark.usefixtures("trace")
+def test_wrong_words_are_refused_in_one_line(tmp_path: Path, words: list[str], expected: str) -> None:
+    (tmp_path / "odd.jsonl").write_text(f"{HEAD}\n\x00\xff\n", encoding="latin-1")
+    refused(tangram(tmp_path, *words) if words[0] == "worker" else forked(*words, cwd=tmp_path), expected)
 
 
 @pytest.mark.parametrize(
@@ -107,25 +97,19 @@ def test_without_words_the_help_is_shown(tmp_path: Path) -> None:
     assert forked("--help", cwd=tmp_path).returncode == 0
 
 
-@pytest.mark.parametrize("text", ["", "\x00\xff"])
-def test_a_malformed_trace_is_refused_with_its_name(tmp_path: Path, text: str) -> None:
-    (tmp_path / "bad.jsonl").write_text(f"{HEAD}\n{text}\n", encoding="latin-1")
-    refused(forked("replay", "bad.jsonl", "--simulate", cwd=tmp_path), "bad.jsonl")
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [("TANGRAM_CORES", "abc"), ("TANGRAM_BEAT_S", "0"), ("TANGRAM_QUEUE_LIMIT", ""), ("TANGRAM_BROKER_URL", "redis://127.0.0.1:1/0")],
 )
 def test_a_wrong_setting_is_refused_with_its_name(tmp_path: Path, name: str, value: str) -> None:
-    done = tangram("worker", "cpu", cwd=tmp_path, **{name: value})
+    done = tangram(tmp_path, "worker", "cpu", **{name: value})
     refused(done, name if name != "TANGRAM_BROKER_URL" else "TANGRAM_RESULT_URL is not set")
 
 
 @pytest.mark.parametrize("text", ["not read", '{"broker_url": "redis://b", "result_url": "redis://r"}'])
 def test_the_health_of_a_stack_whose_file_cannot_be_read_is_told_in_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "stack.json").write_text(text)
-    refused(tangram("health", "cpu", cwd=tmp_path, TANGRAM_STATE_DIR=str(tmp_path)), "stack.json is no stack file")
+    refused(tangram(tmp_path, "health", "cpu", TANGRAM_STATE_DIR=str(tmp_path)), "stack.json is no stack file")
 
 
 @pytest.fixture
@@ -147,12 +131,12 @@ def deaf_port() -> object:
         (["replay", "trace.jsonl", "--live"], "refusing"),
     ],
 )
-def test_a_stack_that_is_not_there_is_said_soon(trace: Path, tmp_path: Path, words: list[str], kind: str, deaf_port: int) -> None:
+def test_a_stack_that_is_not_there_is_said_soon(trace: None, tmp_path: Path, words: list[str], kind: str, deaf_port: int) -> None:
     database = new_journal(tmp_path / "j.sqlite")
     result = "redis://:secret@127.0.0.1:1/0" if kind != "deaf" else f"redis://:secret@127.0.0.1:{deaf_port}/0"
     broker = "amqp://guest:secret@127.0.0.1:1//" if kind == "amqp" else result
     variables = {"TANGRAM_BROKER_URL": broker, "TANGRAM_RESULT_URL": result, "TANGRAM_DATABASE_URL": database}
-    done = tangram(*words, cwd=tmp_path, TANGRAM_CONNECT_TIMEOUT_S="1", **variables)
+    done = tangram(tmp_path, *words, TANGRAM_CONNECT_TIMEOUT_S="1", **variables)
     refused(done, f"@127.0.0.1:{deaf_port if kind == 'deaf' else 1}/")
     assert "reached" in done.stderr and "secret" not in done.stderr
 
@@ -164,9 +148,11 @@ def test_a_stack_that_is_not_there_is_said_soon(trace: Path, tmp_path: Path, wor
         (["status"], "mysql://x", "use sqlite"),
         (["status"], "nonsense", "not a database URL"),
         (["report", "last"], "sqlite:///missing", "there is no such file"),
+        *((words, "sqlite:///empty.sqlite", "tangram db upgrade") for words in (["status"], ["report", "last"], ["scheduler"])),
     ],
 )
 def test_a_database_that_cannot_be_used_is_said(tmp_path: Path, words: list[str], url: str, expected: str) -> None:
+    (tmp_path / "empty.sqlite").touch()
     done = forked(*words, cwd=tmp_path, TANGRAM_DATABASE_URL=url, TANGRAM_CONNECT_TIMEOUT_S="1", **NOWHERE)
     refused(done, expected)
     assert "secret" not in done.stderr and not (tmp_path / "missing").exists()
@@ -176,9 +162,11 @@ def test_where_no_scheduler_answers_the_state_says_so_by_its_exit_code(tmp_path:
     # Given no journal; when the state is asked for; then a line says so
     done = forked("status", cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (3, "", 1) and "no journal" in done.stderr
-    # Given a journal alone; then what it holds is shown
-    done = forked("status", "--json", cwd=tmp_path, TANGRAM_DATABASE_URL=new_journal(tmp_path / "j.sqlite"), **NOWHERE)
+    # Given a journal alone; then what it holds is shown, and without replays a report asks for a job
+    database = new_journal(tmp_path / "j.sqlite")
+    done = forked("status", "--json", cwd=tmp_path, TANGRAM_DATABASE_URL=database, **NOWHERE)
     assert (done.returncode, json.loads(done.stdout)["scheduler"]) == (3, None)
+    refused(forked("report", cwd=tmp_path, TANGRAM_DATABASE_URL=database), "name a job")
 
 
 def test_a_setting_that_there_is_not_is_named_with_the_nearest(tmp_path: Path) -> None:
@@ -196,8 +184,8 @@ def test_a_port_that_is_taken_is_refused_before_anything_starts(tmp_path: Path, 
 
 
 def test_ports_that_there_are_not_are_refused_before_anything_starts(tmp_path: Path) -> None:
-    (tmp_path / "services.toml").write_text("")
     services = str(tmp_path / "services.toml")
+    Path(services).write_text("")
     done = forked("up", cwd=tmp_path, TANGRAM_METRICS_PORT="65534", TANGRAM_SERVICES_FILE=services)
     refused(done, "TANGRAM_METRICS_PORT", "use 1 to 65531")
     assert not list((tmp_path / "state").iterdir())
@@ -211,41 +199,31 @@ def test_a_drain_that_no_scheduler_takes_up_says_so_and_counts_for_the_next_one(
         journal.write([NodeChanged(name="cpu-0", state="up", description={"name": "cpu-0"}, at=1.0)])
     engine.dispose()
     urls = {"TANGRAM_BROKER_URL": redis_urls.broker, "TANGRAM_RESULT_URL": redis_urls.result, "TANGRAM_DATABASE_URL": database}
-    done = tangram("drain", "cpu-0", cwd=tmp_path, TANGRAM_TAKEOVER_S="0.5", TANGRAM_CONNECT_TIMEOUT_S="2", **urls)
+    done = tangram(tmp_path, "drain", "cpu-0", TANGRAM_TAKEOVER_S="0.5", TANGRAM_CONNECT_TIMEOUT_S="2", **urls)
     refused(done, "no scheduler has taken the request up in 2.5 s; the next one that is active will (`tangram status`)")
     with redis_urls.client() as client:
         assert client.llen(CONTROL_QUEUE) == 1
 
 
-def test_a_report_without_replays_asks_for_a_job_and_is_not_drawn_for_nothing(tmp_path: Path) -> None:
-    database = new_journal(tmp_path / "j.sqlite")
-    refused(forked("report", cwd=tmp_path, TANGRAM_DATABASE_URL=database), "name a job")
-
-
-@pytest.mark.parametrize("words", [["status"], ["report", "last"], ["scheduler"]])
-def test_a_database_without_tables_is_said(tmp_path: Path, words: list[str]) -> None:
-    (tmp_path / "empty.sqlite").touch()
-    refused(forked(*words, cwd=tmp_path, TANGRAM_DATABASE_URL="sqlite:///empty.sqlite", **NOWHERE), "tangram db upgrade")
-
-
 @pytest.mark.parametrize("folder", ["state", "/proc/no/such"])
-def test_a_state_folder_that_is_a_file_or_cannot_be_made_is_said(trace: Path, tmp_path: Path, folder: str) -> None:
+def test_a_state_folder_that_is_a_file_or_cannot_be_made_is_said(trace: None, tmp_path: Path, folder: str) -> None:
     (tmp_path / "state").touch()
     for words in (["up"], ["replay", "trace.jsonl", "--live"], ["db", "upgrade"]):
         refused(forked(*words, cwd=tmp_path, TANGRAM_STATE_DIR=folder), "state" if folder == "state" else "/proc/no")
 
 
 def test_a_model_folder_that_is_none_is_said(tmp_path: Path, redis_urls: object) -> None:
-    services = tmp_path / "services.toml"
     (tmp_path / "model").mkdir()
-    services.write_text('[services.rm]\nengine = "torch"\nmodel = "model"\ntask = "score"\n')
+    (tmp_path / "services.toml").write_text(
+        '[services.rm]\nengine = "torch"\nmodel = "model"\ntask = "score"\ncells = [1]\nmemory_mb = 100\n'
+    )
     urls = {"TANGRAM_BROKER_URL": redis_urls.broker, "TANGRAM_RESULT_URL": redis_urls.result}  # type: ignore[attr-defined]
-    refused(tangram("worker", "gpu", cwd=tmp_path, TANGRAM_SERVICES_FILE=str(services), **urls), "model")
-    refused(tangram("worker", "gpu", cwd=tmp_path, TANGRAM_SERVICES_FILE="missing.toml", **urls), "missing.toml")
+    refused(tangram(tmp_path, "worker", "gpu", TANGRAM_SERVICES_FILE="services.toml", **urls), "model")
+    refused(tangram(tmp_path, "worker", "gpu", TANGRAM_SERVICES_FILE="missing.toml", **urls), "missing.toml")
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_a_full_disk_is_said(trace: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_said(trace: None, tmp_path: Path) -> None:
     (tmp_path / "a.traj").write_text(
         '{"trajectory": [{"action": "ls", "observation": "", "execution_time": 0.1}], "environment": "x", "info": {}}'
     )
@@ -257,7 +235,7 @@ def test_a_full_disk_is_said(trace: Path, tmp_path: Path) -> None:
             ["replay", "trace.jsonl", "--simulate", "--json"],
             ["replay", "trace.jsonl", "--simulate"],
         ):
-            done = tangram(*words, cwd=tmp_path, stdout=full.fileno())
+            done = tangram(tmp_path, *words, stdout=full.fileno())
             assert done.returncode == 2, done.stderr
             assert len(done.stderr.splitlines()) == 1, done.stderr
             assert "No space left" in done.stderr

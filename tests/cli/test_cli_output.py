@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,26 +28,33 @@ INSTANCE = {
 }  # fmt: skip
 
 
-def trace_of(folder: Path, *jobs: str) -> str:
-    """Write a trace with a command for each job, and return its name."""
-    action = {"kind": "cpu.exec", "units": [1], "work_s": 0.05, "command": "true"}
-    lines = [
-        {"schema": "tangram.trace/1", "trajectory": f"t{at}", "job": job, "steps": [{"think_s": 0, "action": action}]}
-        for at, job in enumerate(jobs)
-    ]
-    (folder / "trace.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return "trace.jsonl"
+@pytest.fixture
+def printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Return what shows something in a terminal of so many columns, and returns the text."""
+
+    def in_terminal(columns: int, show: Callable[..., None], *what: Any) -> str:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        show(*what, as_json=False)
+        return capsys.readouterr().out
+
+    return in_terminal
+
+
+def rows(shown: str) -> list[list[str]]:
+    """Return the cells of the rows of a table."""
+    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if line.startswith("│")]
 
 
 def test_a_replay_shows_a_job_whose_name_looks_like_markup(tmp_path: Path) -> None:
-    done = forked("replay", trace_of(tmp_path, MARKUP, "b"), "--simulate", "--cores", "1", cwd=tmp_path, COLUMNS="120")
+    action = {"kind": "cpu.exec", "units": [1], "work_s": 0.05, "command": "true"}
+    line = {"schema": "tangram.trace/1", "steps": [{"think_s": 0, "action": action}]}
+    lines = [json.dumps({**line, "trajectory": job, "job": job}) + "\n" for job in (MARKUP, "b")]
+    (tmp_path / "trace.jsonl").write_text("".join(lines))
+    done = forked("replay", "trace.jsonl", "--simulate", "--cores", "1", cwd=tmp_path, COLUMNS="120")
     assert done.returncode == 0 and MARKUP in done.stdout, done.stderr
 
 
-def test_the_status_shows_reasons_and_names_that_look_like_markup(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "300")
+def test_the_status_shows_reasons_and_names_that_look_like_markup(printed: Callable[..., str]) -> None:
     services = [{"name": f"service {MARKUP}", "declared": {"n": {}}, "instances": [{**INSTANCE, "reason": f"instance {MARKUP}"}]}]
     message = {"failed_at": 1.0, "kind": "ActionReceived", "action": f"action {MARKUP}", "message": "", "error": f"error {MARKUP}"}
     nodes = [{**NODE, "name": f"node {MARKUP}", "reason": f"reason {MARKUP}"}]
@@ -54,24 +62,20 @@ def test_the_status_shows_reasons_and_names_that_look_like_markup(
     scheduler = {"policy": "elastic", "epoch": 1, "waiting": 4, "running": 0, "decisions": 1, "decision_us_p99": 1.0, "held_back": held}
     failed = {f"cause {MARKUP}": 1}
     state = {**STATE, "scheduler": scheduler, "nodes": nodes, "services": services, "set_aside": [message], "infra_failed": failed}
-    show_state(state, f"problem {MARKUP}", as_json=False)
-    shown = capsys.readouterr().out
+    shown = printed(300, show_state, state, f"problem {MARKUP}")
     for what in ("node", "reason", "service", "instance", "action", "error", "cause", "problem", "held"):
         assert f"{what} {MARKUP}" in shown, shown
 
 
-def test_environments_keep_their_ids_at_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
+def test_environments_keep_their_ids_at_80_columns(printed: Callable[..., str]) -> None:
     one = {
         "id": "env-0123456789abcdef", "job": "a-job-with-a-long-name", "trajectory": "trajectory-000123", "owner": "host-17:14828",
         "node": "cpu-0", "state": "open", "age_s": 1234.0, "lease_left_s": 3600.0, "running": ["a"], "orphan": "silent for 90 s",
     }  # fmt: skip
-    show_environments([one], as_json=False)
-    shown = capsys.readouterr().out
+    shown = printed(80, show_environments, [one])
     assert "env-0123456789abcdef" in shown and "1234" in shown and "3600" in shown
     assert max(map(len, shown.splitlines())) <= 80
-    show_environments([], as_json=False)
-    assert capsys.readouterr().out == "no environments\n"
+    assert printed(80, show_environments, []) == "no environments\n"
 
 
 def overview_of(many: int) -> dict[str, Any]:
@@ -106,20 +110,16 @@ def test_the_first_rows_of_each_table_fit_a_terminal_of_24_lines() -> None:
 
 
 @pytest.mark.parametrize("columns", [20, 40, 80])
-def test_figures_are_whole_on_a_narrow_terminal_and_what_waits_is_not_bad(
-    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
+def test_figures_are_whole_on_a_narrow_terminal_and_what_waits_is_not_bad(columns: int, printed: Callable[..., str]) -> None:
     stats = {
         "by_status": {"succeeded": 31_413, "failed": 271, "waiting": 2}, "by_fault": {"program": 271},
         "act": {"mean": 0.125, "p95": 12.345}, "mean_queue_s": 1234.56, "mean_background_s": 7.125, "mean_overhead_s": 0.001,
         "mean_execution_s": 99.5, "core_s_used": 5678.5, "core_s_reserved": 2.0,
     }  # fmt: skip
     node = {**NODE, "description": {"kinds": ["cpu"], "cores": 110, "cells": 223}, "running": 337, "environments": 441}
-    show_report({"job": "j", "total": stats, "by_kind": {"gpu.logprobs": stats}, "by_job": {}, "pod_core_s": 0.0}, as_json=False)
-    show_state({**STATE, "nodes": [node]}, as_json=False)
-    keep_showing(lambda: (overview_of(2), ""), 1.0, threading.Event())
-    shown = capsys.readouterr().out
+    report = {"job": "j", "total": stats, "by_kind": {"gpu.logprobs": stats}, "by_job": {}, "pod_core_s": 0.0}
+    shown = printed(columns, show_report, report) + printed(columns, show_state, {**STATE, "nodes": [node]})
+    shown += printed(columns, lambda as_json: keep_showing(lambda: (overview_of(2), ""), 1.0, threading.Event()))
     words = set(re.findall(r"[\w.]+", shown))
     assert {"31686", "271", "0.125", "12.35", "1234.6", "99.50", "5678.5", "110", "223", "337", "441"} <= words, shown
     assert max(map(len, shown.partition("bad: ended")[0].splitlines())) <= columns
@@ -128,40 +128,31 @@ def test_figures_are_whole_on_a_narrow_terminal_and_what_waits_is_not_bad(
         assert row.split() == ["all", "31686", "271", "0", "271", "0.125", "12.35", "1234.6", "7.125", "0.001", "99.50", "5678.5"]
 
 
-def test_each_instance_has_a_line_with_what_it_holds(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "160")
+def test_each_instance_has_a_line_with_what_it_holds(printed: Callable[..., str]) -> None:
     lost = {**INSTANCE, "node": "m", "state": "lost", "reason": "node m is lost; it was host", "memory_mb": 0.0, "host_mb": 0.0}
     services = [
         {"name": "judge", "declared": {"n": {}}, "instances": [INSTANCE]},
         {"name": "idle", "declared": {"n": {}}, "instances": []},
         {"name": "old", "declared": {}, "instances": [lost]},
     ]
-    show_state({**STATE, "services": services}, as_json=False)
-    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
-    assert lines[1:] == [
+    assert rows(printed(160, show_state, {**STATE, "services": services}))[1:] == [
         ["judge", "n", "0, 1", "resident", "1200", "600", "3", "1/2/3/4/5", ""],
         ["idle", "n", "", "absent", "", "", "", "", ""],
         ["old (declared nowhere)", "m", "0, 1", "lost", "0", "0", "3", "1/2/3/4/5", "node m is lost; it was host"],
     ]
 
 
-def test_without_reasons_both_tables_fit_into_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
+def test_without_reasons_both_tables_fit_into_80_columns(printed: Callable[..., str]) -> None:
     described = {"kinds": ["cpu"], "cores": 64, "cells": 0, "labels": ["isolation:bubblewrap", "memory:not-enforced"]}
     node = {**NODE, "name": "cpu-0", "description": described}
     service = {"name": "teacher-0", "declared": {"gpu-0": {}}, "instances": [{**INSTANCE, "node": "gpu-0", "cells": [0]}]}
-    show_state({**STATE, "nodes": [node], "services": [service]}, as_json=False)
-    shown = capsys.readouterr().out
+    shown = printed(80, show_state, {**STATE, "nodes": [node], "services": [service]})
     assert "reason" not in shown
     for word in ("cpu-0", "isolation", "bubblewrap", "enforced", "envs", "teacher-0", "resident", "1/2/3/4/5"):
         assert f" {word} " in shown, shown
 
 
-def test_each_node_says_how_commands_are_set_apart_and_whether_memory_is_bounded(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "160")
+def test_each_node_says_how_commands_are_set_apart_and_whether_memory_is_bounded(printed: Callable[..., str]) -> None:
     described = {"kinds": ["cpu"], "labels": ["node:c", "isolation:none", "background:affinity", "memory:not-enforced"]}
-    show_state({**STATE, "nodes": [NODE, {**NODE, "name": "c", "description": described}]}, as_json=False)
-    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    lines = rows(printed(160, show_state, {**STATE, "nodes": [NODE, {**NODE, "name": "c", "description": described}]}))
     assert [line[:3] + line[5:7] for line in lines] == [["n", "up", "gpu", "", ""], ["c", "up", "cpu", "none", "not enforced"]]

@@ -9,13 +9,13 @@ import sqlite3
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from app.local.processes import wait_until
-from tangram import Action, ActionCancelled, ActionLost, Client, Environment, Handle, Settings
+from tangram import ActionCancelled, ActionLost, Client, Environment, Handle, Settings
 from tests.cli.support import started
 from tests.freezing import freeze
 from tests.live.support import SERVICES, SLOW_BEATS
@@ -42,6 +42,16 @@ class Up:
         os.kill(pid, signal.SIGKILL)
         return pid
 
+    @contextmanager
+    def away(self, name: str) -> Iterator[None]:
+        """Kill a process, which is started again after the block."""
+        freeze(self.process.pid)
+        before = self.kill(name)
+        yield
+        self.process.send_signal(signal.SIGCONT)
+        self.until_restarted(name, before)
+        assert f"{name} ended with signal SIGKILL and is started again" in self.said()
+
     def until_restarted(self, name: str, before: int) -> None:
         assert wait_until(lambda: self.pid(name) != before, RESULT_S)
 
@@ -49,11 +59,6 @@ class Up:
         pid = self.pid(name)
         os.kill(pid, signal.SIGTERM)
         return pid
-
-    def in_journal(self, column: str, handle: Handle[object]) -> object:
-        with closing(sqlite3.connect(f"file:{self.state / 'tangram.sqlite'}?mode=ro", uri=True)) as connection:
-            row = connection.execute(f"select {column} from actions where id = ?", (handle.id,)).fetchone()
-        return row[0] if row else None
 
     def until_found(self, query: str, *values: str) -> None:
         def found() -> bool:
@@ -66,7 +71,7 @@ class Up:
         self.until_found("select 1 from nodes where name = ? and state = ?", name, state)
 
     def until_running(self, handle: Handle[object]) -> None:
-        assert wait_until(lambda: self.in_journal("status", handle) == "running", RESULT_S)
+        self.until_found("select 1 from actions where id = ? and status = 'running'", handle.id)
 
     def client(self, **settings: float) -> Client:
         return Client(job="restarts", settings=Settings(state_dir=self.state, broker_url=None, result_url=None, **settings))
@@ -94,55 +99,30 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 
 @pytest.mark.parametrize("name", ["redis", "scheduler"])
 def test_a_client_does_not_notice_that_redis_or_the_scheduler_is_killed(up: Up, name: str) -> None:
+    large, log = os.urandom(LARGE), up.state / "logs" / "cpu-0.log"
     with up.client(connect_timeout_s=RESULT_S) as client, client.open(trajectory="t", queue_timeout_s=RESULT_S) as env:
-        runs = env.submit("until [ -e go ]; do sleep 0.02; done; echo ran")
+        # Given a command that runs, and prints what travels beside the messages, and others that wait for it
+        work = up.work(env.id)
+        runs = env.submit(f"touch begun; until [ -e go ]; do sleep 0.02; done; head -c {LARGE} /dev/zero | tr '\\0' x; touch ended")
         queued = [env.submit(f"echo queued-{number} >> marks") for number in range(20)]
-        up.until_running(runs)
-        # When a process is killed, and more is submitted at once
-        before = up.kill(name)
-        late = [env.submit(f"echo late-{number} >> marks", session="late") for number in range(20)]
-        up.until_restarted(name, before)
-        assert f"{name} ended with signal SIGKILL and is started again" in up.said()
+        assert wait_until((work / "begun").exists, RESULT_S)
+        logged = log.stat().st_size
+        with ThreadPoolExecutor(1) as threads:
+            # When a process is killed, and away until the command has ended and its worker has found nobody to tell
+            with up.away(name):
+                late = [env.submit(f"echo late-{number} >> marks", session="late") for number in range(20)]
+                written = threads.submit(env.write_file, "written", large)
+                (work / "go").touch()
+                assert wait_until((work / "ended").exists, RESULT_S)
+                assert name != "redis" or wait_until(lambda: b"reports cannot be sent yet" in log.read_bytes()[logged:], RESULT_S)
+            written.result(RESULT_S)
         # Then everything runs once, and a client that comes afterwards finds the stack
-        env.write_file("go", b"")
-        assert runs.result(RESULT_S).stdout == "ran\n"
+        assert runs.result(RESULT_S).stdout == "x" * LARGE and env.read_file("written") == large
         assert all(handle.result(RESULT_S).exit_code == 0 for handle in [*queued, *late])
         marks = env.read_file("marks").decode().split()
         assert sorted(marks) == sorted(f"{word}-{number}" for word in ("queued", "late") for number in range(20))
         with up.client() as other, other.open(trajectory="other", queue_timeout_s=RESULT_S) as second:
             assert second.exec("echo fine").stdout == "fine\n"
-
-
-def test_what_ends_or_is_asked_for_while_redis_is_away_for_seconds_has_its_result(up: Up) -> None:
-    large = os.urandom(LARGE)
-    with up.client(connect_timeout_s=RESULT_S) as client, client.open(trajectory="t", queue_timeout_s=RESULT_S) as env:
-        env.write_file("large", large)
-        # Given commands that will end in the outage: one prints little, one prints what is kept beside the messages
-        waits, work = "until [ -e go ]; do sleep 0.02; done", up.work(env.id)
-        little = env.submit(f"touch one; {waits}; echo little; touch little", session="little")
-        much = env.submit(f"touch two; {waits}; head -c {LARGE} /dev/zero | tr '\\0' x; touch much", session="much")
-        assert wait_until(lambda: (work / "one").exists() and (work / "two").exists(), RESULT_S)
-        # When Redis is killed, and away until both have ended and their worker has found nobody to tell
-        freeze(up.process.pid)
-        log = up.state / "logs" / "cpu-0.log"
-        before, logged = up.kill("redis"), log.stat().st_size
-        (work / "go").touch()
-        written = client.submit(writing(env.id, large))
-        assert wait_until(lambda: all((work / name).exists() for name in ("little", "much")), RESULT_S)
-        assert wait_until(lambda: b"reports cannot be sent yet" in log.read_bytes()[logged:], RESULT_S)
-        up.process.send_signal(signal.SIGCONT)
-        up.until_restarted("redis", before)
-        assert "redis ended with signal SIGKILL" in up.said()
-        # Then both ends arrive, and so does what was sent meanwhile
-        assert little.result(RESULT_S).stdout == "little\n"
-        assert much.result(RESULT_S).stdout == "x" * LARGE
-        written.result(RESULT_S)
-        assert env.read_file("written") == large
-
-
-def writing(environment_id: str, data: bytes) -> Action:
-    action = Action(kind="cpu.write_file", environment=environment_id, job="restarts", trajectory="t")
-    return action.with_arguments(environment=environment_id, path="written", data=data)
 
 
 STATE = "kept=1; cd /tmp; sleep 1000 & echo $! > ~/pid"
@@ -167,13 +147,9 @@ def test_environments_and_what_runs_in_them_outlive_their_worker(up: Up) -> None
         runs = [env.submit(WAITS, session="runs") for env in opened]
         assert wait_until(lambda: all((work / "begun").exists() for work in works), RESULT_S)
         # When the worker is killed, and one of the commands ends while it is away, and others are asked for
-        freeze(up.process.pid)
-        before = up.kill("cpu-0")
-        asked = [env.submit(f"{LOOK}; echo asked >> ~/marks") for env in opened]
-        (works[0] / "go").touch()
-        up.process.send_signal(signal.SIGCONT)
-        up.until_restarted("cpu-0", before)
-        assert "cpu-0 ended" in up.said()
+        with up.away("cpu-0"):
+            asked = [env.submit(f"{LOOK}; echo asked >> ~/marks") for env in opened]
+            (works[0] / "go").touch()
         # Then each has its result and has run once, can be cancelled, and finds its environment as it was
         assert [handle.result(RESULT_S).stdout for handle in asked] == ["/tmp 1\n"] * 3
         (works[1] / "go").touch()

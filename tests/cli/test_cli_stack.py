@@ -20,8 +20,9 @@ import httpx
 import pytest
 
 from app.local.processes import wait_until
-from tests.cli.forked import forked
-from tests.cli.support import environment, leftovers, started, tangram
+from app.replay.traces import read_trace
+from tests.cli.forked import environment, forked
+from tests.cli.support import leftovers, started, tangram
 from tests.cli.template import PROGRAM, Forked
 from tests.ports import free_port, free_ports
 
@@ -34,7 +35,8 @@ with Client() as client, client.open(trajectory="t") as env:
 """
 TRACE = """{"schema": "tangram.trace/1"}
 {"schema": "tangram.trace/1", "job": "cli", "trajectory": "t1", "arrival_s": 0.0, "steps": [{"think_s": 0.0, "action": \
-{"kind": "cpu.exec", "units": [1], "work_s": 0.05, "command": "true"}}]}
+{"kind": "cpu.exec", "units": [1], "work_s": 0.05, "command": "touch a"}}, {"think_s": 0.1, "actions": [{"kind": "cpu.exec", \
+"units": [1], "work_s": 0.05, "command": "true"}, {"kind": "cpu.read_file", "path": "a", "work_s": 0.01}]}]}
 """
 
 
@@ -67,8 +69,7 @@ def ran(up: subprocess.Popen[str], folder: Path) -> Callable[..., subprocess.Com
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         no_celery = words[0] in ("envs", "export", "report", "status", "top") or "--simulate" in words
-        services = str(folder / "services.toml")
-        done = forked(*words, cwd=folder, TANGRAM_SERVICES_FILE=services) if no_celery else tangram(folder, *words)
+        done = forked(*words, cwd=folder) if no_celery else tangram(folder, *words)
         assert done.returncode == 0, done.stderr
         return done
 
@@ -86,9 +87,8 @@ def holding(folder: Path, code: str) -> Iterator[tuple[subprocess.Popen[str], li
 
 
 def test_a_client_in_another_process_finds_the_stack(up: subprocess.Popen[str], folder: Path) -> None:
-    client = subprocess.run(
-        [sys.executable, "-c", CLIENT], env=environment(folder), capture_output=True, text=True, timeout=200, check=False
-    )
+    words = [sys.executable, "-c", CLIENT]
+    client = subprocess.run(words, env=environment(folder), capture_output=True, text=True, timeout=200, check=False)
     assert (client.stdout, client.stderr) == ("from the environment\n", "")
 
 
@@ -96,7 +96,7 @@ def test_a_live_replay_uses_the_stack_and_is_reported_as_a_page_and_as_a_trace_t
     ran: Callable[..., subprocess.CompletedProcess[str]], folder: Path
 ) -> None:
     replayed = json.loads(ran("replay", "trace.jsonl", "--live", "--json").stdout)
-    assert (replayed["actions"], replayed["failed"]) == (1, 0)
+    assert (replayed["actions"], replayed["failed"]) == (3, 0)
     reported = json.loads(ran("report", "last", "--json").stdout)
     assert reported["run"]["id"] == replayed["run"]
     assert "cpu.exec" in ran("report").stdout
@@ -104,9 +104,18 @@ def test_a_live_replay_uses_the_stack_and_is_reported_as_a_page_and_as_a_trace_t
     run = replayed["run"]
     assert ran("report", run, "--against", "cli", "-o", "report.html").stderr.startswith("wrote report.html")
     assert "Content-Security-Policy" in (folder / "report.html").read_text()
+    # And the trace has the steps of the original, each with its parallel actions
     ran("export", run, "-o", "exported.jsonl")
-    replayed = json.loads(ran("replay", "exported.jsonl", "--live", "--json").stdout)
-    assert (replayed["actions"], replayed["failed"]) == (1, 0)
+    assert steps(folder / "exported.jsonl") == steps(folder / "trace.jsonl") == [["cpu.exec"], ["cpu.exec", "cpu.read_file"]]
+    for how in ("--live", "--simulate"):
+        replayed = json.loads(ran("replay", "exported.jsonl", how, "--json").stdout)
+        assert (replayed["actions"], replayed["failed"]) == (3, 0)
+
+
+def steps(path: Path) -> list[list[str]]:
+    """Return the kinds of the actions of each step of a trace's one trajectory."""
+    (trajectory,) = read_trace(path).trajectories
+    return [sorted(action.kind for action in step.actions) for step in trajectory.steps]
 
 
 def listed(ran: Callable[..., subprocess.CompletedProcess[str]]) -> list[dict[str, Any]]:

@@ -44,7 +44,7 @@ def test_completion_knows_the_commands(tmp_path: Path) -> None:
 def test_no_colours_where_they_are_not_wanted(tmp_path: Path, variable: str) -> None:
     words = (*PROGRAM, "replay", str(TRACE), "--simulate", "--cores", "2")
     unwanted = {"NO_COLOR": "1", "TERM": "xterm-256color"} if variable == "NO_COLOR" else {"TERM": "dumb"}
-    shown = on_a_terminal(words, environment(tmp_path, unwanted))
+    shown = on_a_terminal(words, environment(tmp_path, **unwanted))
     assert "policy elastic" in shown
     assert not re.search(r"\x1b\[[0-9;]*(3[0-7]|38|9[0-7])[;m]", shown)
 
