@@ -143,10 +143,7 @@ def test_failures_of_the_system_are_counted_by_cause_and_those_of_programs_are_n
         ("lost", "infrastructure"), ("timed_out", "program"), ("cancelled", "caller"),
     )}  # fmt: skip
     assert faults == {"infrastructure": 1, "program": 1, "caller": 1}
-
-
-def test_the_close_of_a_lost_environment_is_nobodys_fault() -> None:
-    # Given a scheduler whose kinds have no labels left
+    # And the close of a lost environment is nobody's fault, also where kinds have no labels left
     told = Told()
     told(*(received(f"{number}", kind=f"kind {number}") for number in range(50)), received("a", kind="cpu.close"))
     told(ended("a", "lost", "environment_lost", kind="cpu.close"))
@@ -183,26 +180,22 @@ def test_a_scheduler_that_takes_over_knows_what_waits_and_runs_and_one_that_stan
     assert told.value("tangram_act_seconds_count", **GROUP) == 1
 
 
-def test_nodes_are_told_as_draining_while_they_are_up() -> None:
+def test_nodes_are_told_by_their_state() -> None:
     # Given a node that an earlier scheduler had drained, one that is drained now, and one that is so before it is up
     told = Told(unfinished=Unfinished(actions=(), environments=(), nodes=(up(),), draining=("n",)))
     told(up("m"), NoteDraining(name="m", draining=True), NoteDraining(name="later", draining=True))
     assert told.nodes("", "draining") == (2, 2)
-    # When one is put back, one is lost, and the last one comes
+    # When one is put back, one is lost, and the last one comes; then they are told as draining while they are up
     told(NoteDraining(name="m", draining=False))
     assert told.nodes("draining") == (1,)
     told(NodeChanged(name="n", state="lost", description={}, at=1.0))
     assert told.nodes("draining") == (0,)
     told(up("later"))
     assert told.nodes("draining") == (1,)
-
-
-def test_silent_nodes_are_told_apart_from_those_that_are_up() -> None:
-    # Given two nodes, one of which an earlier scheduler knew as silent; when the other one falls silent
+    # And silent ones are told apart from those that are up, also where an earlier scheduler knew one so
     told = Told(unfinished=Unfinished(actions=(), environments=(), nodes=(silent("n"),)))
     told(up("m"), silent("n"), silent("m"))
     assert told.nodes("", "silent", "lost_total") == (0, 2, 0)
-    # And when one beats again, and one is lost
     told(up("m"), NodeChanged(name="n", state="lost", description={}, at=2.0))
     assert told.nodes("", "silent", "lost_total") == (1, 0, 1)
 
@@ -281,9 +274,7 @@ def test_a_job_that_is_over_gives_its_place_to_another_by_the_schedulers_clock()
     # Then it has, and the first one's figures are gone, though its action was long under way, or its trainer's clock is behind
     told(replace(received("c", job="second", at=IDLE_S + 1), submitted_at=1.0))
     assert told.labels("job_name") == {"second", OTHER}
-
-
-def test_a_job_with_unfinished_actions_keeps_its_place() -> None:
+    # And a job with unfinished actions keeps its place
     gone: list[str] = []
     jobs = Jobs(1, gone.append)
     jobs.enter("long", 0.0)
