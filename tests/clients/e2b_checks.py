@@ -355,7 +355,9 @@ def _(here: Here) -> None:
         assert (found.name, found.size, found.mode, found.permissions) == ("a 'quoted' file", 4, 0o640, "-rw-r-----")
         assert found.type.value == "file" and abs(found.modified_time - datetime.now(UTC)) < timedelta(minutes=5)
     assert [entry.name for entry in files.list("top")] == ["link", "mid"]
-    assert files.exists("top/link") and not files.exists("top/nowhere")
+    assert files.exists("top/link") and not files.exists("nowhere")
+    for call in (files.read, files.list, files.get_info, lambda name: files.rename(name, "there")):
+        refused(lambda call=call: call("nowhere"), "nowhere", e2b.FileNotFoundException)  # type: ignore[misc]
     refused(lambda: files.list("top/mid/a 'quoted' file"), ".", e2b.InvalidArgumentException)
     refused(lambda: files.read("."), ".", e2b.InvalidArgumentException)
 

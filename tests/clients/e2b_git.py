@@ -64,14 +64,7 @@ def _(here: Here) -> None:
     assert says("git -C new symbolic-ref HEAD") == "refs/heads/trunk"
 
 
-@check("Git.clone")
-def _(here: Here) -> None:
-    path = repository(here, "git-clone")
-    here.sandbox.git.clone(f"file://{here.says('pwd').strip()}/{path}.git", f"{path}-cloned")
-    assert here.says(f"cat {path}-cloned/file") == "1\n"
-
-
-@check("Git.status", "Git.branches", "Git.remote_get", "Git.get_config")
+@check("Git.clone", "Git.status", "Git.branches", "Git.remote_get", "Git.get_config")
 def _(here: Here) -> None:
     git, path = here.sandbox.git, repository(here, "git-asked")
     here.says(f"cd {path} && echo 2 > other && git branch other")
@@ -80,6 +73,8 @@ def _(here: Here) -> None:
     assert (sorted(branches.branches), branches.current_branch) == (["main", "other"], "main")
     assert git.remote_get(path, "origin") == f"../{path}.git" and not git.remote_get(path, "none")
     assert git.get_config("user.email", scope="local", path=path) == "e@example.org"
+    git.clone(f"file://{here.says('pwd').strip()}/{path}.git", f"{path}-cloned")
+    assert here.says(f"cat {path}-cloned/file") == "1\n"
 
 
 # -- templates ------------------------------------------------------------------------------------------------------

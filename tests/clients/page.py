@@ -18,7 +18,7 @@ HEAD = """# Compatibility
 
 Which methods of which clients work on a stack. Every row is shown by tests. They run the client itself, unchanged, in an interpreter of
 its own. Clients that are not on PyPI, or that need a GPU, are shown by requests as they send them. The stack is installed from the wheels,
-which are built first. `tests/clients/rows.py` gathers the rows and the tests that show them.
+which are built first. Tests name the rows that they show; `tests/clients/rows.py` gathers them.
 
 <!-- test: not here, because it builds environments for many minutes: tests/clients -->
 ```bash

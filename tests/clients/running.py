@@ -21,7 +21,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from tests.clients.environments import ENVIRONMENTS, ROOT, Environment
-from tests.clients.rows import Row, tests_of
+from tests.clients.rows import Row, nodes_of
 
 PRODUCT = ("app", "migrations", "scheduler", "tangram", "workers")
 """The folders that the wheels hold."""
@@ -53,7 +53,7 @@ def run(rows: Sequence[Row], environments: Iterable[str]) -> list[Shown]:
             build(ROOT, Path(folder))
             for name in built:
                 environment = _installed(ENVIRONMENTS[name], Path(folder))
-                ended = _pytest(environment, tree, tests_of(chosen[name]))
+                ended = _pytest(environment, tree, nodes_of(chosen[name]))
                 found += [_judged(row, ended) for row in chosen[name]]
     return found
 

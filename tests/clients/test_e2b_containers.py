@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients.conftest import Served, left_open
+from tests.clients.rows import shows
 from tests.containers.conftest import _missing, needed
 from tests.containers.images import make_with_shell
 from tests.containers.support import alone_as
@@ -38,6 +39,7 @@ def served(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> It
         yield served
 
 
+@shows("harbor", "harbor run --agent oracle --env e2b (its own environment)")
 @pytest.mark.skipif(not HARBOR, reason="Harbor is not installed")
 def test_harbors_own_e2b_environment_has_a_task_solved_by_its_oracle(
     served: Served, e2b_environment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -55,6 +57,7 @@ def test_harbors_own_e2b_environment_has_a_task_solved_by_its_oracle(
     served.live.until(lambda: left_open(served, e2b_environment) == 0)
 
 
+@shows("verifiers", "E2BRuntime.run_program (containers)")
 @pytest.mark.skipif(not VERIFIERS, reason="verifiers is not installed")
 async def test_the_main_program_of_a_rollout_runs_once_to_its_end(
     served: Served, e2b_environment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.metadata
 from pathlib import Path
 
@@ -14,7 +13,7 @@ pytest.importorskip("swerex", reason="the extra `clients` is not installed")
 from tests.clients import running
 from tests.clients.environments import ENVIRONMENTS, ROOT, Environment
 from tests.clients.page import page, summary
-from tests.clients.rows import Row, rows
+from tests.clients.rows import Row, nodes_of, rows
 from tests.clients.running import Shown
 
 ROW = Row(client="c", version="1", method="m", outcome="works", tests=("tests/a.py::test_one", "tests/a.py::test_two[x]"))
@@ -25,14 +24,9 @@ def test_the_page_has_the_rows_of_the_code() -> None:
 
 
 def test_every_row_names_tests_that_exist() -> None:
-    files: dict[str, set[str]] = {}
-    for row in rows():
-        for test in row.tests:
-            file, _, name = test.partition("::")
-            if file not in files:
-                tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
-                files[file] = {part.name for part in ast.walk(tree) if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)}
-            assert name.partition("[")[0] in files[file], test
+    for test in nodes_of(rows()):
+        file, _, name = test.partition("::")
+        assert f"def {name.partition('[')[0]}(" in (ROOT / file).read_text(encoding="utf-8"), test
 
 
 def test_no_method_of_a_client_has_two_rows() -> None:

@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
 
 from tests.clients.conftest import Served
+from tests.clients.rows import shows
 
 pytestmark = pytest.mark.real
 
@@ -23,6 +24,11 @@ class Worker(RewardLoopWorker):
         return data
 
 
+@shows(
+    "verl",
+    "RewardLoopWorker.compute_score_disrm (vllm), the worker itself",
+    "works where the router's address is `tangram:TOKEN@HOST:PORT/services/NAME`",
+)
 async def test_verls_reward_worker_reads_a_score(served: Served) -> None:
     worker = object.__new__(Worker)  # its constructor starts a reward model of its own
     worker.reward_router_address = f"tangram:{served.token('tests')}@{served.url.removeprefix('http://')}/services/judge"

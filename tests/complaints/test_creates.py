@@ -31,15 +31,6 @@ def opens_of(served: Served, job: str) -> int:
     return int(served.live.rows(f"SELECT count(*) FROM environments WHERE job = '{job}'")[0][0])
 
 
-def begun(served: Served, path: str, body: dict[str, Any], headers: dict[str, str]) -> socket.socket:
-    """Return a connection on which a create was sent."""
-    request = httpx.Request("POST", f"{served.url}{path}", json=body, headers=headers)
-    lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in request.headers.items()), "", ""]
-    connection = socket.create_connection((request.url.host, request.url.port or 80))
-    connection.sendall("\r\n".join(lines).encode() + request.content)
-    return connection
-
-
 @contextmanager
 def frozen(process: psutil.Process) -> Iterator[None]:
     """Stop a process, and have it go on afterwards."""
@@ -65,7 +56,7 @@ def test_a_create_whose_answer_was_cut_gives_the_same_sandbox_when_it_is_sent_ag
     # Given a create whose connection is cut before the answer, once the system has begun to carry it out
     job = f"cut-{path.strip('/').replace('/', '-')}"
     headers = {"X-API-Key": served.token(job), "Idempotency-Key": "create-1"}
-    with begun(served, path, body, headers):
+    with served.begun(path, body, headers):
         served.live.until(lambda: served.live.rows(f"SELECT id FROM actions WHERE kind = 'cpu.open' AND job = '{job}'"))
     # When it is sent again, twice
     with httpx.Client(timeout=60) as http:
@@ -85,7 +76,7 @@ def test_a_create_without_a_key_whose_connection_breaks_as_it_succeeds_leaves_no
     gateway, worker = served.live.process("gateway"), served.live.process("cpu-0")
     with ExitStack() as until_cut:
         with frozen(worker):
-            creates = [begun(served, path, body, headers) for _ in range(4)]
+            creates = [served.begun(path, body, headers) for _ in range(4)]
             served.live.until(lambda: len(served.live.rows(environments)) == len(creates))
             until_cut.enter_context(frozen(gateway))
         # When they succeed while the gateway does not look, and their connections break before it does

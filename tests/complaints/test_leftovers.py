@@ -27,8 +27,8 @@ NAP = f"321.7755{RUN}"
 class Broken:
     """A step that fails so many times, then works."""
 
-    def __init__(self, step: Callable[..., None], times: int, error: Exception) -> None:
-        self.step, self.left, self.error = step, times, error
+    def __init__(self, step: Callable[..., None], times: int, number: int) -> None:
+        self.step, self.left, self.error = step, times, OSError(number, os.strerror(number))
 
     def __call__(self, *arguments: object) -> None:
         self.left -= 1
@@ -56,7 +56,7 @@ def test_an_error_while_one_session_ends_leaves_nothing_of_the_others(
         printed(env, f"sleep {NAP} & true", session=name)
     ending = Session.close
     monkeypatch.setattr(Session, "close", lambda self: (ending(self), broken())[0])
-    broken = Broken(lambda: None, 1, OSError(errno.EIO, os.strerror(errno.EIO)))
+    broken = Broken(lambda: None, 1, errno.EIO)
     with pytest.raises(ProcessesLeft, match="of 1 sessions"):
         env.close()
     assert until(lambda: nothing_is_left(tmp_path / "box"))
@@ -66,7 +66,7 @@ def test_an_error_while_one_session_ends_leaves_nothing_of_the_others(
 def test_files_that_cannot_be_removed_at_first_are_removed_later(
     sandbox: ProcessSandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken = Broken(environment.remove_tree, 3, OSError(errno.EBUSY, os.strerror(errno.EBUSY)))
+    broken = Broken(environment.remove_tree, 3, errno.EBUSY)
     monkeypatch.setattr(environment, "remove_tree", broken)
     env = open_one(sandbox)
     printed(env, f"echo text > file; sleep {NAP} & true")
@@ -102,9 +102,7 @@ def test_folders_however_deep_and_closed_are_removed(sandbox: ProcessSandbox, tm
 
 
 def test_what_can_never_be_removed_is_named_when_the_worker_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        environment, "remove_tree", Broken(environment.remove_tree, 1 << 30, OSError(errno.EROFS, os.strerror(errno.EROFS)))
-    )
+    monkeypatch.setattr(environment, "remove_tree", Broken(environment.remove_tree, 1 << 30, errno.EROFS))
     box = ProcessSandbox(tmp_path / "box")
     for name in ("e1", "e2"):
         printed(open_one(box, name), f"sleep {NAP} & true")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import socket
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -22,7 +23,7 @@ from app.local.processes import Command
 from app.local.stack import StackPlan
 from tangram.connection import redis_url
 from tests.conftest import RedisUrls
-from tests.live.support import SERVICES, Live, running
+from tests.live.support import Live, running
 from tests.ports import free_port
 
 LANGUAGES = """
@@ -31,6 +32,45 @@ file = "text"
 run = "tr a-z A-Z < text"
 tool = "tr"
 """
+
+SERVICES = """
+[services.judge]
+engine = "stub"
+task = "score"
+cells = [1]
+memory_mb = 100
+max_concurrency = 8
+
+[services.slow]
+engine = "stub"
+task = "score"
+cells = [1]
+memory_mb = 100
+max_concurrency = 1
+instances = 1
+
+[services.teacher]
+engine = "stub"
+task = "logprobs"
+cells = [1]
+memory_mb = 100
+max_concurrency = 8
+
+[services.broken]
+engine = "stub"
+task = "score"
+cells = [1]
+memory_mb = 200
+
+[services.broken-teacher]
+engine = "stub"
+task = "logprobs"
+cells = [1]
+memory_mb = 200
+"""
+QUEUE_LIMIT = 8
+MEMORY_MB = 10**6
+"""What the node of the two gateways has."""
 
 
 @dataclass
@@ -57,6 +97,19 @@ class Served:
     def failures(self) -> Counter[str]:
         """Return how many actions of the stack have failed by the system's fault so far, by cause."""
         return Counter(read_state(self.live.settings)[0]["infra_failed"])
+
+    def connected(self) -> socket.socket:
+        """Return a connection to the gateway."""
+        url = httpx.URL(self.url)
+        return socket.create_connection((url.host, url.port or 80), 60)
+
+    def begun(self, path: str, body: dict[str, Any], headers: dict[str, str]) -> socket.socket:
+        """Return a connection on which a request was sent, and of which nothing is read."""
+        request = httpx.Request("POST", f"{self.url}{path}", json=body, headers=headers)
+        lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in request.headers.items()), "", ""]
+        connection = self.connected()
+        connection.sendall("\r\n".join(lines).encode() + request.content)
+        return connection
 
     def is_ready(self) -> bool:
         """Return whether the gateway can be used."""
@@ -104,16 +157,19 @@ def serving(folder: Path, **fields: Any) -> Iterator[Served]:
 
 @pytest.fixture(scope="package")
 def served(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Run the stack that the tests of the gateway share; none of them may harm it."""
+    """Run the stack that the tests of the gateway share; none of them may harm it. The weights of some of its services are spoilt."""
     folder = tmp_path_factory.mktemp("gateway")
     (folder / "languages.toml").write_text(LANGUAGES)
     limits = {
         "TANGRAM_GATEWAY_BODY_MB": "8",
         "TANGRAM_GATEWAY_PATIENCE_S": "1",
+        "TANGRAM_GATEWAY_REWARD_S": "1",
+        "TANGRAM_QUEUE_LIMIT": str(QUEUE_LIMIT),
         "TANGRAM_GATEWAY_LANGUAGES": str(folder / "languages.toml"),
     }
     (folder / "services.toml").write_text(SERVICES)
-    with serving(folder, cells=2, cell_memory_mb=1200, services_file=folder / "services.toml", variables=limits) as served:
+    gpus = {"cells": 2, "cell_memory_mb": 2048, "services_file": folder / "services.toml", "include": ("tests.gateway.broken_engine",)}
+    with serving(folder, variables=limits, **gpus) as served:
         yield served
 
 
@@ -123,6 +179,31 @@ def one_core(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> 
     variables = {"TANGRAM_QUEUE_LIMIT": "1", "TANGRAM_ISOLATION": "none"}
     with serving(tmp_path_factory.mktemp("one-core"), policy="fcfs", cores=1, variables=variables) as served:
         yield served
+
+
+@pytest.fixture(scope="package")
+def both(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Served]]:
+    """Run a stack with two gateways."""
+    with (
+        serving(tmp_path_factory.mktemp("both"), policy="fcfs", cores=5, memory_mb=MEMORY_MB) as first,
+        first.beside("-m", "tangram", "gateway") as second,
+    ):
+        yield first, second
+
+
+@pytest.fixture
+def pair(both: tuple[Served, Served]) -> Iterator[tuple[Served, Served]]:
+    """Return the two gateways of a stack whose processes a test may kill: what another one killed is started again, and nothing is open."""
+    live, standing = both[0].live, "SELECT DISTINCT job FROM environments WHERE ended_at IS NULL"
+    live.repair()
+    for served in both:
+        live.until(served.is_ready)
+    yield both
+    for (job,) in live.rows(standing):
+        with live.client(job) as client:
+            client.cancel(job=job)
+    live.until(lambda: not live.rows(standing))
+    live.until(lambda: not live.rows("SELECT id FROM actions WHERE ended_at IS NULL"))
 
 
 @pytest.fixture

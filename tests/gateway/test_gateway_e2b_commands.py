@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import struct
 from typing import Any
 
 import httpx
@@ -20,10 +19,10 @@ pytestmark = pytest.mark.real
 
 def test_a_number_in_digits_of_another_script_is_none(served: Served, e2b_headers: dict[str, str]) -> None:
     # When a header that is a number has a digit that is not of ASCII, where the client asks for signs of life
-    message = b'{"process": {"cmd": "/bin/bash", "args": ["-c", "echo ran"]}}'
+    body = message(b'{"process": {"cmd": "/bin/bash", "args": ["-c", "echo ran"]}}')
     headers = {**e2b_headers, "Content-Type": "application/connect+json"}
     odd = [(name.encode(), text.encode()) for name, text in headers.items()] + [(b"Keepalive-Ping-Interval", "²".encode("latin-1"))]
-    answer = httpx.post(f"{served.url}/process.Process/Start", content=struct.pack(">BI", 0, len(message)) + message, headers=odd)
+    answer = httpx.post(f"{served.url}/process.Process/Start", content=body, headers=odd)
     assert answer.status_code == 200 and base64.b64encode(b"ran\n") in answer.content, answer.text
 
 
@@ -84,11 +83,15 @@ def test_a_command_whose_connection_is_cut_runs_once_and_to_its_end(served: Serv
     assert e2b_sandbox.files.read("ledger") == "ran\n"
 
 
-def test_a_command_handles_a_signal(e2b_sandbox: e2b.Sandbox, e2b_headers: dict[str, str]) -> None:
-    command = "trap 'echo caught; exit 5' TERM; echo ready; while true; do sleep 0.05; done"
-    running = e2b_sandbox.commands.run(command, background=True)
+def catching(sandbox: e2b.Sandbox) -> e2b.CommandHandle:
+    """Start a command that handles SIGTERM."""
+    running = sandbox.commands.run("trap 'echo caught; exit 5' TERM; echo ready; while true; do sleep 0.05; done", background=True)
     assert next(iter(running))[0] == "ready\n"
-    url = e2b_sandbox.envd_api_url
+    return running
+
+
+def test_a_command_handles_a_signal(e2b_sandbox: e2b.Sandbox, e2b_headers: dict[str, str]) -> None:
+    running, url = catching(e2b_sandbox), e2b_sandbox.envd_api_url
     message = {"process": {"pid": running.pid}, "signal": "SIGNAL_SIGTERM"}
     assert httpx.post(f"{url}/process.Process/SendSignal", json=message, headers=e2b_headers).json() == {}
     with pytest.raises(e2b.CommandExitException) as ended:
@@ -99,9 +102,7 @@ def test_a_command_handles_a_signal(e2b_sandbox: e2b.Sandbox, e2b_headers: dict[
 @pytest.mark.parametrize(("name", "ends"), [("TERM", 5), ("KILL", -1)])
 def test_a_command_is_reached_by_its_number_inside_of_the_sandbox(e2b_sandbox: e2b.Sandbox, name: str, ends: int) -> None:
     # Given a command, and the number that its client knows, which is none that the kernel gives
-    command = "trap 'echo caught; exit 5' TERM; echo ready; while true; do sleep 0.05; done"
-    running = e2b_sandbox.commands.run(command, background=True)
-    assert next(iter(running))[0] == "ready\n"
+    running = catching(e2b_sandbox)
     assert running.pid > 1 << 22
     assert e2b_sandbox.commands.run(f"kill -{name} {running.pid}").exit_code == 0
     with pytest.raises(e2b.CommandExitException) as ended:

@@ -31,10 +31,11 @@ async def begin(table: Table) -> Process:
     return process
 
 
-@pytest.mark.parametrize(("state", "token"), [("opening", "key"), ("open", "other"), ("open", "")])
-async def test_nothing_begins_for_a_wrong_token_or_before_the_sandbox_is_open(empty_store: Redis, state: str, token: str) -> None:
-    tables, record = Tables(empty_store), sandbox("env-1", state=state)
-    await Records(empty_store, NO_JOURNAL).enter(record)
+@pytest.mark.parametrize(("state", "token"), [("opening", "key"), ("open", "other"), ("open", ""), (None, "key")])
+async def test_nothing_begins_for_a_wrong_token_or_in_a_sandbox_that_is_not_open(empty_store: Redis, state: str | None, token: str) -> None:
+    tables, record = Tables(empty_store), sandbox("env-1", state=state) if state else None
+    if record:
+        await Records(empty_store, NO_JOURNAL).enter(record)
     assert await tables.of("env-1").begin(PROGRAM, token) == (record, None)
     assert await tables.of("env-1").all() == []
 
@@ -48,11 +49,6 @@ async def test_what_goes_with_the_record_is_kept_as_long_as_it(empty_store: Redi
     # Then the shells that another shape has there live on, too
     kept = [await empty_store.ttl(key) for key in (record_key("env-1"), SHELLS_PREFIX + "env-1", PROCESSES_PREFIX + "env-1")]
     assert min(kept) > KEPT_S - 60
-
-
-async def test_nothing_begins_in_a_sandbox_without_a_record(empty_store: Redis) -> None:
-    assert await Tables(empty_store).of("env-1").begin(PROGRAM, "key") == (None, None)
-    assert await Tables(empty_store).of("env-1").all() == []
 
 
 async def test_a_process_whose_end_is_known_is_found_no_more(empty_store: Redis) -> None:

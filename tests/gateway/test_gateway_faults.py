@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
@@ -18,9 +18,8 @@ from app.cli.reporting import read_report
 from tangram import EnvironmentLost
 from tangram.calls import Place, execute
 from tangram.integrations.verl_reward import KEPT, ScoreFailed, compute_score
-from tests.gateway.conftest import Served, options_of, serving
+from tests.gateway.conftest import Served, options_of
 from tests.gateway.test_gateway_rock import VERBS, Sandbox
-from tests.live.support import FAST_BEATS
 
 pytestmark = pytest.mark.real
 
@@ -30,28 +29,15 @@ SLOW = "sleep 600"
 CORES = 5
 
 
-@pytest.fixture(scope="module")
-def stack_with_nodes_to_lose(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Run a stack with a gateway."""
-    with serving(tmp_path_factory.mktemp("faults"), policy="fcfs", cores=CORES, memory_mb=16384, variables=FAST_BEATS) as served:
-        yield served
-
-
-@pytest.fixture
-def served(stack_with_nodes_to_lose: Served) -> Served:
-    """Return the stack with all its nodes, of which a test may kill any."""
-    stack_with_nodes_to_lose.live.repair()
-    return stack_with_nodes_to_lose
-
-
 def raised(future: Future[Any]) -> Any:
     """Return what a call in another thread has raised, None where it has raised nothing."""
     return future.exception(timeout=120)
 
 
 def test_a_node_that_dies_is_told_from_a_wrong_program_in_every_shape_that_runs_commands(
-    served: Served, monkeypatch: pytest.MonkeyPatch
+    pair: tuple[Served, Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    served, _ = pair
     live, before = served.live, served.failures()
     for name, text in live.environment.items():
         monkeypatch.setenv(name, text)

@@ -2,43 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
-from tests.gateway.conftest import Served, options_of, serving
+from tests.gateway.conftest import MEMORY_MB, Served, options_of
 
 pytestmark = pytest.mark.real
 
-MEMORY_MB = 10**6
 BLOCKING_MB = MEMORY_MB - 96
 """What leaves too little memory for anything else."""
-
-
-@pytest.fixture(scope="module")
-def both(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Served]]:
-    """Run a stack with two gateways."""
-    with (
-        serving(tmp_path_factory.mktemp("life"), cores=4, memory_mb=MEMORY_MB) as first,
-        first.beside("-m", "tangram", "gateway") as second,
-    ):
-        yield first, second
-
-
-@pytest.fixture
-def pair(both: tuple[Served, Served]) -> Iterator[tuple[Served, Served]]:
-    """Return the two gateways of a stack whose processes a test may kill: what another one killed is started again, and nothing is open."""
-    live = both[0].live
-    live.repair()
-    for served in both:
-        live.until(served.is_ready)
-    yield both
-    with live.client("tests") as client:
-        client.cancel(job="tests")
-    live.until(lambda: not live.rows("SELECT id FROM environments WHERE ended_at IS NULL"))
-    live.until(lambda: not live.rows("SELECT id FROM actions WHERE ended_at IS NULL"))
 
 
 def running_commands(served: Served) -> int:

@@ -11,7 +11,6 @@ import httpx
 import pytest
 
 from tangram import Client
-from tangram.connection import open_store
 from tangram.wire import BLOB_KEY_PREFIX, RESULT_KEY_PREFIX
 from tests.gateway.conftest import Served
 
@@ -47,9 +46,8 @@ def test_a_key_whose_result_is_not_kept_any_more_is_answered_and_runs_nothing(
     query = f"SELECT id FROM actions WHERE status = 'succeeded' AND kind = 'cpu.exec' AND environment = '{environment.rpartition('/')[2]}'"
     served.live.until(lambda: served.live.rows(query))
     ((action,),) = served.live.rows(query)
-    store = open_store(served.live.stack.result_url, 5.0)
-    assert store.delete(RESULT_KEY_PREFIX + action) == 1
-    store.close()
+    with served.store() as store:
+        assert store.delete(RESULT_KEY_PREFIX + action) == 1
     # When it is sent again; then the caller is told, each time, and it has not run a second time
     for answer in (send(), send()):
         assert (answer.status_code, answer.json()["error"]["cause"]) == (502, "result_lost")
@@ -119,16 +117,6 @@ def test_an_environment_is_reached_by_its_id_whoever_has_opened_it(served: Serve
     assert http.get(f"/api/v1/environments/{opened.id}").json()["error"]["cause"] == "environment_closed"
 
 
-def test_a_name_whose_environment_has_ended_by_itself_is_free(served: Served, http: httpx.Client) -> None:
-    opened = http.post("/api/v1/environments", json={"name": "ended"}).json()
-    with served.live.client("tests") as client:
-        client.cancel(trajectory=opened["trajectory"])
-        served.live.until(lambda: served.live.rows(f"SELECT id FROM environments WHERE id = '{opened['id']}' AND ended_at IS NOT NULL"))
-    again = http.post("/api/v1/environments", json={"name": "ended"}).json()
-    assert again["id"] != opened["id"] and http.get(f"/api/v1/environments/{opened['id']}").status_code == 404
-    http.delete(f"/api/v1/environments/{again['id']}")
-
-
 def test_an_image_where_nodes_have_none_is_a_label(served: Served, http: httpx.Client) -> None:
     opened = http.post("/api/v1/environments", json={"image": "python:3.12"})
     assert (opened.status_code, opened.json()["image"]) == (201, "python:3.12")
@@ -136,9 +124,7 @@ def test_an_image_where_nodes_have_none_is_a_label(served: Served, http: httpx.C
     rows = served.live.rows(f"SELECT action_class FROM actions WHERE kind = 'cpu.open' AND environment = '{opened.json()['id']}'")
     assert rows == [("python:3.12",)]
     http.delete(f"/api/v1/environments/{opened.json()['id']}")
-
-
-def test_an_image_writes_no_line_of_its_own_into_the_log(served: Served, http: httpx.Client) -> None:
+    # And it writes no line of its own into the log
     refused = http.post("/api/v1/environments", json={"image": "x\n2026-11-24 INFO app.gateway.access: POST /forged"})
     assert (refused.status_code, refused.json()["error"]["kind"]) == (400, "bad_request")
     assert "/forged" not in served.live.log("gateway")
@@ -156,11 +142,10 @@ def test_an_action_can_be_cancelled_and_picked_up(served: Served, http: httpx.Cl
     # Then its state can be asked for
     assert http.get(f"/api/v1/actions/{action}", params={"wait_s": 10}).json()["status"] == "cancelled"
     # And the same holds for one that has a result
-    served.live.until(lambda: served.live.log("gateway").count(f"POST {environment}/exec") == 1)
     http.post(f"{environment}/exec", json={"command": "echo kept"}, headers={"Idempotency-Key": "kept"})
-    served.live.until(lambda: served.live.log("gateway").count(f"POST {environment}/exec") == 2)
-    ids = [line.split()[-1] for line in served.live.log("gateway").splitlines() if f"POST {environment}/exec" in line]
-    found = http.get(f"/api/v1/actions/{ids[-1]}").json()
+    kept = running.replace("running", "succeeded").format(environment.rpartition("/")[2])
+    served.live.until(lambda: served.live.rows(kept))
+    found = http.get(f"/api/v1/actions/{served.live.rows(kept)[0][0]}").json()
     assert (found["status"], found["result"]["stdout"]) == ("succeeded", "kept\n")
 
 
@@ -187,18 +172,17 @@ def test_what_is_wrong_is_said_in_one_line(http: httpx.Client, environment: str,
 def test_services_score_and_give_logprobs(http: httpx.Client) -> None:
     scored = http.post("/api/v1/score", json={"service": "judge", "items": [{"prompt": "a", "response": "b"}] * 3})
     assert scored.status_code == 200 and len(scored.json()["scores"]) == 3 and scored.json()["act"]["execution_s"] >= 0
-    found = http.post("/api/v1/logprobs", json={"service": "teacher", "token_ids": [[1, 2, 3], [4, 5]]})
-    assert found.status_code == 200 and [len(one) for one in found.json()["logprobs"]] == [2, 1]
-    assert found.json()["ranks"] is None
-    ranked = http.post("/api/v1/logprobs", json={"service": "teacher", "token_ids": [[1, 2, 3], [4, 5]], "top_k": 3}).json()
-    assert ranked["logprobs"] == found.json()["logprobs"] and [len(one) for one in ranked["ranks"]] == [2, 1]
+    asked: dict[str, Any] = {"service": "teacher", "token_ids": [[1, 2, 3], [4, 5]]}
+    found, ranked = (http.post("/api/v1/logprobs", json={**asked, **more}).json() for more in ({}, {"top_k": 3}))
+    assert [len(one) for one in found["logprobs"]] == [2, 1] and found["ranks"] is None
+    assert ranked["logprobs"] == found["logprobs"] and [len(one) for one in ranked["ranks"]] == [2, 1]
     assert [[len(one) for one in row] for key in ("top_ids", "top_logprobs") for row in ranked[key]] == [[3, 3], [3]] * 2
 
 
 def test_large_arguments_and_results_leave_the_store_with_their_call(
     served: Served, http: httpx.Client, environment: str, run: Run
 ) -> None:
-    store = open_store(served.live.stack.result_url, 5.0)
+    store = served.store()
     before = set(store.scan_iter(f"{BLOB_KEY_PREFIX}*"))
     # Given calls without a key that bring much, or are given much
     large = "x" * 300_000
@@ -240,9 +224,8 @@ def test_fewer_results_than_were_asked_for_are_no_answer(served: Served, http: h
     # Given a result under a key of which nobody knows any more what it was for
     key = {"Idempotency-Key": "fewer"}
     assert http.post("/classify", json={"model": "judge", "input": "p"}, headers=key).status_code == 200
-    store = open_store(served.live.stack.result_url, 5.0)
-    store.delete(*store.scan_iter("tangram-gw-key-*"))
-    store.close()
+    with served.store() as store:
+        store.delete(*store.scan_iter("tangram-gw-key-*"))
     # Then it is not taken for the results of others
     answer = http.post("/classify", json={"model": "judge", "input": ["p", "q", "r"]}, headers=key)
     assert answer.status_code == 502 and "3 items have 1 results" in answer.json()["error"]["message"]

@@ -22,22 +22,36 @@ def flags(request: pytest.FixtureRequest) -> tuple[str, ...]:
     return tuple(request.param)
 
 
-def results(
+def ran(
     folder: Path, flags: tuple[str, ...], cells: list[str], cell_timeout_s: float = 0, most: int = 1000
-) -> tuple[int, list[dict[str, Any]]]:
+) -> tuple[subprocess.CompletedProcess[str], list[dict[str, Any]]]:
+    """Run cells; return how the program ended, and the results of cells."""
     (folder / "cells").write_text(json.dumps(cells))
     argv = [sys.executable, *flags, str(NOTEBOOK), "cells", "results", str(cell_timeout_s), str(most)]
     done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False, env={"HOME": str(folder)})
+    return done, [json.loads(line) for line in (folder / "results").read_text().splitlines()]
+
+
+def results(folder: Path, flags: tuple[str, ...], cells: list[str], *limits: float) -> tuple[int, list[dict[str, Any]]]:
+    """Run cells whose program itself prints nothing; return its exit code, and the results of cells."""
+    done, found = ran(folder, flags, cells, *limits)
     assert (done.stdout, done.stderr) == ("", "")
-    return done.returncode, [json.loads(line) for line in (folder / "results").read_text().splitlines()]
+    return done.returncode, found
 
 
-def test_cells_share_names_and_show_their_last_expression(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    code, cells = results(tmp_path, flags, ["a = 'x'", "a; a", "print(a)", "import sys\nprint('no', file=sys.stderr)", "None"])
+def test_cells_share_names_and_each_has_its_own_output_last_expression_and_error(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    shown = ["a = 'x'", "a; a", "print(a)", "import sys\nprint('no', file=sys.stderr)", "None"]
+    failing = ["print('so far'); 1 / 0", "1 +", "print('goes on')"]
+    # Half of a surrogate pair, which is no text, is replaced
+    halves = ["import sys; print('a' + chr(0xd800) + 'b')", "{chr(0xdc00): 1}"]
+    code, cells = results(tmp_path, flags, [*shown, *failing, *halves])
     assert code == 0
-    assert [cell["display"] for cell in cells] == [[], [{"text/plain": "'x'"}], [], [], []]
-    assert [(cell["stdout"], cell["stderr"]) for cell in cells][2:4] == [("x\n", ""), ("", "no\n")]
-    assert not any(cell["error"] for cell in cells)
+    assert [cell["display"] for cell in cells[:5]] == [[], [{"text/plain": "'x'"}], [], [], []]
+    assert [cell["stdout"] for cell in cells[:9]] == ["", "", "x\n", "", "", "so far\n", "", "goes on\n", "a?b\n"]
+    assert [cell["stderr"] for cell in cells[:5]] == ["", "", "", "no\n", ""]
+    errors = [[error["ename"] for error in cell["error"]] for cell in cells]
+    assert errors == [[]] * 5 + [["ZeroDivisionError"], ["SyntaxError"]] + [[]] * 3
+    assert any("ZeroDivisionError" in line for line in cells[5]["error"][0]["traceback"])
 
 
 def test_what_the_child_processes_of_a_cell_print_is_in_its_output(tmp_path: Path, flags: tuple[str, ...]) -> None:
@@ -71,12 +85,10 @@ def test_what_the_child_processes_of_a_cell_print_is_in_its_output(tmp_path: Pat
 def test_a_notebook_that_crashes_has_its_results_so_far_and_its_last_words(
     tmp_path: Path, flags: tuple[str, ...], crash: str, code: int, words: str
 ) -> None:
-    (tmp_path / "cells").write_text(json.dumps(["print('a')", f"import os; os.write(2, b'why'); {crash}", "print('b')"]))
-    argv = [sys.executable, *flags, str(NOTEBOOK), "cells", "results", "0", "1000"]
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False, env={"HOME": str(tmp_path)})
+    done, cells = ran(tmp_path, flags, ["print('a')", f"import os; os.write(2, b'why'); {crash}", "print('b')"])
     assert (done.returncode, done.stdout.strip(), done.stderr[:3]) == (code, words, "why")
     assert ("Fatal Python error" in done.stderr) == ("faulthandler" in crash)
-    assert [json.loads(line)["stdout"] for line in (tmp_path / "results").read_text().splitlines()] == ["a\n"]
+    assert [cell["stdout"] for cell in cells] == ["a\n"]
 
 
 def test_a_child_process_that_comes_to_the_end_of_a_cell_ends_there(tmp_path: Path, flags: tuple[str, ...]) -> None:
@@ -88,14 +100,6 @@ def test_a_child_process_that_comes_to_the_end_of_a_cell_ends_there(tmp_path: Pa
     assert (code, [cell["stdout"] for cell in done]) == (0, ["a\nchild0\n", "b\n"])
 
 
-def test_an_error_is_a_result_of_its_cell_alone(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    code, cells = results(tmp_path, flags, ["print('so far'); 1 / 0", "1 +", "print('goes on')"])
-    assert code == 0
-    assert [[error["ename"] for error in cell["error"]] for cell in cells] == [["ZeroDivisionError"], ["SyntaxError"], []]
-    assert [cell["stdout"] for cell in cells] == ["so far\n", "", "goes on\n"]
-    assert any("ZeroDivisionError" in line for line in cells[0]["error"][0]["traceback"])
-
-
 def test_a_cell_that_is_out_of_time_ends_the_process(tmp_path: Path, flags: tuple[str, ...]) -> None:
     code, cells = results(tmp_path, flags, ["print(1)", "import time\nwhile True: time.sleep(0.01)", "print(3)"], 3)
     assert code == 124
@@ -104,9 +108,8 @@ def test_a_cell_that_is_out_of_time_ends_the_process(tmp_path: Path, flags: tupl
 
 
 def test_of_what_cells_give_a_bounded_part_is_kept_and_always_that_there_was_an_error(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    code, cells = results(
-        tmp_path, flags, ["print('x' * 99)", "'y' * 99", "raise ValueError('z' * 99)", *["print('w' * 50)"] * 40], most=50
-    )
+    many = ["print('x' * 99)", "'y' * 99", "raise ValueError('z' * 99)", *["print('w' * 50)"] * 40]
+    code, cells = results(tmp_path, flags, many, 0, 50)
     assert (code, len(cells)) == (0, 43)
     assert [cell["dropped"] for cell in cells[:3]] == [True, True, True]
     assert (cells[0]["stdout"], cells[1]["display"], cells[2]["error"][0]["evalue"]) == (
@@ -116,8 +119,3 @@ def test_of_what_cells_give_a_bounded_part_is_kept_and_always_that_there_was_an_
     )
     # Of all cells together there is a bound, too
     assert sum(len(cell["stdout"]) for cell in cells) <= 16 * 50 and cells[-1]["dropped"]
-
-
-def test_half_of_a_surrogate_pair_is_replaced(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    code, cells = results(tmp_path, flags, ["import sys; print('a' + chr(0xd800) + 'b')", "{chr(0xdc00): 1}"])
-    assert (code, cells[0]["stdout"]) == (0, "a?b\n")

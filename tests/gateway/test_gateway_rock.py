@@ -8,64 +8,20 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.clients.rows import shows
 from tests.gateway.conftest import Served
 
 pytestmark = pytest.mark.real
 
 VERBS = "/apis/envs/sandbox/v1"
 
+_UNSET = ("num_gpus", "accelerator_type", "registry_username", "registry_password", "limit_cpus", "sandbox_id")
 START = {
-    "image": "python:3.11",
-    "image_os": "linux",
-    "auto_clear_time": 5,
-    "auto_clear_time_minutes": 5,
-    "startup_timeout": 180,
-    "memory": "256m",
-    "cpus": 2,
-    "num_gpus": None,
-    "accelerator_type": None,
-    "registry_username": None,
-    "registry_password": None,
-    "use_kata_runtime": False,
-    "limit_cpus": None,
-    "sandbox_id": None,
-    "auto_archive_seconds": None,
-    "auto_delete_seconds": None,
-    "disk": "50G",
+    **{"image": "python:3.11", "image_os": "linux", "memory": "256m", "cpus": 2, "disk": "50G", "use_kata_runtime": False},
+    **{"auto_clear_time": 5, "auto_clear_time_minutes": 5, "startup_timeout": 180},
+    **dict.fromkeys((*_UNSET, "auto_archive_seconds", "auto_delete_seconds")),
 }
 """What `Sandbox.start` sends."""
-
-MATRIX = (
-    (
-        "start",
-        "works (start_async, get_status); memory is booked; sandboxes have no GPUs; kata and disk are not used",
-        "test_a_sandbox_that_was_started_stands_and_says_what_it_is",
-        "test_a_sandbox_that_can_never_be_is_refused[start0]",
-    ),
-    (
-        "is_alive, get_status",
-        "works; a sandbox that is gone is a failure",
-        "test_a_sandbox_that_was_started_stands_and_says_what_it_is",
-        "test_a_sandbox_that_was_stopped_is_gone",
-    ),
-    (
-        "create_session",
-        "works; remote_user is refused",
-        "test_commands_run_in_a_session_and_beside",
-        "test_what_fails_is_a_failure_and_no_result",
-    ),
-    (
-        "arun",
-        "works, also with nohup; the client takes any failure of its `kill -0` for the process's end",
-        "test_commands_run_in_a_session_and_beside",
-    ),
-    ("execute", "works", "test_commands_run_in_a_session_and_beside"),
-    ("read_file, write_file, upload", "works; no object store, so uploads are direct", "test_files_go_in_and_come_out"),
-    ("close_session, stop, delete, close", "works", "test_a_sandbox_that_was_stopped_is_gone"),
-    ("restart, archive, commit", "not served: 404", "test_what_rock_has_and_we_have_not_is_not_found"),
-)
-"""Rows of the compatibility matrix: the method, how it works here, and the tests that show it."""
-
 
 SESSION = {"session_type": "bash", "session": "s", "startup_source": [], "env_enable": False, "env": None, "remote_user": None}
 """What `create_session` sends."""
@@ -116,6 +72,8 @@ def sandbox(rock: httpx.Client) -> Iterator[Sandbox]:
     assert made.call("stop")["status"] == "Success"
 
 
+@shows("rl-rock", "start", "works (start_async, get_status); memory is booked; sandboxes have no GPUs; kata and disk are not used")
+@shows("rl-rock", "is_alive, get_status", "works; a sandbox that is gone is a failure")
 def test_a_sandbox_that_was_started_stands_and_says_what_it_is(sandbox: Sandbox) -> None:
     assert sandbox.started["status"] == "Success"
     status = sandbox.status()["result"]
@@ -130,6 +88,9 @@ def test_a_sandbox_is_started_once_by_its_id(sandbox: Sandbox) -> None:
     assert again.id == sandbox.id and again.execute(["cat", "kept"])["result"]["stdout"] == "kept\n"
 
 
+@shows("rl-rock", "create_session", "works; remote_user is refused")
+@shows("rl-rock", "arun", "works, also with nohup; the client takes any failure of its `kill -0` for the process's end")
+@shows("rl-rock", "execute")
 def test_commands_run_in_a_session_and_beside(sandbox: Sandbox) -> None:
     sandbox.run("export WORD=kept")
     assert sandbox.run("echo $WORD")["result"] == {
@@ -144,6 +105,7 @@ def test_commands_run_in_a_session_and_beside(sandbox: Sandbox) -> None:
     assert sandbox.run(f"kill -0 {pid}")["status"] == "Failed"
 
 
+@shows("rl-rock", "read_file, write_file, upload", "works; no object store, so uploads are direct")
 def test_files_go_in_and_come_out(sandbox: Sandbox) -> None:
     assert sandbox.call("write_file", path="in/a.txt", content="x\n")["result"]["success"]
     assert sandbox.call("read_file", path="in/a.txt", encoding=None, errors=None)["result"] == {"content": "x\n"}
@@ -153,6 +115,7 @@ def test_files_go_in_and_come_out(sandbox: Sandbox) -> None:
     assert sandbox.execute(["wc", "-c", "up.bin"])["result"]["stdout"] == "1000 up.bin\n"
 
 
+@shows("rl-rock", "create_session")
 @pytest.mark.parametrize(
     ("code", "verb", "body"),
     [
@@ -173,6 +136,7 @@ def test_what_fails_is_a_failure_and_no_result(sandbox: Sandbox, code: int, verb
     assert not {"exit_code", "output", "content"} & {name for name, value in answer["result"].items() if value is not None}
 
 
+@shows("rl-rock", "start")
 @pytest.mark.parametrize("start", [{"num_gpus": 1}, {"memory": "much"}, {"image": ""}, {"memory": "900g"}])
 def test_a_sandbox_that_can_never_be_is_refused(rock: httpx.Client, start: dict[str, Any]) -> None:
     answer = rock.post(f"{VERBS}/start_async", json={**START, **start}).json()
@@ -185,6 +149,8 @@ def test_why_a_start_failed_is_still_known_to_who_asks_later(rock: httpx.Client)
     assert not status["is_alive"] and status["status"]["open"]["status"] == "failed" and status["status"]["open"]["message"]
 
 
+@shows("rl-rock", "is_alive, get_status")
+@shows("rl-rock", "close_session, stop, delete, close")
 @pytest.mark.parametrize("last", ["stop", "delete"])  # its `close` calls `stop`
 def test_a_sandbox_that_was_stopped_is_gone(served: Served, rock: httpx.Client, last: str) -> None:
     gone = Sandbox(rock)
@@ -195,6 +161,7 @@ def test_a_sandbox_that_was_stopped_is_gone(served: Served, rock: httpx.Client, 
     assert (gone.status()["status"], gone.execute(["true"])["status"]) == ("Failed", "Failed")
 
 
+@shows("rl-rock", "restart, archive, commit", "not served: 404")
 @pytest.mark.parametrize("path", ["restart", "sandboxes/any/archive", "commit", "commit_async"])
 def test_what_rock_has_and_we_have_not_is_not_found(rock: httpx.Client, path: str) -> None:
     assert rock.post(f"{VERBS}/{path}", json={"sandbox_id": "any", "image_tag": "it:1"}).status_code == 404

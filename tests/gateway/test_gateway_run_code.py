@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.clients.rows import shows
 from tests.gateway.conftest import Served
 
 fusion = pytest.importorskip("sandbox_fusion", reason="the extra `clients` is not installed")
@@ -43,6 +44,7 @@ def open_environments(served: Served) -> list[Any]:
     return served.live.rows("SELECT id FROM environments WHERE job = 'fusion' AND ended_at IS NULL")
 
 
+@shows("sandbox-fusion", "run_code")
 def test_code_runs_with_its_input_and_its_files(served: Served, endpoint: str) -> None:
     done = run(
         endpoint,
@@ -59,29 +61,30 @@ def test_code_runs_with_its_input_and_its_files(served: Served, endpoint: str) -
     served.live.until(lambda: not open_environments(served))
 
 
+@shows("sandbox-fusion", "run_code_async")
 def test_the_async_client_is_served_alike(endpoint: str) -> None:
     request = fusion.RunCodeRequest(code="echo $((6 * 7))", language="bash")
     assert asyncio.run(fusion.run_code_async(request, endpoint=endpoint, max_attempts=1)).run_result.stdout == "42\n"
 
 
+@shows("sandbox-fusion", "run_code")
+@shows("sandbox-fusion", "summary_run_code_result")
 def test_code_that_fails_is_failed_and_no_error(endpoint: str) -> None:
     done = run(endpoint, "import sys\nprint('so far')\nsys.exit(3)")
-    assert (done.status, done.run_result.status, done.run_result.return_code, done.run_result.stdout) == (
-        "Failed",
-        "Finished",
-        3,
-        "so far\n",
-    )
+    ran = done.run_result
+    assert (done.status, ran.status, ran.return_code, ran.stdout) == ("Failed", "Finished", 3, "so far\n")
     mapping = fusion.SummaryMapping(RunFailed="wrong", RunTimeout="slow", CompileFailed="broken")
     assert fusion.summary_run_code_result(done, mapping) == "wrong"
 
 
+@shows("sandbox-fusion", "run_code (run_timeout)")
 def test_code_that_runs_for_too_long_is_over_its_limit_with_what_it_printed(endpoint: str) -> None:
     done = run(endpoint, "echo so far; sleep 60", "bash", run_timeout=2)
     assert (done.status, done.run_result.status, done.run_result.return_code) == ("Failed", "TimeLimitExceeded", None)
     assert done.run_result.stdout == "so far\n"
 
 
+@shows("sandbox-fusion", "run_code (compiled)", "works; compilers are those of the image")
 def test_a_compiled_language_has_a_result_of_its_compiler(endpoint: str) -> None:
     program = '#include <iostream>\nint main() { int n; std::cin >> n; std::cout << n * 2 << "\\n"; }'
     done = run(endpoint, program, "cpp", stdin="21", compile_timeout=100)
@@ -99,12 +102,18 @@ def test_a_stack_may_be_as_large_as_the_memory_and_is_large_without_a_limit(call
     assert caller.post("/run_code", json={**body, **limit}).json()["run_result"]["return_code"] == 3
 
 
-def test_a_stack_of_a_thread_is_no_smaller_for_a_memory_limit(served: Served, caller: httpx.Client) -> None:
+@pytest.fixture(scope="module")
+def enforced(served: Served) -> bool:
+    """Return whether the node holds environments to what they use of memory, and not to what they map."""
+    (labels,) = served.live.rows("SELECT description FROM nodes WHERE name = 'cpu-0'")
+    return "memory:enforced" in str(labels)
+
+
+def test_a_stack_of_a_thread_is_no_smaller_for_a_memory_limit(enforced: bool, caller: httpx.Client) -> None:
     code = """#include <thread>
 int main() { std::thread([] { volatile char a[6000000]; for (int i = 0; i < 6000000; i += 4096) a[i] = 1; }).join(); return 3; }"""
     body = {"language": "cpp", "code": code, "compile_timeout": 100, "memory_limit_MB": 1024}
-    (labels,) = served.live.rows("SELECT description FROM nodes WHERE name = 'cpu-0'")
-    if "memory:enforced" not in str(labels):
+    if not enforced:
         pytest.skip("threads have 2 MiB where the limit is on what a process maps")
     assert caller.post("/run_code", json=body).json()["run_result"]["return_code"] == 3
 
@@ -117,6 +126,7 @@ def test_a_crash_is_the_exit_code_and_no_word_of_a_shell(caller: httpx.Client, l
         assert (done["return_code"], done["stderr"]) == (128 + number, "last words\n")
 
 
+@shows("sandbox-fusion", "run_code (memory_limit_MB)", "differs: limits what each process may map, and books as much on the node")
 def test_a_memory_limit_holds(caller: httpx.Client) -> None:
     body = {"language": "python", "code": "x = bytearray(400 * 2**20)"}
     done = caller.post("/run_code", json={**body, "memory_limit_MB": 256}).json()
@@ -124,12 +134,11 @@ def test_a_memory_limit_holds(caller: httpx.Client) -> None:
     assert caller.post("/run_code", json={**body, "memory_limit_MB": -1}).json()["status"] == "Success"
 
 
-def test_what_a_program_maps_and_does_not_use_is_no_memory_where_that_is_enforced(served: Served, caller: httpx.Client) -> None:
+def test_what_a_program_maps_and_does_not_use_is_no_memory_where_that_is_enforced(enforced: bool, caller: httpx.Client) -> None:
     # As Java, node and programs of Go with the race detector do
     body = {"language": "python", "code": "import mmap; mmap.mmap(-1, 4 << 30, mmap.MAP_PRIVATE); print('ran')", "memory_limit_MB": 256}
     done = caller.post("/run_code", json=body).json()
-    (labels,) = served.live.rows("SELECT description FROM nodes WHERE name = 'cpu-0'")
-    assert ("ran" in done["run_result"]["stdout"]) == ("memory:enforced" in str(labels)), done
+    assert ("ran" in done["run_result"]["stdout"]) == enforced, done
 
 
 @pytest.mark.parametrize("memory_mb", [1, 3])
@@ -143,6 +152,7 @@ def test_a_program_that_cannot_start_in_its_memory_has_failed(caller: httpx.Clie
     assert done["message"] or "failed to map" in done["run_result"]["stderr"]
 
 
+@shows("sandbox-fusion", "run_code (no such tool)", "differs: SandboxError where the image lacks the language")
 def test_a_tool_that_is_missing_is_no_verdict(served: Served, caller: httpx.Client) -> None:
     done = caller.post("/run_code", json={"language": "lean", "code": "1"}).json()
     assert (done["status"], done["run_result"]) == ("SandboxError", None)
@@ -172,6 +182,7 @@ def test_a_wrong_body_is_422(caller: httpx.Client, change: dict[str, Any]) -> No
     assert answer.status_code == 422 and answer.json()["detail"]
 
 
+@shows("sandbox-fusion", "run_code (full queue)", "works; 504 in time, and the retry gets the same run")
 def test_a_call_that_waits_in_the_queue_is_504_in_time_and_its_retry_gets_the_same_run(served: Served, caller: httpx.Client) -> None:
     # Given a node whose memory is taken
     body = {"language": "bash", "code": "echo ran", "run_timeout": 4, "compile_timeout": 1, "memory_limit_MB": 512}
@@ -209,6 +220,7 @@ def test_a_retry_after_a_broken_connection_gets_the_same_run(served: Served, cal
     assert environments() - before == {environment}
 
 
+@shows("sandbox-fusion", "run_jupyter", "differs: plain Python without magics where the image has no IPython")
 def test_cells_share_one_interpreter(endpoint: str) -> None:
     cells = ["a = 123", "a", "print(a)", "import sys; sys.stderr.write('oops'); None", "raise RuntimeError('wrong')", "a + 1"]
     request = fusion.RunJupyterRequest(cells=cells, files={"in.txt": encoded("x")}, fetch_files=["in.txt"])
@@ -226,6 +238,7 @@ def test_cells_share_one_interpreter(endpoint: str) -> None:
     assert (error["ename"], error["evalue"]) == ("RuntimeError", "wrong") and any("wrong" in line for line in error["traceback"])
 
 
+@shows("sandbox-fusion", "run_jupyter (cell_timeout)")
 def test_a_cell_that_runs_for_too_long_ends_the_notebook_with_what_there_is(endpoint: str) -> None:
     request = fusion.RunJupyterRequest(cells=["print(1)", "import time\nwhile True: time.sleep(0.01)", "print(3)"], cell_timeout=2)
     done = fusion.run_jupyter(request, endpoint=endpoint, max_attempts=1)

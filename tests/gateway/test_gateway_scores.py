@@ -1,4 +1,4 @@
-"""The score and teacher shapes against a stack with services: recorded requests of the clients, TRL's own client, failures, a full queue.
+"""The score and teacher shapes: recorded requests of the clients, TRL's own client, failures, a full queue.
 
 Recorded requests are those of `score_methods.METHODS`.
 """
@@ -20,64 +20,11 @@ import pytest
 
 from tangram import Action, ActionError, Client, Handle
 from tangram import calls as words
-from tests.gateway.conftest import Served, serving
+from tests.clients.rows import shows
+from tests.gateway.conftest import QUEUE_LIMIT, Served
 from tests.gateway.score_methods import IDS, METHODS, MORE, PREFILL, SCORED, SGLANG, Method, Refused, score_calls
 
 pytestmark = pytest.mark.real
-
-QUEUE_LIMIT = 8
-SERVICES = """
-[services.judge]
-engine = "stub"
-task = "score"
-cells = [1]
-memory_mb = 100
-max_concurrency = 8
-
-[services.slow]
-engine = "stub"
-task = "score"
-cells = [1]
-memory_mb = 100
-max_concurrency = 1
-instances = 1
-
-[services.teacher]
-engine = "stub"
-task = "logprobs"
-cells = [1]
-memory_mb = 100
-max_concurrency = 8
-
-[services.broken]
-engine = "stub"
-task = "score"
-cells = [1]
-memory_mb = 200
-
-[services.broken-teacher]
-engine = "stub"
-task = "logprobs"
-cells = [1]
-memory_mb = 200
-"""
-
-
-@pytest.fixture(scope="module")
-def served(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Run a stack with services, all of them stubs, and one whose weights are spoilt."""
-    folder = tmp_path_factory.mktemp("services")
-    (folder / "services.toml").write_text(SERVICES)
-    variables = {"TANGRAM_QUEUE_LIMIT": str(QUEUE_LIMIT), "TANGRAM_GATEWAY_REWARD_S": "1"}
-    gpus = {
-        "nodes": 0,
-        "cells": 2,
-        "cell_memory_mb": 2048,
-        "services_file": folder / "services.toml",
-        "include": ("tests.gateway.broken_engine",),
-    }
-    with serving(tmp_path_factory.mktemp("gateway"), variables=variables, **gpus) as served:
-        yield served
 
 
 @pytest.fixture(scope="module")
@@ -96,12 +43,6 @@ def _held(job: str) -> Action:
 def _status(served: Served, handle: Handle[Any]) -> str:
     """Return the status of an action; nothing before the scheduler knows it."""
     return next((str(row[0]) for row in served.live.rows(f"SELECT status FROM actions WHERE id = '{handle.id}'")), "")
-
-
-@pytest.fixture(scope="module")
-def http(served: Served) -> Iterator[httpx.Client]:
-    with served.http() as http:
-        yield http
 
 
 @pytest.mark.parametrize("method", [method for method in METHODS if method.path], ids=lambda method: method.name)
@@ -138,9 +79,8 @@ def test_each_call_is_one_action_with_its_id_in_the_answer(served: Served) -> No
 def test_a_text_ends_before_the_first_word_that_stops_it(http: httpx.Client, client: Client) -> None:
     (whole,) = client.generate("teacher", ["a"], max_tokens=8)
     stops = [whole.split()[5], whole.split()[3]]
-    (choice,) = http.post(
-        "/v1/completions", json={"model": "teacher", "prompt": "a", "max_tokens": 8, "temperature": 0, "stop": stops}
-    ).json()["choices"]
+    body = {"model": "teacher", "prompt": "a", "max_tokens": 8, "temperature": 0, "stop": stops}
+    (choice,) = http.post("/v1/completions", json=body).json()["choices"]
     assert (choice["text"], choice["finish_reason"]) == (whole[: min(map(whole.find, stops))], "stop")
 
 
@@ -149,15 +89,44 @@ def test_texts_without_a_seed_differ_from_call_to_call(http: httpx.Client) -> No
     assert len(texts) == 4
 
 
-def test_a_call_that_names_no_service_is_asked_for_one(http: httpx.Client) -> None:
-    answer = http.post("/classify", json={"input": "a"})
-    assert answer.status_code == 400
-    assert "broken or judge or slow" in answer.json()["error"]["message"]
+NOT_SERVED: dict[str, tuple[tuple[str, Any], ...]] = {
+    "trl-VLLMClient.image_features": (("/image_features/", {"images": ["aGk="]}),),
+    "trl-VLLMClient.init_communicator,-update_named_param,-update_model_params,-reset_prefix_cache": (
+        ("/init_communicator/", {"host": "0.0.0.0", "port": 51216, "world_size": 2, "client_device_uuid": "0"}),
+        ("/update_named_param/", {"name": "w", "dtype": "torch.float32", "shape": [1]}),
+        ("/reset_prefix_cache/", {}),
+        ("/reset_prefix_cache", {}),
+    ),
+    "prime-rl-update_weights,-load_lora_adapter,-init_nccl_broadcast": (
+        ("/update_weights", {"weight_dir": "/weights/step-1"}),
+        ("/load_lora_adapter", {"lora_name": "step-1", "lora_path": "/weights/step-1"}),
+        ("/init_broadcaster", {"host": "0.0.0.0", "port": 29500}),
+    ),
+}
+"""What clients send to paths that are not served, by the name of the row: paths and bodies."""
+
+
+@pytest.mark.parametrize("name", [method.name for method in METHODS if not method.path])
+def test_a_path_that_is_not_served_is_not_found(http: httpx.Client, name: str) -> None:
+    for path, body in NOT_SERVED[name]:
+        for prefix in ("", "/services/judge"):
+            answer = http.post(prefix + path, json=body)
+            assert answer.status_code == 404, (path, answer.text)
+
+
+@shows("sandbox-fusion", "get_prompts, submit, list_datasets", "not served: data sets and their scoring are the caller's")
+@pytest.mark.parametrize("path", ["/list_datasets", "/list_ids", "/get_prompts", "/get_prompt_by_id", "/submit", "/get_metrics"])
+def test_data_sets_of_sandbox_fusion_are_not_found(http: httpx.Client, path: str) -> None:
+    assert http.post(path, json={"dataset": "any", "config": {}}).status_code == 404
+
+
+LONG = [{"role": "user", "content": "a" * 100_000}]
 
 
 @pytest.mark.parametrize(
     ("path", "body", "says"),
     [
+        ("/classify", {"input": "a"}, "broken or judge or slow"),
         ("/classify", {"model": "nobody", "input": "a"}, "nobody"),
         ("/classify", {"model": "teacher", "input": "a"}, "teacher is a service of task 'logprobs'"),
         ("/classify", {"model": "judge"}, "give either input or messages"),
@@ -167,17 +136,9 @@ def test_a_call_that_names_no_service_is_asked_for_one(http: httpx.Client) -> No
         ("/v1/completions", {"model": "teacher", "prompt": [[5]], "prompt_logprobs": -1}, "prompt_logprobs: must be from 0 to 128, not -1"),
         ("/v1/completions", {"model": "teacher", "prompt": "a", "max_tokens": 0}, "max_tokens"),
         ("/v1/completions", {"model": "teacher", "prompt": []}, "prompt"),
-        (
-            "/v1/completions",
-            {"model": "teacher", "prompt": ["a"] * 9, "n": 1024},
-            "n: 9 prompts with 1024 texts each are more than the 8192",
-        ),
+        ("/v1/completions", {"model": "teacher", "prompt": ["a"] * 9, "n": 1024}, "n: 9 prompts with 1024 texts each are more than the"),
         ("/v1/completions", {"model": "teacher", "prompt": "a" * 100_000, "n": 1024}, "n: 1024 times these prompts is more than "),
-        (
-            "/v1/chat/completions",
-            {"model": "teacher", "messages": [{"role": "user", "content": "a" * 100_000}], "n": 1024},
-            "n: 1024 times",
-        ),
+        ("/v1/chat/completions", {"model": "teacher", "messages": LONG, "n": 1024}, "n: 1024 times"),
         ("/v1/embeddings", {"model": "teacher", "input": "a"}, "teacher is a service of task 'logprobs'"),
         ("/v1/embeddings", {"model": "judge", "input": [5, 17]}, "input"),
         ("/generate", {**SGLANG, "model": "teacher", "top_logprobs_num": 129}, "top_logprobs_num"),
@@ -197,7 +158,7 @@ def test_a_label_may_have_any_form(http: httpx.Client) -> None:
 
 
 def test_an_engine_that_fails_gives_no_score_in_any_shape(served: Served) -> None:
-    live, before = served.live, served.failures()
+    live, before, earlier = served.live, served.failures(), Counter(served.infra_failed("engine_failed"))
     with served.http() as http, live.client("scores") as client:
         shapes: Counter[str] = Counter()
         for name, call in score_calls(http, client, "broken", "broken-teacher").items():
@@ -212,7 +173,7 @@ def test_an_engine_that_fails_gives_no_score_in_any_shape(served: Served) -> Non
             said = answer.json()["error"]
             assert "infra" in (said.get("type"), said.get("kind")), name
             shapes[name.partition(":")[0]] += 1
-        assert served.infra_failed("engine_failed") == dict(shapes)
+        assert Counter(served.infra_failed("engine_failed")) - earlier == shapes
         live.until(lambda: served.failures() - before == {"engine_failed": 1 + shapes.total()})
 
 
@@ -256,19 +217,11 @@ def test_a_reward_that_takes_long_keeps_its_place(served: Served, client: Client
             answer = http.post(path, json=body)
             assert (answer.status_code, answer.json()["error"]["type"]) == (503, "still_running"), answer.text
         holder.cancel()
-        rewards = httpx_until_200(http, path, body)
+        while (answer := http.post(path, json=body)).status_code == 503:
+            pass
+        rewards = answer.json()
     assert isinstance(rewards, float) or len(rewards["rewards"]) == 1
     assert served.live.rows(f"SELECT count(*) FROM actions WHERE job = '{job}'") == [(1,)]
-
-
-def httpx_until_200(http: httpx.Client, path: str, body: dict[str, Any]) -> Any:
-    """Send a call again for as long as its clients do."""
-    for _ in range(60):
-        answer = http.post(path, json=body)
-        if answer.status_code == 200:
-            return answer.json()
-        assert answer.status_code == 503, answer.text
-    raise AssertionError("no answer in sixty calls")
 
 
 _TRL = """

@@ -6,6 +6,7 @@ import hashlib
 import io
 import secrets
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from swerex.exceptions import SwerexException
 from swerex.runtime.abstract import ReadFileRequest, UploadRequest, WriteFileRequest
 
 from app.gateway.rex_upload import MOST_ENTRIES
+from tests.clients.rows import shows
 from tests.gateway.rex_support import Rex, do, rex, runtime_of
 
 pytestmark = pytest.mark.real
@@ -25,6 +27,8 @@ pytestmark = pytest.mark.real
 __all__ = ["rex", "runtime_of"]
 
 
+@shows("swe-rex", "read_file", "works, in the environment's own folders; at most 64 MiB")
+@shows("swe-rex", "write_file", "works, in the environment's own folders")
 def test_files_are_read_as_python_reads_them(rex: Rex) -> None:
     text = "zwölf\nlines ☃\n"
     do(rex.runtime.write_file(WriteFileRequest(path="deep/er/file.txt", content=text)))
@@ -35,11 +39,16 @@ def test_files_are_read_as_python_reads_them(rex: Rex) -> None:
     rex.execute("printf 'a\\r\\nb\\377' > odd", shell=True)
     assert do(rex.runtime.read_file(ReadFileRequest(path="odd", encoding="latin-1"))).content == "a\nbÿ"
     assert do(rex.runtime.read_file(ReadFileRequest(path="odd", errors="backslashreplace"))).content == "a\nb\\xff"
-    for request in (ReadFileRequest(path="odd"), ReadFileRequest(path="odd", encoding="no-such-code")):
-        with pytest.raises(SwerexException):
-            do(rex.runtime.read_file(request))
+    # And what cannot be read so, or cannot travel as text, is an error of its file
+    before = rex.served.infra_failed()
+    for options, says in (({}, "decode"), ({"encoding": "no-such-code"}, "no-such-code"), ({"errors": "surrogateescape"}, "surrogates")):
+        with pytest.raises(SwerexException, match=says):
+            do(rex.runtime.read_file(ReadFileRequest(path="odd", **options)))
+    assert rex.served.infra_failed() == before
 
 
+@shows("swe-rex", "read_file")
+@shows("swe-rex", "write_file")
 def test_a_file_that_cannot_be_used_is_pythons_error(rex: Rex) -> None:
     with pytest.raises(FileNotFoundError, match="nowhere"):
         do(rex.runtime.read_file(ReadFileRequest(path="nowhere")))
@@ -50,13 +59,14 @@ def test_a_file_that_cannot_be_used_is_pythons_error(rex: Rex) -> None:
         do(rex.runtime.write_file(WriteFileRequest(path="folder", content="")))
 
 
+@shows("swe-rex", "upload", "works; a folder keeps its permissions; needs `tar` in the image")
 @pytest.mark.parametrize("size", [0, 1000, 2**20, 3 * 2**20 + 1])
 def test_a_file_of_any_size_is_uploaded_whole(rex: Rex, tmp_path: Path, size: int) -> None:
     data = secrets.token_bytes(size)
     (tmp_path / "data").write_bytes(data)
     do(rex.runtime.upload(UploadRequest(source_path=str(tmp_path / "data"), target_path=f"up/{size} ü.bin")))
     assert rex.execute(["wc", "-c", f"up/{size} ü.bin"]).stdout.split()[0] == str(size)
-    assert rex.execute(["sha256sum", f"up/{size} ü.bin"]).stdout.split()[0].lstrip("\\") == _sha256(data)
+    assert rex.execute(["sha256sum", f"up/{size} ü.bin"]).stdout.split()[0].lstrip("\\") == hashlib.sha256(data).hexdigest()
     assert rex.execute("ls -A up | grep tangram", shell=True).stdout == ""
 
 
@@ -114,6 +124,7 @@ def test_words_that_no_program_can_be_given_are_pythons_error(rex: Rex) -> None:
     assert rex.execute(f"echo {'x' * 2**17} | wc -c", shell=True).stdout == f"{2**17 + 1}\n"
 
 
+@shows("swe-rex", "upload")
 def test_a_folder_is_uploaded_with_what_is_in_it(rex: Rex, tmp_path: Path) -> None:
     (tmp_path / "sub" / "empty").mkdir(parents=True)
     (tmp_path / "sub" / "tool").write_text("#!/bin/sh\necho ran\n")
@@ -122,7 +133,7 @@ def test_a_folder_is_uploaded_with_what_is_in_it(rex: Rex, tmp_path: Path) -> No
     do(rex.runtime.upload(UploadRequest(source_path=str(tmp_path), target_path="tools")))
     assert rex.execute(["./tools/sub/tool"]).stdout == "ran\n"
     assert rex.execute("cd tools && find . | sort", shell=True).stdout.split() == [".", "./big", "./sub", "./sub/empty", "./sub/tool"]
-    assert rex.execute(["sha256sum", "tools/big"]).stdout.split()[0] == _sha256((tmp_path / "big").read_bytes())
+    assert rex.execute(["sha256sum", "tools/big"]).stdout.split()[0] == hashlib.sha256((tmp_path / "big").read_bytes()).hexdigest()
 
 
 def test_an_upload_that_cannot_be_taken_leaves_nothing(rex: Rex, tmp_path: Path) -> None:
@@ -131,42 +142,26 @@ def test_an_upload_that_cannot_be_taken_leaves_nothing(rex: Rex, tmp_path: Path)
     with pytest.raises(IsADirectoryError):
         do(rex.runtime.upload(UploadRequest(source_path=str(tmp_path / "data"), target_path="taken/in")))
     assert rex.execute(["find", "taken"]).stdout.split() == ["taken", "taken/in"]
-    form = {"target_path": "taken", "unzip": "true"}
-    answer = httpx.post(f"{rex.url}/upload", data=form, files={"file": b"no archive"}, headers={"X-API-Key": rex.token})
-    assert answer.status_code == 400 and "ZIP" in answer.json()["detail"]
 
 
-def uploaded(rex: Rex, entries: dict[str, bytes], target: str) -> httpx.Response:
-    """Send an archive with these entries to a folder."""
-    archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w") as packed:
-        for name, data in entries.items():
-            packed.writestr(name, data)
-    form = {"target_path": target, "unzip": "true"}
-    return httpx.post(f"{rex.url}/upload", data=form, files={"file": archive.getvalue()}, headers={"X-API-Key": rex.token}, timeout=60)
-
-
-@pytest.mark.parametrize("names", [["long" * 75], ["a", "a/b"]])
-def test_an_archive_that_cannot_be_unpacked_is_an_error_of_its_files(rex: Rex, names: list[str]) -> None:
-    before = rex.served.infra_failed()
-    answer = uploaded(rex, {name: b"x" for name in names}, "unpacked")
-    assert (answer.status_code, answer.json()["swerexception"]["class_path"]) == (511, "builtins.OSError")
+@pytest.mark.parametrize(
+    ("names", "code", "says"),
+    [
+        (None, 400, "ZIP"),
+        (["long" * 75], 511, "builtins.OSError"),
+        (["a", "a/b"], 511, "builtins.OSError"),
+        (map(str, range(MOST_ENTRIES - 1)), 413, ""),
+    ],
+    ids=["none", "a name that is too long", "a file as a folder", "too many entries"],
+)
+def test_an_archive_that_cannot_be_unpacked_is_an_error_of_its_files(rex: Rex, names: Iterable[str] | None, code: int, says: str) -> None:
+    archive = io.BytesIO(b"no archive")
+    if names is not None:
+        with zipfile.ZipFile(archive, "w") as packed:
+            for name in names:
+                packed.writestr(name, b"x")
+    before, form = rex.served.infra_failed(), {"target_path": "unpacked", "unzip": "true"}
+    answer = httpx.post(f"{rex.url}/upload", data=form, files={"file": archive.getvalue()}, headers={"X-API-Key": rex.token}, timeout=60)
+    assert answer.status_code == code and says in answer.text
     assert rex.served.infra_failed() == before
     assert rex.execute("ls -A unpacked | grep tangram", shell=True).stdout == ""
-
-
-def test_an_archive_of_too_many_entries_is_refused(rex: Rex) -> None:
-    assert uploaded(rex, dict.fromkeys(map(str, range(MOST_ENTRIES - 1)), b""), "many").status_code == 413
-
-
-def test_text_that_cannot_travel_is_an_error_of_its_file(rex: Rex) -> None:
-    before = rex.served.infra_failed()
-    rex.execute(r"printf '\377' > bytes", shell=True)
-    with pytest.raises(SwerexException, match="surrogates not allowed"):
-        do(rex.runtime.read_file(ReadFileRequest(path="bytes", errors="surrogateescape")))
-    assert do(rex.runtime.read_file(ReadFileRequest(path="bytes", encoding="latin-1"))).content == "ÿ"
-    assert rex.served.infra_failed() == before
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()

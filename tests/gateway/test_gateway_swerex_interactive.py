@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tests.clients.rows import shows
 from tests.gateway.conftest import Served
 
 pytest.importorskip("swerex", reason="the extra `clients` is not installed")
@@ -47,6 +47,7 @@ def line(rex: Rex, command: str, *expect: str, **options: Any) -> BashObservatio
     return do(rex.runtime.run_in_session(action))
 
 
+@shows("swe-rex", "run_in_session (interactive)", "works; a program that nobody ends does so after an hour")
 def test_an_interpreter_is_led_line_by_line(shell: Rex) -> None:
     started = line(shell, PYTHON, ">>> ")
     assert (started.expect_string, started.exit_code, started.output) == (">>> ", 0, "")
@@ -86,6 +87,7 @@ def test_answers_are_those_of_swerexs_own_server(shell: Rex, name: str) -> None:
     assert do(of(shell.runtime)) == do(of(LocalRuntime()))
 
 
+@shows("swe-rex", "run_in_session (expect)", "works; patterns are looked for in the last 64 KiB of the output")
 def test_the_first_pattern_that_comes_is_named_and_the_rest_waits(shell: Rex) -> None:
     assert line(shell, ASK, "> ").expect_string == "> "
     seen = line(shell, "one", "never", r"said \w+", "> ")
@@ -97,10 +99,8 @@ def test_the_first_pattern_that_comes_is_named_and_the_rest_waits(shell: Rex) ->
 
 def test_a_program_that_does_not_answer_in_time_is_still_there(shell: Rex) -> None:
     line(shell, ASK, "> ")
-    began = time.monotonic()
     with pytest.raises(CommandTimeoutError, match="timeout after 0.5 seconds while running command 'one'"):
         line(shell, "one", "never", timeout=0.5)
-    assert time.monotonic() - began < 60
     # What it printed meanwhile comes with the next line
     assert line(shell, "two", "said two").output == "you said one\n> you"
 
@@ -117,37 +117,30 @@ def test_an_interrupt_ends_a_program_that_ignores_it(shell: Rex) -> None:
     line(shell, "trap '' INT; echo ready; while :; do sleep 0.1; done", "ready")
     ended = do(shell.runtime.run_in_session(BashInterruptAction(timeout=0.2, n_retry=2)))
     assert (ended.expect_string, ended.exit_code) == (PROMPT, 0)
-    assert shell.run("echo free") == "free\n"
-
-
-def test_a_command_that_ignores_interrupts_is_ended_too(shell: Rex) -> None:
+    # And a usual command, too
     interrupt, command = shell.interrupted("trap '' INT; touch begun; while :; do sleep 0.1; done", timeout=0.2, n_retry=1)
     assert (interrupt.exit_code, command.exit_code) == (0, 130)
     assert shell.run("echo free") == "free\n"
 
 
-def test_a_usual_command_is_refused_while_an_interactive_program_runs(shell: Rex) -> None:
+def test_a_usual_command_is_refused_while_an_interactive_program_runs_and_so_is_a_pattern_that_is_none(shell: Rex) -> None:
     line(shell, ASK, "> ")
     with pytest.raises(SwerexException, match="runs the interactive program .*is_interactive_quit"):
         shell.run("echo lost")
     assert line(shell, "on", "said on").output == "you"
+    # And so is a pattern that is none
+    with pytest.raises(ValueError, match="expect: "):
+        line(shell, "last", "(")
 
 
 def test_a_usual_command_may_expect_something(shell: Rex) -> None:
-    seen = do(shell.runtime.run_in_session(BashAction(command="echo one; echo two; (exit 3)", expect=["two"], check="silent")))
-    assert (seen.expect_string, seen.exit_code, seen.output.splitlines()[0]) == ("two", 3, "one")
     for _ in range(12):  # the command ends while its pattern is found, or is still to end
         seen = do(shell.runtime.run_in_session(BashAction(command="echo one; echo two; (exit 3)", expect=["two"], check="silent")))
-        assert seen.exit_code == 3
+        assert (seen.expect_string, seen.exit_code, seen.output.splitlines()[0]) == ("two", 3, "one")
     with pytest.raises(NonZeroExitCodeError, match="exit code 3"):
         do(shell.runtime.run_in_session(BashAction(command="(exit 3)", expect=["never"])))
     with pytest.raises(NoExitCodeError):
         do(shell.runtime.run_in_session(BashAction(command=ASK, expect=["> "])))
-
-
-def test_a_pattern_that_is_none_is_refused(shell: Rex) -> None:
-    with pytest.raises(ValueError, match="expect: "):
-        line(shell, "sleep 300", "(")
 
 
 def test_a_line_that_is_sent_again_is_given_once(shell: Rex) -> None:

@@ -53,33 +53,30 @@ def test_fences_in_a_text_of_the_code_are_part_of_it(language: str) -> None:
         assert not language or solution_of(f"```{language}\n{text}```\nOr:\n```python\n{RIGHT}```", "solution.py") == RIGHT
 
 
-def test_an_end_of_a_block_may_end_its_last_line() -> None:
-    assert solution_of("```python\nprint(1)```\nThat is all.", "solution.py") == "print(1)"
+SEVERAL = f"```python\n{OTHER}```\n```python\n{RIGHT}```\nRun it:\n```sh\npython solution.py\n```\n```\n1 2 3\n```"
+TRACEBACK = "Traceback (most recent call last):\n  the longest block of all is no code"
+WRONG = "def add(a b):\n"
+CHOICES = {
+    "an end of a block may end its last line": ("```python\nprint(1)```\nThat is all.", "solution.py", "print(1)"),
+    "the last is no better than written": (f"```python\n{RIGHT}```\nNo, so:\n\n```python\n{WRONG}```\n", "solution.py", WRONG),
+    "also indented": (f"```python\n{RIGHT}```\nNo, so:\n\n    ```python\n    {WRONG}    ```\n", "solution.py", WRONG),
+    "the last that names the language": (SEVERAL, "solution.py", RIGHT),
+    "another language": (SEVERAL, "solution.sh", "python solution.py\n"),
+    "the largest that parses where none is named": (f"```\n{RIGHT}```\n```\n{OTHER}```\n```\n{TRACEBACK}\n```", "solution.py", RIGHT),
+    "the last where none parses": ("```\n1 +\n```\n```\n1 + +\n```", "solution.py", "1 + +\n"),
+    "a text that no parser reads": ("(" * 100_000, "solution.py", "(" * 100_000),
+    "a block that no parser reads": (f"```\n{RIGHT}```\n```\n{'(' * 300_000}\n```", "solution.py", "(" * 300_000 + "\n"),
+}
 
 
-def test_the_last_block_is_no_better_than_it_is_written() -> None:
-    for blanks in ("", "    "):
-        last = f"{blanks}```python\n{blanks}def add(a b):\n{blanks}```\n"
-        assert solution_of(f"```python\n{RIGHT}```\nNo, so:\n\n{last}", "solution.py") == "def add(a b):\n"
+@pytest.mark.parametrize(("text", "path", "solution"), CHOICES.values(), ids=CHOICES)
+def test_one_of_several_blocks_is_the_solution(text: str, path: str, solution: str) -> None:
+    assert solution_of(text, path) == solution
 
 
 def test_a_fence_within_a_longer_one_is_its_content() -> None:
     inner = "```sh\npip install x\n```\n"
     assert fences(f"````markdown\n{inner}````") == [("markdown", inner, 5)]
-
-
-def test_the_last_block_that_names_the_language_is_the_solution() -> None:
-    text = f"```python\n{OTHER}```\n```python\n{RIGHT}```\nRun it:\n```sh\npython solution.py\n```\n```\n1 2 3\n```"
-    assert solution_of(text, "solution.py") == RIGHT
-    assert solution_of(text, "solution.sh") == "python solution.py\n"
-
-
-def test_of_blocks_that_name_none_it_is_the_largest_that_parses() -> None:
-    text = f"```\n{RIGHT}```\n```\n{OTHER}```\n```\nTraceback (most recent call last):\n  the longest block of all is no code\n```"
-    assert solution_of(text, "solution.py") == RIGHT
-    assert solution_of("```\n1 +\n```\n```\n1 + +\n```", "solution.py") == "1 + +\n"
-    assert solution_of(f"{'(' * 100_000}", "solution.py") == "(" * 100_000
-    assert solution_of(f"```\n{RIGHT}```\n```\n{'(' * 300_000}\n```", "solution.py") == "(" * 300_000 + "\n"
 
 
 def test_a_text_without_blocks_is_the_solution_and_a_pattern_goes_first() -> None:

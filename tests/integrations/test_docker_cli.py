@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tangram.integrations import docker_cli
 from tests.cli.support import finished
 from tests.cli.template import DOCKER, Forked
+from tests.clients.rows import shows
 from tests.integrations.conftest import standing
 from tests.live.support import Live
 
@@ -42,6 +45,7 @@ def test_a_container_is_an_environment_that_begins_with_its_name_and_has_its_mem
     assert (job, trajectory, memory_mb) == ("docker", container, 128) and not client
 
 
+@shows("tangram-docker", "run -d, exec, cp, stop, rm", "works; of Docker's command line, what programs call that know nothing else")
 def test_exec_has_folder_variables_streams_and_exit_code(docker: Docker, container: str) -> None:
     done = docker("exec", container, "bash", "-c", "basename $PWD; echo $A; echo bad >&2; exit 7")
     assert (done.stdout, done.stderr, done.returncode) == ("down\n1\n", "bad\n", 7)
@@ -52,6 +56,7 @@ def test_exec_has_folder_variables_streams_and_exit_code(docker: Docker, contain
     assert (done.stdout, done.returncode) == ("down\n2\n", 0)
 
 
+@shows("tangram-docker", "run -d, exec, cp, stop, rm")
 def test_files_are_copied_in_and_out(docker: Docker, container: str, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a b").write_bytes(b"\x00\xff")
@@ -62,6 +67,7 @@ def test_files_are_copied_in_and_out(docker: Docker, container: str, tmp_path: P
     assert docker("cp", f"{container}:nowhere", str(tmp_path / "out" / "d")).returncode == 125
 
 
+@shows("tangram-docker", "run -d, exec, cp, stop, rm")
 def test_a_container_that_was_stopped_can_be_removed_and_runs_nothing(live: Live, docker: Docker, container: str) -> None:
     assert docker("stop", container).stdout == f"{container}\n"
     assert docker("rm", "-f", container).returncode == 0
@@ -84,10 +90,14 @@ def test_a_container_that_was_stopped_can_be_removed_and_runs_nothing(live: Live
         (["images"], "invalid choice"),
     ],
 )
-def test_what_it_does_not_do_is_one_line_and_125(live: Live, docker: Docker, words: list[str], said: str) -> None:
-    done = docker(*words)
-    lines = [line for line in done.stderr.splitlines() if "label only" not in line]
-    assert done.returncode == 125 and len(lines) == 1 and lines[0].startswith("tangram-docker: ") and said in lines[0]
+def test_what_it_does_not_do_is_one_line_and_125(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["tangram-docker", *words])
+    with pytest.raises(SystemExit) as ended:
+        docker_cli.main()
+    lines = [line for line in capfd.readouterr().err.splitlines() if "label only" not in line]
+    assert ended.value.code == 125 and len(lines) == 1 and lines[0].startswith("tangram-docker: ") and said in lines[0]
 
 
 def test_what_nobody_expects_is_said_before_the_code_of_a_failure(executable: str) -> None:

@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("harbor", reason="Harbor is not installed")
 
 from app.local.stack import StackPlan
+from tests.clients.rows import shows
 from tests.containers.conftest import _missing, needed
 from tests.containers.images import make_with_shell
 from tests.containers.support import alone_as
@@ -55,6 +56,7 @@ def run_trial(live: Live, folder: Path, *options: str, task: Path = TASK) -> dic
     return dict(json.loads(results[0].read_text()))
 
 
+@shows("harbor", "harbor run --agent oracle --env tangram.integrations.harbor:TangramEnvironment")
 def test_the_oracle_solves_a_task_and_no_environment_is_left(live: Live, tmp_path: Path) -> None:
     result = run_trial(live, tmp_path)
     assert result["exception_info"] is None
@@ -63,6 +65,7 @@ def test_the_oracle_solves_a_task_and_no_environment_is_left(live: Live, tmp_pat
     assert live.rows("select count(*) from actions where job = 'harbor'")[0][0] > 5
 
 
+@shows("harbor", "the same with --ek isolation=bubblewrap", "works; for tasks that need no image")
 def test_the_oracle_solves_a_task_without_an_image_in_a_process_sandbox(real_component: None, tmp_path: Path) -> None:
     # Given a task whose files need no image, and a stack without containers
     task = shutil.copytree(TASK, tmp_path / "task")
@@ -78,6 +81,11 @@ def test_the_oracle_solves_a_task_without_an_image_in_a_process_sandbox(real_com
     assert result["verifier_result"]["rewards"] == {"reward": 1.0}
 
 
+@shows(
+    "harbor",
+    "an image that does not let Harbor's folders be made",
+    "differs: commands do not run as root, so this is an exception of the trial and no reward",
+)
 def test_an_image_without_harbors_folders_is_an_exception_without_a_reward(live: Live, tmp_path: Path) -> None:
     result = run_trial(live, tmp_path, "--ek", f"image={BASE}")
     assert result["exception_info"]["exception_type"] == "ImageUnfit" and "mkdir -m 777" in result["exception_info"]["exception_message"]

@@ -19,6 +19,7 @@ from nemo_gym.sandbox.providers.registry import register_provider
 from tangram import ActionCancelled, ActionFailed, AsyncClient, Client
 from tangram.integrations.nemo_gym import TangramProvider
 from tangram.integrations.sandbox import Sandbox as Opened
+from tests.clients.rows import shows
 from tests.integrations.conftest import standing
 from tests.live.support import Live
 
@@ -31,11 +32,13 @@ print(found.__module__, found.__name__)
 register_provider("tangram", TangramProvider, override=True)
 
 
+@shows("nemo-gym", "sandbox provider `tangram` by its entry point")
 def test_its_registry_finds_the_provider_by_the_installed_entry_point() -> None:
     done = subprocess.run([sys.executable, "-c", _FOUND], capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[-1:] == ["tangram.integrations.nemo_gym TangramProvider"], done.stderr
 
 
+@shows("nemo-gym", "Sandbox.start, exec, upload, download, status, stop")
 def test_a_sandbox_runs_commands_moves_files_and_leaves_nothing(live: Live, tmp_path: Path) -> None:
     before = standing(live)
     spec = SandboxSpec(workdir="work", env={"A": "1"}, files={"work/given.txt": "given"}, resources={"cpu": 2, "memory_mib": 128})
@@ -51,6 +54,7 @@ def test_a_sandbox_runs_commands_moves_files_and_leaves_nothing(live: Live, tmp_
     live.until(lambda: set(standing(live)) <= set(before))
 
 
+@shows("nemo-gym", "Sandbox.exec (timeout_s)")
 def test_out_of_time_is_a_result_that_says_so() -> None:
     sandbox = Sandbox({"tangram": {}}).start(SandboxSpec())
     done = sandbox.exec("echo early; sleep 60", timeout_s=6)
@@ -58,6 +62,7 @@ def test_out_of_time_is_a_result_that_says_so() -> None:
     assert (done.stdout, done.return_code, done.error_type) == ("early\n", 125, "timeout")
 
 
+@shows("nemo-gym", "a sandbox that is gone", "differs: exec raises, so that no agent takes an exit code for the program's")
 def test_a_sandbox_that_is_gone_raises_and_says_that_it_stopped(live: Live) -> None:
     sandbox = Sandbox({"tangram": {"job": "nemo"}}).start(SandboxSpec(metadata={"instance_id": "gone"}))
     with Client("nemo") as other:
@@ -68,6 +73,7 @@ def test_a_sandbox_that_is_gone_raises_and_says_that_it_stopped(live: Live) -> N
     sandbox.stop()
 
 
+@shows("nemo-gym", "SandboxSpec.ttl_s")
 def test_a_sandbox_ends_when_its_time_to_live_is_over(live: Live) -> None:
     sandbox = Sandbox({"tangram": {}}).start(SandboxSpec(ttl_s=0.5))
     live.until(lambda: sandbox.status() == SandboxStatus.STOPPED)
@@ -92,6 +98,7 @@ async def test_a_create_that_is_cancelled_leaves_no_environment(live: Live) -> N
     await provider.aclose()
 
 
+@shows("nemo-gym", "SandboxSpec: GPUs, entrypoint, user", "not served: SandboxCreateError")
 def test_what_cannot_be_had_is_refused() -> None:
     for spec in (SandboxSpec(resources={"gpu": 1}), SandboxSpec(workdir="/proc/nowhere"), SandboxSpec(resources={"memory_mib": 10**9})):
         with pytest.raises(SandboxCreateError):

@@ -6,6 +6,7 @@ import asyncio
 import io
 import tarfile
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -108,19 +109,16 @@ async def test_commands_run_side_by_side(sandbox: Sandbox) -> None:
     await asyncio.gather(sandbox.exec("while [ ! -e there ]; do sleep 0.01; done", timeout_s=100), sandbox.exec("touch there"))
 
 
-async def test_its_state_is_running_until_it_is_closed(sandbox: Sandbox) -> None:
-    assert await sandbox.state() == "running"
-    await sandbox.close()
-    assert await sandbox.state() == "closed"
-    await sandbox.close()
-
-
 async def test_sandboxes_of_a_job_share_a_client_which_the_last_one_closes(live: Live) -> None:
     client, same, other = borrow_client("shared"), borrow_client("shared"), borrow_client("other")
     assert same is client and other is not client
     sandbox = await Sandbox.open(client, trajectory="t")
     await return_client(client)
+    # A sandbox is running until it is closed, and may be closed again
     assert await sandbox.state() == "running"
+    for _ in range(2):
+        await sandbox.close()
+        assert await sandbox.state() == "closed"
     await return_client(same)
     await return_client(other)
     with pytest.raises(ClientClosed):
@@ -140,20 +138,14 @@ async def test_a_check_whose_program_is_not_in_the_image_is_an_error_and_no_scor
         await compute_score("sums", "any", check)
 
 
-async def test_a_check_that_a_solution_has_ended_has_not_printed_its_word() -> None:
+async def test_a_solution_that_ends_its_check_or_takes_the_place_of_its_last_word_is_scored(sandbox: Sandbox) -> None:
     check = "from pathlib import Path\nword = Path('.check-word').read_text()\nPath('.check-word').unlink()\nimport solution\nprint(word)"
     for code, score in (("import os\nos._exit(0)", 0.0), ("print('printed')", 1.0)):
         files = {"files": {"check.py": check}}
         scored = await compute_score("sums", f"```python\n{code}\n```", "python3 check.py", files, last_word=True)
         assert scored == {"score": score, "exit_code": 0}
-
-
-async def test_a_rollout_that_takes_the_place_of_the_word_is_scored(sandbox: Sandbox) -> None:
-    await sandbox.exec("mkdir .check-word")
-    place = {"job": sandbox.place.job, "trajectory": sandbox.place.trajectory, "environment": sandbox.place.environment}
-    assert await compute_score("sums", "", "true", {"tangram": place}, last_word=True) == {"score": 0.0, "exit_code": -1}
-
-
-async def test_a_solution_whose_own_program_is_not_there_is_scored() -> None:
+    # And so is one whose own program is not there
     solution = "```python\nimport sys\nsys.exit(127)\n```"
     assert await compute_score("sums", solution, "python3 solution.py") == {"score": 0.0, "exit_code": 127}
+    await sandbox.exec("mkdir .check-word")
+    assert await compute_score("sums", "", "true", {"tangram": asdict(sandbox.place)}, last_word=True) == {"score": 0.0, "exit_code": -1}

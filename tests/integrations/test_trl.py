@@ -13,12 +13,18 @@ from examples.train.__main__ import GENERATIONS, train, verdicts
 from examples.train.sandboxes import LocalSandbox, StackSandbox
 from examples.train.task import OPERATORS
 from tangram import EnvironmentLost
+from tests.clients.rows import shows
 from tests.live.support import Live
 
 pytestmark = pytest.mark.real
 JOB = "train"
 
 
+@shows(
+    "trl",
+    "GRPOTrainer(rollout_func), with tools and rewards in sandboxes and a teacher: examples/train",
+    "works; a reward of None where the stack failed, which TRL leaves out",
+)
 def test_two_steps_have_the_same_rewards_in_sandboxes_as_in_subprocesses_and_leave_no_environment(live: Live, tmp_path: Path) -> None:
     with live.client(JOB) as client:
         train(lambda name, operator: StackSandbox(client, name, operator), None, 2, 1, tmp_path / "stack.jsonl")
@@ -33,6 +39,7 @@ def test_two_steps_have_the_same_rewards_in_sandboxes_as_in_subprocesses_and_lea
     live.until(lambda: live.rows(left) == [(0,)])
 
 
+@shows("trl", "GRPOTrainer(rollout_func), with tools and rewards in sandboxes and a teacher: examples/train")
 @pytest.mark.parametrize("where", ["stack", "local"])
 def test_the_verdict_of_a_sandbox_is_the_reward(live: Live, where: str) -> None:
     with live.client(JOB) as client:
@@ -44,6 +51,7 @@ def test_the_verdict_of_a_sandbox_is_the_reward(live: Live, where: str) -> None:
             sandbox.close()
 
 
+@shows("trl", "GRPOTrainer(rollout_func), with tools and rewards in sandboxes and a teacher: examples/train")
 def test_a_rollout_that_the_stack_fails_has_no_reward(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     def lost(*_: object, **__: object) -> None:
         raise EnvironmentLost("its node died", "cpu-0")

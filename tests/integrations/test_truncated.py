@@ -141,16 +141,16 @@ CLASSES = {
 
 
 @pytest.mark.parametrize("name", CLASSES)
-async def test_a_class_says_that_output_is_left_out(load: Callable[[str], ModuleType], name: str) -> None:
+async def test_a_class_says_that_output_is_left_out_and_names_the_limit_that_has_ended_a_command(
+    load: Callable[[str], ModuleType], name: str
+) -> None:
     module, ask = load(name.removesuffix("_shell")), CLASSES[name]
     told = [str(await ask(module, result("printed", truncated=truncated))) for truncated in (True, False)]
     assert [LEFT_OUT in text for text in told] == [True, False] and all("printed" in text for text in told), told
-
-
-@pytest.mark.parametrize("name", CLASSES)
-async def test_a_class_names_the_limit_that_has_ended_a_command(load: Callable[[str], ModuleType], name: str) -> None:
     done = result("", truncated=False, exit_code=137, reason="the kernel has ended it: its memory was full")
-    assert "its memory was full" in str(await CLASSES[name](load(name.removesuffix("_shell")), done))
+    assert "its memory was full" in str(await ask(module, done))
+    # And those whose output may be a submission ask for all of it
+    assert name in ("verl", "verl_functions", "mini_swe_agent") or Answering.asked["whole"]
 
 
 async def test_a_submission_is_made_of_what_was_printed_or_is_an_error(load: Callable[[str], ModuleType]) -> None:
@@ -277,9 +277,3 @@ async def test_output_beyond_what_results_hold_is_whole_or_an_error(monkeypatch:
             await ask_whole(cut, *parts, more)
         ended = replace(cut, status="timed_out", exit_code=None)
         assert await ask_whole(ended, *parts, more) == ended
-
-
-@pytest.mark.parametrize("name", ["harbor", "nemo_gym", "uni_agent", "uni_agent_shell"])
-async def test_classes_whose_output_may_be_a_submission_ask_for_all_of_it(load: Callable[[str], ModuleType], name: str) -> None:
-    await CLASSES[name](load(name.removesuffix("_shell")), result("printed", truncated=False))
-    assert Answering.asked["whole"]

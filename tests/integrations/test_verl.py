@@ -18,6 +18,7 @@ from examples.integrations.verl_rollout import CHECK, HERE, TURNS, ScriptedModel
 from tangram import AsyncClient
 from tangram.integrations.verl import RolloutFailed, SandboxTool
 from tangram.integrations.verl_reward import ScoreFailed, compute_score
+from tests.clients.rows import shows
 from tests.integrations.conftest import standing
 from tests.live.support import Live
 
@@ -49,6 +50,7 @@ def tool(**config: Any) -> SandboxTool:
     return SandboxTool({"type": "native", **config}, None)
 
 
+@shows("verl", "SandboxToolAgentLoop, several turns on one environment, and NaiveRewardManager with compute_score")
 async def test_a_rollout_of_several_turns_has_one_environment_which_its_score_closes(live: Live, tokenizer: Any) -> None:
     tools = load_all_tools(tool_config_path=str(HERE / "verl_tools.yaml"), function_tool_path=None)
     output = await make_loop(ScriptedModel(tokenizer), tokenizer, tools).run({}, raw_prompt=PROMPT)
@@ -61,6 +63,7 @@ async def test_a_rollout_of_several_turns_has_one_environment_which_its_score_cl
     live.until(lambda: environment not in standing(live))
 
 
+@shows("verl", "ToolAgentLoop (its own), with our tool")
 async def test_verls_own_loop_leaves_no_environment(live: Live, tokenizer: Any) -> None:
     before = standing(live)
     output = await make_loop(ScriptedModel(tokenizer), tokenizer, [tool()], kind=ToolAgentLoop).run({}, raw_prompt=PROMPT)
@@ -74,6 +77,7 @@ async def test_verls_own_loop_leaves_no_environment(live: Live, tokenizer: Any) 
     assert set(standing(live)) <= set(before)
 
 
+@shows("verl", "ToolAgentLoop (its own) where the stack failed", "differs: it stops the step; our loop begins the rollout anew")
 async def test_a_rollout_in_which_the_stack_failed_is_started_anew(live: Live, tokenizer: Any) -> None:
     model = Unlucky(tokenizer, losses=1)
     output = await make_loop(model, tokenizer, [tool(keep_for_scoring=True)]).run({}, raw_prompt=PROMPT)
@@ -88,6 +92,7 @@ async def test_one_that_fails_again_and_again_is_an_error_and_no_score(live: Liv
     assert model.rollouts == 3
 
 
+@shows("verl", "ToolAgentLoop (its own) where the stack failed")
 async def test_verls_own_loop_stops_where_the_stack_failed(live: Live, tokenizer: Any) -> None:
     with pytest.raises(RolloutFailed):
         await make_loop(Unlucky(tokenizer, losses=1), tokenizer, [tool()], kind=ToolAgentLoop).run({}, raw_prompt=PROMPT)
@@ -100,6 +105,7 @@ async def test_a_command_that_no_shell_can_have_is_an_answer_to_the_model(live: 
     assert model.rollouts == 1 and said.count("Error executing tool") == 3 and "<tool>fine</tool>" in said
 
 
+@shows("verl", "load_all_tools(function_tool_path)")
 async def test_a_function_tool_runs_in_a_sandbox_of_its_own(live: Live, tokenizer: Any) -> None:
     found = importlib.util.find_spec("tangram.integrations.verl_functions")  # verl runs the file itself
     assert found is not None
@@ -109,6 +115,7 @@ async def test_a_function_tool_runs_in_a_sandbox_of_its_own(live: Live, tokenize
     assert "42 ['program.py']" in tokenizer.decode(output.response_ids)
 
 
+@shows("verl", "reward.custom_reward_function: compute_score")
 async def test_a_solution_is_checked_beside_its_files() -> None:
     async def scored(code: str, **more: Any) -> dict[str, Any]:
         info = {"files": {"check.py": "from solution import add\nassert add(2, 3) == 5\n"}}
@@ -120,6 +127,7 @@ async def test_a_solution_is_checked_beside_its_files() -> None:
     assert await scored("while True: pass", timeout_s=1.0) == {"score": 0.0, "exit_code": -1}
 
 
+@shows("verl", "compute_score where the stack failed", "differs: verl has no reward that means none, so ScoreFailed stops the step")
 async def test_a_score_whose_environment_is_gone_is_an_error(live: Live, tokenizer: Any) -> None:
     output = await make_loop(ScriptedModel(tokenizer), tokenizer, [tool(keep_for_scoring=True)]).run({}, raw_prompt=PROMPT)
     async with AsyncClient("verl") as other:
