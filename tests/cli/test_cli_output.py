@@ -152,7 +152,9 @@ def test_without_reasons_both_tables_fit_into_80_columns(printed: Callable[..., 
         assert f" {word} " in shown, shown
 
 
-def test_each_node_says_how_commands_are_set_apart_and_whether_memory_is_bounded(printed: Callable[..., str]) -> None:
+def test_each_node_says_its_state_how_commands_are_set_apart_and_whether_memory_is_bounded(printed: Callable[..., str]) -> None:
     described = {"kinds": ["cpu"], "labels": ["node:c", "isolation:none", "background:affinity", "memory:not-enforced"]}
-    lines = rows(printed(160, show_state, {**STATE, "nodes": [NODE, {**NODE, "name": "c", "description": described}]}))
-    assert [line[:3] + line[5:7] for line in lines] == [["n", "up", "gpu", "", ""], ["c", "up", "cpu", "none", "not enforced"]]
+    nodes = [NODE, {**NODE, "name": "c", "description": described}, {**NODE, "name": "d", "draining": True}]
+    lines = rows(printed(160, show_state, {**STATE, "nodes": [*nodes, {**nodes[2], "state": "lost"}]}))
+    assert [line[:2] for line in lines[2:]] == [["d", "draining"], ["d", "lost, draining"]]
+    assert [line[:3] + line[5:7] for line in lines[:2]] == [["n", "up", "gpu", "", ""], ["c", "up", "cpu", "none", "not enforced"]]

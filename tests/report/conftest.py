@@ -1,9 +1,7 @@
-"""A real browser for pages of reports."""
+"""Journals for reports, and pages of these in a real browser."""
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,38 +11,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.report.scene import Scene
+from tests.web.conftest import browser
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
+
+__all__ = ["browser"]
 
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def browser(real_component: None) -> Iterator[Browser]:
-    """Start the Chromium of this machine; where there is none skip, in CI fail.
-
-    For one module: Playwright keeps the event loop of its thread, which other modules need.
-    """
-    from playwright.sync_api import Error, sync_playwright  # half a second that other tests do not need
-
-    found = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
-    with sync_playwright() as playwright:
-        try:
-            if found is None:
-                raise Error("no chromium on the PATH")
-            # As root, Chromium starts without its sandbox only.
-            started = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"] if os.geteuid() == 0 else [])
-        except Error as error:
-            message = f"these tests need Chromium: {str(error).splitlines()[0]}"
-            if os.environ.get("CI") == "true":
-                pytest.fail(message)
-            pytest.skip(message)
-        yield started
-        started.close()
 
 
 @dataclass

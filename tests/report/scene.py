@@ -9,12 +9,15 @@ from typing import Any
 from app.journal.database import open_engine
 from app.journal.runs import finish_run, start_run
 from app.journal.writing import SqlJournal
-from scheduler.live.entries import ActionEnded, ActionGranted, ActionReceived, ActionResized, Entry, EnvironmentChanged, NodeChanged
-from scheduler.model.commands import Finish
+from scheduler.live.entries import Entry, EnvironmentChanged, NodeChanged
 from tests.journals import new_journal
+from tests.web.journals import action
 
 ZERO = 1_700_000_000.0
 """The time 0 of scenes."""
+OF_GRANT = {"cores", "cells", "node", "message", "resized"}
+OF_END = {"status", "reason", "cause", "cpu_s", "memory_mb", "resident_mb", "unit_s"}
+"""What is said of an action beside its header."""
 
 
 class Scene:
@@ -41,36 +44,17 @@ class Scene:
             finish_run(self.engine, run, summary={"mean_act": 1.0, "step_duration": 9.0}, ended_at=ZERO + until)
         return run
 
-    def action(
-        self, at: float, granted: float | None = None, ended: float | None = None, *, id: str = "", cores: tuple[int, ...] = (0,),
-        cells: tuple[int, ...] = (), node: str = "n1", status: str = "succeeded", reason: str = "", cause: str = "",
-        message: str = "[]", cpu_s: float = 0.0, memory_mb: int | None = None, resident_mb: int | None = None,
-        resized: tuple[float, tuple[int, ...]] | None = None, unit_s: float | None = None, **header: Any,
-    ) -> str:  # fmt: skip
-        """Submit an action, and grant and end it where there are times for that; its overhead is 0."""
+    def action(self, at: float, granted: float | None = None, ended: float | None = None, *, id: str = "", **words: Any) -> str:
+        """Submit an action of one core, and grant and end it where there are times for that; its overhead is 0. See `action`."""
         self._number += 1
         id = id or f"a{self._number}"
-        words = {"kind": "cpu.exec", "cost": {"cores": [1]}, "job": "coding", "trajectory": "t1", "environment": "e1", **header}
-        declared = {name: value for name, value in words.items() if value is not None}
-        entries: list[Entry] = [ActionReceived(id=id, header=declared, message=message, submitted_at=ZERO + at, received_at=ZERO + at)]
-        units = len(cores) or len(cells) or 1
-        if granted is not None:
-            grant = ActionGranted(id=id, attempt=1, node=node, units=units, core_ids=cores, cell_ids=cells, granted_at=ZERO + granted)
-            entries.append(grant)
-        if resized is not None:
-            when, onto = resized
-            entries.append(ActionResized(id=id, attempt=1, core_ids=onto, units=len(onto) or units, background=not onto, at=ZERO + when))
-        if ended is not None:
-            queue_s = (granted if granted is not None else ended) - at
-            execution_s = ended - granted if granted is not None else 0.0
-            end = Finish(
-                id=id, status=status, reason=reason, cause=cause, by_worker=True, started_at=None if granted is None else ZERO + granted,  # type: ignore[arg-type]
-                queue_s=queue_s, overhead_s=0.0, execution_s=execution_s, cpu_s=cpu_s, dop=units,
-                unit_s=units * execution_s if unit_s is None else unit_s,
-                kind=str(words["kind"]), memory_mb=memory_mb, resident_mb=resident_mb,
-            )  # fmt: skip
-            entries.append(ActionEnded(end=end, at=ZERO + ended))
-        self.write(*entries)
+        header = {"cost": {"cores": [1]}, "trajectory": "t1", "environment": "e1"}
+        header |= {name: words.pop(name) for name in words.keys() - OF_GRANT - OF_END}
+        if "resized" in words:
+            words["resized"] = (ZERO + words["resized"][0], words["resized"][1])
+        granted_at, ended_at = (None if time is None else ZERO + time for time in (granted, ended))
+        usual = {"cores": (0,), "message": "[]", "cpu_s": 0.0}
+        self.write(*action(id, ZERO + at, granted_at, ended_at, header=header, **{**usual, **words}))
         return id
 
     def opening(self, at: float, granted: float, ended: float, *, environment: str = "e1", memory_mb: int = 512, **header: Any) -> str:

@@ -229,9 +229,11 @@ def test_hostile_names_are_text(scene: Scene, tmp_path: Path, browser: Browser) 
         assert any(label == "2024-01-01" for label in labels)
 
 
-def test_an_empty_run_says_so(scene: Scene, tmp_path: Path) -> None:
+def test_an_empty_run_says_so_and_a_page_may_go_to_standard_output(scene: Scene, tmp_path: Path) -> None:
     scene.run()
     assert "There is no action of it in the journal." in written(tmp_path).read_text(encoding="utf-8")
+    done = forked("report", "-o", "-", cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout.startswith("<!doctype html>") and not (tmp_path / "-").exists()
 
 
 def test_a_run_in_progress_counts_until_now(scene: Scene, tmp_path: Path) -> None:
@@ -325,12 +327,6 @@ def test_what_cannot_be_read_is_said_in_a_line(scene: Scene, tmp_path: Path) -> 
         done = forked(*words, cwd=tmp_path)
         assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1) and said in done.stderr
     assert not (tmp_path / "x.html").exists()
-
-
-def test_a_page_goes_to_standard_output(scene: Scene, tmp_path: Path) -> None:
-    scene.action(0.0, 1.0, 2.0)
-    done = forked("report", "coding", "-o", "-", cwd=tmp_path)
-    assert done.returncode == 0 and done.stdout.startswith("<!doctype html>") and not (tmp_path / "-").exists()
 
 
 def test_twenty_thousand_actions_are_summed_up_and_the_page_says_so(scene: Scene, tmp_path: Path, browser: Browser) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 import psutil
@@ -27,6 +28,9 @@ from tests.journals import new_journal
 from tests.live.support import Live, running
 from tests.ports import free_port
 from tests.web.journals import DESCRIBED, TOKEN, View, write
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=document.title='owned'>"
 
@@ -121,17 +125,22 @@ def _is_shown(made: Trouble) -> bool:
     return bool(httpx.get(f"{made.url}/api/overview", timeout=30).json()["waiting"] >= 2)
 
 
-@pytest.fixture(scope="session")
-def chromium(real_component: None) -> str:
-    """Return the browser's path."""
+@pytest.fixture(scope="module")
+def browser(real_component: None) -> Iterator[Browser]:
+    """Start Chromium. For one module: Playwright keeps the event loop of its thread, which other modules need."""
     pytest.importorskip("playwright", reason="playwright is not installed")
-    found = os.environ.get("TANGRAM_TEST_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    from playwright.sync_api import sync_playwright  # half a second that other tests do not need
+
+    # Debian's launcher `chromium` stands in for a GPU and loads extensions, which takes twice the CPU time.
+    names = (os.environ.get("TANGRAM_TEST_CHROMIUM", ""), "/usr/lib/chromium/chromium", "chromium", "chromium-browser", "google-chrome")
+    found = next((path for name in names if (path := shutil.which(name))), None)
     if found is None:
         message = "there is no chromium on this machine"
-        if os.environ.get("CI"):
-            pytest.fail(message)
-        pytest.skip(message)
-    return found
+        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=found, args=["--disable-gpu"])
+        yield started
+        started.close()
 
 
 @pytest.fixture

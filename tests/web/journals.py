@@ -13,7 +13,7 @@ from app.journal.database import open_engine, snapshot
 from app.journal.overview import Document, overview, read_present
 from app.journal.recent import Recent
 from app.journal.writing import SqlJournal
-from scheduler.live.entries import ActionEnded, ActionGranted, ActionReceived, Entry, EnvironmentChanged
+from scheduler.live.entries import ActionEnded, ActionGranted, ActionReceived, ActionResized, Entry, EnvironmentChanged
 from scheduler.model.commands import Finish
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 View = Callable[..., "TestClient"]
 """Opens the page of a journal; settings may be other ones."""
 
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 TOKEN = "a-token-for-tests-0123"
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 LOST = {"status": "lost", "cause": "node_lost", "reason": "node n2 was lost", "job": "unlucky"}
@@ -64,34 +65,28 @@ def seen(url: str, shown: dict[str, Any] | None) -> Document:
 
 
 def action(
-    id: str,
-    submitted_at: float,
-    granted_at: float | None = None,
-    ended_at: float | None = None,
-    header: Mapping[str, Any] = MappingProxyType({}),
-    **words: Any,
-) -> list[Entry]:
+    id: str, submitted_at: float, granted_at: float | None = None, ended_at: float | None = None, *, header: Mapping[str, Any] = NOTHING,
+    message: str = "", node: str = "n1", units: int = 2, cores: tuple[int, ...] | None = None, cells: tuple[int, ...] = (),
+    resized: tuple[float, tuple[int, ...]] | None = None, job: str = "coding", kind: str = "cpu.exec", excerpt: Any = None, **end: Any,
+) -> list[Entry]:  # fmt: skip
     """Return what a journal is told of an action of two cores, or with another `header`: as far as it has come, without any overhead."""
-    given = {"status": "succeeded", "job": "coding", "kind": "cpu.exec", "cause": "", "reason": "", "units": 2, "excerpt": None, **words}
-    whole = {
-        "kind": given["kind"],
-        "cost": {"cores": [given["units"]]},
-        "job": given["job"],
-        "trajectory": f"of-{id}",
-        "environment": f"in-{id}",
-        **header,
-    }
-    told: list[Entry] = [ActionReceived(id=id, header=whole, message="", submitted_at=submitted_at, received_at=submitted_at)]
+    cores = tuple(range(units)) if cores is None else cores
+    units = len(cores) or len(cells) or 1
+    whole = {"kind": kind, "cost": {"cores": [units]}, "job": job, "trajectory": f"of-{id}", "environment": f"in-{id}", **header}
+    whole = {name: value for name, value in whole.items() if value is not None}
+    told: list[Entry] = [ActionReceived(id=id, header=whole, message=message, submitted_at=submitted_at, received_at=submitted_at)]
     if granted_at is not None:
-        cores = tuple(range(given["units"]))
-        told.append(ActionGranted(id=id, attempt=1, node="n1", units=len(cores), core_ids=cores, cell_ids=(), granted_at=granted_at))
+        grant = ActionGranted(id=id, attempt=1, node=node, units=units, core_ids=cores, cell_ids=cells, granted_at=granted_at)
+        told.append(grant)
+    if resized is not None:
+        at, onto = resized
+        told.append(ActionResized(id=id, attempt=1, core_ids=onto, units=len(onto) or units, background=not onto, at=at))
     if ended_at is not None:
-        began = ended_at if granted_at is None else granted_at
-        parts = {"queue_s": began - submitted_at, "overhead_s": 0.0, "execution_s": ended_at - began, "dop": given["units"]}
-        ends = {name: given[name] for name in ("status", "reason", "cause", "kind")}
-        unit_s = given["units"] * (ended_at - began)
-        end = Finish(id=id, by_worker=True, started_at=granted_at, unit_s=unit_s, cpu_s=unit_s, **ends, **parts)
-        told.append(ActionEnded(end=end, at=ended_at, excerpt=given["excerpt"]))
+        execution_s = 0.0 if granted_at is None else ended_at - granted_at
+        parts = {"queue_s": ended_at - execution_s - submitted_at, "overhead_s": 0.0, "execution_s": execution_s, "dop": units}
+        words = {"status": "succeeded", "reason": "", "cause": "", "unit_s": units * execution_s, "cpu_s": units * execution_s, **end}
+        finish = Finish(id=id, by_worker=True, started_at=granted_at, kind=str(whole["kind"]), **parts, **words)
+        told.append(ActionEnded(end=finish, at=ended_at, excerpt=excerpt))
     return told
 
 

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from datetime import timedelta
 from email.utils import format_datetime, parsedate_to_datetime
 
-import httpx
 import pytest
 
 from tests.web.conftest import HOSTILE, Trouble
@@ -18,7 +17,7 @@ pytest.importorskip("playwright", reason="playwright is not installed")
 pytest.importorskip("fastapi", reason="the extra `web` is not installed")
 
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Route, expect
 
 from app.web.pages import make_templates
 from app.web.shared_looks import Look
@@ -31,14 +30,6 @@ expect.set_options(timeout=30_000)
 WIDTHS = {"phone": (375, 812), "desk": (1440, 900)}
 RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"], "resultTypes": ["violations"]}
 COLOURS = {"runOnly": ["color-contrast"], "resultTypes": ["violations"]}
-
-
-@pytest.fixture(scope="module")
-def browser(chromium: str) -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=chromium)
-        yield started
-        started.close()
 
 
 @contextmanager
@@ -128,10 +119,6 @@ def test_names_of_users_do_nothing_in_the_browser(page: Page, trouble: Trouble) 
         assert page.locator("main img, main script").count() == 0
         # nothing is wider than the window
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-
-
-def test_a_page_of_this_machine_answers_under_no_other_name(trouble: Trouble) -> None:
-    assert httpx.get(trouble.url, headers={"Host": "site.example"}, timeout=30).status_code == 400
 
 
 def test_the_page_stays_live_and_can_be_paused(phone: Page, trouble: Trouble) -> None:

@@ -111,9 +111,7 @@ def test_a_queue_waits_since_it_was_first_long_whichever_action_is_the_oldest_no
     first = since("w1", now - 300)
     write(journal, *action("w1", now - 300, now - 200, now - 100))
     assert first == since("w2", now - 200) != []
-
-
-def test_a_queue_that_goes_on_waiting_comes_after_what_is_newer() -> None:
+    # And as long as it goes on waiting it comes after what is newer
     attention = Attention()
 
     def order(waits_since: float) -> list[str]:

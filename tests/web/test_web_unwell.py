@@ -23,7 +23,6 @@ from rich.console import Console
 from sqlalchemy import Engine, event
 from starlette.testclient import TestClient
 
-from app.cli.output import _state
 from app.cli.top import page as top_page
 from app.journal.database import open_engine, snapshot
 from app.journal.lanes import Lanes
@@ -357,22 +356,13 @@ def test_a_draining_node_is_named_with_what_is_left_on_it(journal: str, state: A
         journal, NodeChanged(name="n1", state=state, description=DESCRIBED, at=time.time() - 9999), NoteDraining(name="n1", draining=True)
     )
     document = seen(journal, SHOWN)
-    # When the first page is shown in a terminal, and the status as a table
+    # When the first page is shown in a terminal
     console = Console(width=80)
     with console.capture() as capture:
         console.print(top_page(document))
-    with console.capture() as of_status:
-        console.print(_state({**STATUS, "nodes": [{**STATUS["nodes"][0], "state": state}]}))
-    # Then both say so, and what needs attention says what is left, as long as the node is up
+    # Then it says so, and what needs attention says what is left, as long as the node is up
     lines = capture.get().splitlines()
     assert any(line.startswith(f"n1    {shown} ") for line in lines), lines
-    assert shown.split()[-1] in of_status.get()
     texts = [notice.text for notice in notices(document)]
     expected = "Node n1 is draining: 1 action, 0 environments left. Nothing new begins there until that is undone."
     assert (expected in texts) == (state == "up")
-
-
-STATUS: dict[str, Any] = {
-    "scheduler": None, "services": [], "set_aside": [], "actions": {}, "oldest_wait_s": 0.0, "infra_failed": {},
-    "nodes": [{"name": "n1", "state": "up", "draining": True, "reason": "", "description": {}, "running": 1, "environments": 0}],
-}  # fmt: skip
