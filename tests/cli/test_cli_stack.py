@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -118,11 +117,6 @@ def steps(path: Path) -> list[list[str]]:
     return [sorted(action.kind for action in step.actions) for step in trajectory.steps]
 
 
-def listed(ran: Callable[..., subprocess.CompletedProcess[str]]) -> list[dict[str, Any]]:
-    """Return the environments of the job `mine` that have not ended."""
-    return list(json.loads(ran("envs", "--job", "mine", "--json").stdout)["environments"])
-
-
 def test_the_nodes_of_the_stack_are_healthy(ran: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     host = socket.gethostname()
     assert ran("health", "cpu").stdout == f"worker cpu-0@{host} answers\n"
@@ -138,9 +132,10 @@ def test_environments_are_listed_with_their_owner_and_their_node_is_drained_and_
     )
     with holding(folder, code) as (held, (environment_id, action_id)):
         assert held.stdin is not None
-        assert wait_until(lambda: [(one["state"], one["running"]) for one in listed(ran)] == [("open", [action_id])], 60)
-        (one,) = listed(ran)
+        assert wait_until(lambda: bool(running(folder / "state" / "tangram.sqlite")), 60)
+        (one,) = json.loads(ran("envs", "--job", "mine", "--json").stdout)["environments"]
         assert (one["id"], one["trajectory"], one["orphan"]) == (environment_id, "t", "")
+        assert (one["state"], one["running"]) == ("open", [action_id])
         assert one["owner"].endswith(f":{held.pid}") and 0 < one["lease_left_s"] <= 600
         assert json.loads(ran("envs", "--job", "mine", "--orphans", "--json").stdout) == {"environments": []}
         # When its node is drained, what is left is listed after the time given, and the command has failed

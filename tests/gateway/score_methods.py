@@ -20,10 +20,6 @@ HI = [{"role": "user", "content": "hi"}]
 TEXT = "<|user|>hi<|assistant|>ho"
 
 
-By = tuple[str, str]
-"""A client and its version."""
-
-
 @dataclass(frozen=True)
 class Method:
     """One method of a client, and how it goes here.
@@ -32,23 +28,14 @@ class Method:
     `expected` is the same as our own client gives it. Without `read` the request is refused.
     """
 
-    by: By
+    client: str
+    version: str
     method: str
     path: str = ""
     body: Any = None
     read: Callable[[Any], Any] | None = None
     expected: Callable[[Client], Any] | None = None
     how: str = "works"
-
-    @property
-    def client(self) -> str:
-        """Return the name of the client."""
-        return self.by[0]
-
-    @property
-    def version(self) -> str:
-        """Return the version of the client."""
-        return self.by[1]
 
     @property
     def name(self) -> str:
@@ -261,30 +248,30 @@ LOGPROBS, SCORE, REWARD, DISTIL = (
 HEALTH, COMPLETIONS, CHAT, GENERATE = "/services/teacher/health", "/v1/completions", "/v1/chat/completions", "/services/teacher/generate"
 
 METHODS = (
-    Method(TRL, "VLLMClient.check_server", HEALTH, None, _part("status"), _is("ok")),
-    Method(TRL, "VLLMClient.__init__: /v1/models", "/services/teacher/v1/models", None, _part("data", "*", "id"), _is(["teacher"])),
-    Method(TRL, f"{LOGPROBS}(top_logprobs=1)", COMPLETIONS, SCORED, given, _teacher(IDS, MORE)),
-    Method(TRL, f"{LOGPROBS}(top_logprobs=8)", COMPLETIONS, EIGHT, _eight_each, _eight(IDS, MORE)),
-    Method(TRL, f"{LOGPROBS}(top_logprobs=129)", COMPLETIONS, TOO_MANY, how=FEW),
-    Method(TRL, f"{SCORE}(teacher_top_k=1)", "/services/teacher/v1/completions", ONE, lambda answer: given(answer, (IDS,)), _teacher(IDS)),
-    Method(TRL, f"{SCORE}(teacher_top_k=8)", COMPLETIONS, {**ONE, "prompt_logprobs": 8}, _one_sorted, _eight_and_given),
-    Method(TRL, "VLLMClient.generate", COMPLETIONS, GENERATED, how=NO_IDS),
-    Method(TRL, "VLLMClient.chat", CHAT, CHATTED, how="refused: the ids of texts are not known"),
-    Method(TRL, "VLLMClient.image_features", how="not served: services take no images"),
-    Method(TRL, "VLLMClient.init_communicator, update_named_param, update_model_params, reset_prefix_cache", how=NO_WEIGHTS),
-    Method(PRIME, "check_health", HEALTH, None, _part("status"), _is("ok")),
-    Method(PRIME, "maybe_check_has_model", "/v1/models", None, lambda answer: "teacher" in _part("data", "*", "id")(answer), _is(True)),
-    Method(PRIME, "prefill_logprobs", "/inference/v1/generate", PREFILL, _first_of_each, _zero_and_given),
-    Method(PRIME, "rollouts through renderers", "/inference/v1/generate", ROLLOUT, how=NO_IDS),
-    Method(PRIME, "update_weights, load_lora_adapter, init_nccl_broadcast", how=NO_WEIGHTS),
-    Method(SLIME, "rm_hub.remote_rm", "/rm/judge", LABELLED, lambda answer: [answer], _of([("1 + 1 =", "2")])),
-    Method(SLIME, REWARD, GENERATE, SGLANG, _input_logprobs, _teacher(IDS)),
-    Method(SLIME, f"{REWARD} with top_logprobs_num", GENERATE, {**SGLANG, "top_logprobs_num": 8}, _input_tops, _eight(IDS)),
-    Method(SLIME, f"{REWARD} with images", GENERATE, {**SGLANG, "image_data": ["aGk="]}, how="refused: services take no images"),
-    Method(OPENRLHF, "_fetch_rewards_via_http", "/reward/judge", SUMS, _rewards, _whole("1 + 1 = 2", "1 + 1 = 3")),
-    Method(OPENRLHF, "_fetch_rewards_via_http, no texts left for a server", "/reward/judge", NO_SUMS, _rewards, _is([])),
+    Method(*TRL, "VLLMClient.check_server", HEALTH, None, _part("status"), _is("ok")),
+    Method(*TRL, "VLLMClient.__init__: /v1/models", "/services/teacher/v1/models", None, _part("data", "*", "id"), _is(["teacher"])),
+    Method(*TRL, f"{LOGPROBS}(top_logprobs=1)", COMPLETIONS, SCORED, given, _teacher(IDS, MORE)),
+    Method(*TRL, f"{LOGPROBS}(top_logprobs=8)", COMPLETIONS, EIGHT, _eight_each, _eight(IDS, MORE)),
+    Method(*TRL, f"{LOGPROBS}(top_logprobs=129)", COMPLETIONS, TOO_MANY, how=FEW),
+    Method(*TRL, f"{SCORE}(teacher_top_k=1)", "/services/teacher/v1/completions", ONE, lambda answer: given(answer, (IDS,)), _teacher(IDS)),
+    Method(*TRL, f"{SCORE}(teacher_top_k=8)", COMPLETIONS, {**ONE, "prompt_logprobs": 8}, _one_sorted, _eight_and_given),
+    Method(*TRL, "VLLMClient.generate", COMPLETIONS, GENERATED, how=NO_IDS),
+    Method(*TRL, "VLLMClient.chat", CHAT, CHATTED, how="refused: the ids of texts are not known"),
+    Method(*TRL, "VLLMClient.image_features", how="not served: services take no images"),
+    Method(*TRL, "VLLMClient.init_communicator, update_named_param, update_model_params, reset_prefix_cache", how=NO_WEIGHTS),
+    Method(*PRIME, "check_health", HEALTH, None, _part("status"), _is("ok")),
+    Method(*PRIME, "maybe_check_has_model", "/v1/models", None, lambda answer: "teacher" in _part("data", "*", "id")(answer), _is(True)),
+    Method(*PRIME, "prefill_logprobs", "/inference/v1/generate", PREFILL, _first_of_each, _zero_and_given),
+    Method(*PRIME, "rollouts through renderers", "/inference/v1/generate", ROLLOUT, how=NO_IDS),
+    Method(*PRIME, "update_weights, load_lora_adapter, init_nccl_broadcast", how=NO_WEIGHTS),
+    Method(*SLIME, "rm_hub.remote_rm", "/rm/judge", LABELLED, lambda answer: [answer], _of([("1 + 1 =", "2")])),
+    Method(*SLIME, REWARD, GENERATE, SGLANG, _input_logprobs, _teacher(IDS)),
+    Method(*SLIME, f"{REWARD} with top_logprobs_num", GENERATE, {**SGLANG, "top_logprobs_num": 8}, _input_tops, _eight(IDS)),
+    Method(*SLIME, f"{REWARD} with images", GENERATE, {**SGLANG, "image_data": ["aGk="]}, how="refused: services take no images"),
+    Method(*OPENRLHF, "_fetch_rewards_via_http", "/reward/judge", SUMS, _rewards, _whole("1 + 1 = 2", "1 + 1 = 3")),
+    Method(*OPENRLHF, "_fetch_rewards_via_http, no texts left for a server", "/reward/judge", NO_SUMS, _rewards, _is([])),
     Method(
-        VERL,
+        *VERL,
         f"{DISTIL} (vllm)",
         "/services/judge/classify",
         {**RM, "use_activation": False},
@@ -292,18 +279,18 @@ METHODS = (
         _score,
         ROUTER,
     ),
-    Method(VERL, f"{DISTIL} (sglang)", "/services/judge/v1/embeddings", RM, _part("data", -1, "embedding", -1), _score, ROUTER),
-    Method(OPENAI, "embeddings.create", "/v1/embeddings", EMBEDDED, _unpacked, _nearly, LOGIT),
+    Method(*VERL, f"{DISTIL} (sglang)", "/services/judge/v1/embeddings", RM, _part("data", -1, "embedding", -1), _score, ROUTER),
+    Method(*OPENAI, "embeddings.create", "/v1/embeddings", EMBEDDED, _unpacked, _nearly, LOGIT),
     Method(
-        OPENAI,
+        *OPENAI,
         "embeddings.create(dimensions)",
         "/v1/embeddings",
         {**POOLED, "dimensions": 256},
         how="refused: services give one number for a text",
     ),
-    Method(VLLM, "/v1/completions prompt_logprobs=0", COMPLETIONS, {**SCORED, "prompt_logprobs": 0}, _ranks_of_tokens, _ranks),
+    Method(*VLLM, "/v1/completions prompt_logprobs=0", COMPLETIONS, {**SCORED, "prompt_logprobs": 0}, _ranks_of_tokens, _ranks),
     Method(
-        VLLM,
+        *VLLM,
         "/classify",
         "/classify",
         {"model": "judge", "input": ["a", "b"]},
@@ -312,16 +299,16 @@ METHODS = (
         "differs: `label` is null, no `usage`",
     ),
     Method(
-        VLLM,
+        *VLLM,
         "/classify with messages",
         "/classify",
         {"model": "judge", "messages": HI, "use_activation": False},
         _part("data", "*", "probs", 0),
         _of_messages,
     ),
-    Method(VLLM, "/classify with token ids", "/classify", {"model": "judge", "input": [IDS]}, how="refused: texts are scored"),
+    Method(*VLLM, "/classify with token ids", "/classify", {"model": "judge", "input": [IDS]}, how="refused: texts are scored"),
     Method(
-        VLLM,
+        *VLLM,
         "/pooling",
         "/pooling",
         {**POOLED, "use_activation": False},
@@ -329,10 +316,10 @@ METHODS = (
         _whole("a"),
         "differs: task classify only, no `usage`",
     ),
-    Method(VLLM, "/pooling of embeddings", "/pooling", {**POOLED, "task": "embed"}, how="refused: services score"),
+    Method(*VLLM, "/pooling of embeddings", "/pooling", {**POOLED, "task": "embed"}, how="refused: services score"),
     *(
         Method(
-            VLLM,
+            *VLLM,
             f"{path} {first}/{second}",
             path,
             {"model": "judge", first: "q", second: ["a", "b"]},
@@ -347,12 +334,12 @@ METHODS = (
             ("/score", "data_1", "data_2"),
         )
     ),
-    *(Method(VLLM, path, path, RANKED, _best, _best_two, NO_USAGE) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
-    Method(OPENAI, "completions.create", COMPLETIONS, COMPLETED, _part("choices", "*", "text"), _texts, STOPPED),
-    Method(OPENAI, "chat.completions.create", CHAT, ANSWERED, _part("choices", "*", "message", "content"), _answer, AT_MOST),
+    *(Method(*VLLM, path, path, RANKED, _best, _best_two, NO_USAGE) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
+    Method(*OPENAI, "completions.create", COMPLETIONS, COMPLETED, _part("choices", "*", "text"), _texts, STOPPED),
+    Method(*OPENAI, "chat.completions.create", CHAT, ANSWERED, _part("choices", "*", "message", "content"), _answer, AT_MOST),
     *(
         Method(
-            OPENAI,
+            *OPENAI,
             f"chat.completions.create({name})",
             CHAT,
             {"model": "teacher", "messages": HI, name: value},
