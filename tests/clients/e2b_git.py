@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import e2b
@@ -100,27 +101,20 @@ def _(here: Here) -> None:
     assert e2b.Template.get_build_status(built, **here.control).status.value == "ready"
 
 
-for _name in ("alias_exists", "exists"):
-
-    def _known(here: Here, name: str = _name) -> None:
-        known = getattr(e2b.Template, name)
-        assert not known(f"known-{name}:1", **here.control)
-        e2b.Template.build(e2b.Template().from_image("python:3.12"), f"known-{name}:1", **here.control)
-        assert known(f"known-{name}:1", **here.control)
-
-    CHECKS[f"Template.{_name}"] = _known
+def _known(here: Here, name: str) -> None:
+    known = getattr(e2b.Template, name)
+    assert not known(f"known-{name}:1", **here.control)
+    e2b.Template.build(e2b.Template().from_image("python:3.12"), f"known-{name}:1", **here.control)
+    assert known(f"known-{name}:1", **here.control)
 
 
-for _name, _arguments, _says in (
-    ("assign_tags", ("known", "tag"), "405"),
-    ("get_tags", ("known",), "405"),
-    ("remove_tags", ("known", "tag"), "404"),
-):
+def _not_there(here: Here, name: str, arguments: tuple[str, ...], says: str) -> None:
+    refused(lambda: getattr(e2b.Template, name)(*arguments, **here.control), says, Exception)
 
-    def _not_there(here: Here, name: str = _name, arguments: tuple[str, ...] = _arguments, says: str = _says) -> None:
-        refused(lambda: getattr(e2b.Template, name)(*arguments, **here.control), says, Exception)
 
-    CHECKS[f"Template.{_name}"] = _not_there
+CHECKS |= {f"Template.{name}": partial(_known, name=name) for name in ("alias_exists", "exists")}
+_TAGS = (("assign_tags", ("known", "tag"), "405"), ("get_tags", ("known",), "405"), ("remove_tags", ("known", "tag"), "404"))
+CHECKS |= {f"Template.{name}": partial(_not_there, name=name, arguments=given, says=says) for name, given, says in _TAGS}
 
 
 def _image_of(built: e2b.Template) -> str:
@@ -139,14 +133,15 @@ _IMAGES: dict[str, tuple[tuple[str, ...], str]] = {
     "from_arch_image": ((), "archlinux:latest"),
     "from_fedora_image": (("44",), "fedora:44"),
 }
-for _name, (_arguments, _image) in _IMAGES.items():
 
-    def _made(here: Here, name: str = _name, arguments: tuple[str, ...] = _arguments, image: str = _image) -> None:
-        template = getattr(e2b.Template(), name)(*arguments)
-        assert _image_of(template).startswith(image)
-        e2b.Template.build(template, f"{name}:1", **here.control)
 
-    CHECKS[f"Template.{_name}"] = _made
+def _made(here: Here, name: str, arguments: tuple[str, ...], image: str) -> None:
+    template = getattr(e2b.Template(), name)(*arguments)
+    assert _image_of(template).startswith(image)
+    e2b.Template.build(template, f"{name}:1", **here.control)
+
+
+CHECKS |= {f"Template.{name}": partial(_made, name=name, arguments=given, image=image) for name, (given, image) in _IMAGES.items()}
 
 
 @check("Template.from_template")
@@ -173,10 +168,11 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "from_aws_registry": (("1.dkr.ecr.example.org/it:1", "id", "secret", "region"), "credentials of registries"),
     "from_gcp_registry": (("gcr.example.org/it:1", {"type": "service_account"}), "credentials of registries"),
 }
-for _name, (_arguments, _says) in _REFUSED.items():
 
-    def _not_built(here: Here, name: str = _name, arguments: tuple[Any, ...] = _arguments, says: str = _says) -> None:
-        template = getattr(e2b.Template(), name)(*arguments)
-        refused(lambda: e2b.Template.build(template, "refused", **here.control), says, e2b.BuildException)
 
-    CHECKS[f"Template.{_name}"] = _not_built
+def _not_built(here: Here, name: str, arguments: tuple[Any, ...], says: str) -> None:
+    template = getattr(e2b.Template(), name)(*arguments)
+    refused(lambda: e2b.Template.build(template, "refused", **here.control), says, e2b.BuildException)
+
+
+CHECKS |= {f"Template.{name}": partial(_not_built, name=name, arguments=given, says=says) for name, (given, says) in _REFUSED.items()}
