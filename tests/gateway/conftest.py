@@ -33,41 +33,18 @@ run = "tr a-z A-Z < text"
 tool = "tr"
 """
 
-SERVICES = """
-[services.judge]
-engine = "stub"
-task = "score"
-cells = [1]
-memory_mb = 100
-max_concurrency = 8
+SERVICES = "".join(
+    f'[services.{name}]\nengine = "stub"\ntask = "{task}"\ncells = [1]\nmemory_mb = {memory_mb}\nmax_concurrency = {most}\n{more}'
+    for name, task, memory_mb, most, more in (
+        ("judge", "score", 100, 8, ""),
+        ("slow", "score", 100, 1, "instances = 1\n"),
+        ("teacher", "logprobs", 100, 8, ""),
+        ("broken", "score", 200, 8, ""),
+        ("broken-teacher", "logprobs", 200, 8, ""),
+    )
+)
+"""The weights of those called `broken` are spoilt, by `broken_engine.py`."""
 
-[services.slow]
-engine = "stub"
-task = "score"
-cells = [1]
-memory_mb = 100
-max_concurrency = 1
-instances = 1
-
-[services.teacher]
-engine = "stub"
-task = "logprobs"
-cells = [1]
-memory_mb = 100
-max_concurrency = 8
-
-[services.broken]
-engine = "stub"
-task = "score"
-cells = [1]
-memory_mb = 200
-
-[services.broken-teacher]
-engine = "stub"
-task = "logprobs"
-cells = [1]
-memory_mb = 200
-"""
 QUEUE_LIMIT = 8
 MEMORY_MB = 10**6
 """What the node of the two gateways has."""
@@ -157,7 +134,7 @@ def serving(folder: Path, **fields: Any) -> Iterator[Served]:
 
 @pytest.fixture(scope="package")
 def served(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Run the stack that the tests of the gateway share; none of them may harm it. The weights of some of its services are spoilt."""
+    """Run the stack that the tests of the gateway share; none of them may harm it."""
     folder = tmp_path_factory.mktemp("gateway")
     (folder / "languages.toml").write_text(LANGUAGES)
     limits = {
