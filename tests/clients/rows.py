@@ -100,7 +100,7 @@ def _of_tables() -> Iterator[Row]:
 
     for method in CHECKS:
         shown = (f"tests/gateway/test_gateway_e2b_methods.py::test_row[{method}]",)
-        yield Row(client="e2b", version=e2b_methods.VERSION, method=method, **said(e2b_methods.how(method)), tests=shown)
+        yield Row(client="e2b", version=ENVIRONMENTS["project"].version("e2b"), method=method, **said(e2b_methods.how(method)), tests=shown)
     for methods, how in HOW.items():
         shown = (f"tests/clients/test_e2b_javascript.py::test_row[{methods}]",)
         version = ENVIRONMENTS[NAME].version("e2b")

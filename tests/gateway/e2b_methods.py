@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-VERSION = "2.63.0"
-
 _NO_SNAPSHOT = "refused: 501"
 _NO_BUILD = "refused: an image is built where images are built, and named here"
 _COMMAND = "differs: as the command that it is: needs git in the image"
