@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
+
+from tests.serving import Quiet, serving
 
 
 @dataclass
@@ -37,7 +37,7 @@ def collecting() -> Iterator[Collector]:
     """Listen at a port of its own, and keep what comes."""
     collector = Collector()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             assert (self.path, self.headers["Content-Type"]) == ("/v1/traces", "application/x-protobuf")
@@ -49,13 +49,6 @@ def collecting() -> Iterator[Collector]:
             self.end_headers()
             self.wfile.write(answer)
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        collector.url = f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    with serving(Handler) as port:
+        collector.url = f"http://127.0.0.1:{port}"
         yield collector
-        server.shutdown()
-        thread.join()
