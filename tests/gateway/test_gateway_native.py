@@ -13,6 +13,7 @@ import pytest
 from tangram import Client
 from tangram.wire import BLOB_KEY_PREFIX, RESULT_KEY_PREFIX
 from tests.gateway.conftest import Served
+from tests.gateway.shapes import ROCK
 
 pytestmark = pytest.mark.real
 
@@ -73,7 +74,7 @@ def test_an_environment_is_opened_once_per_key_and_per_name(http: httpx.Client) 
 
 def test_owners_see_their_own_job_only_in_every_shape(served: Served, http: httpx.Client) -> None:
     opened = http.post("/api/v1/environments", json={"name": "mine"}).json()["id"]
-    native, rock = f"/api/v1/environments/{opened}", "/apis/envs/sandbox/v1"
+    native = f"/api/v1/environments/{opened}"
     with served.http("others") as other:
         # Given the token of another job; then that has no such environment, by its id or by its name
         assert other.get(native).status_code == other.delete(native).status_code == 404
@@ -89,9 +90,9 @@ def test_owners_see_their_own_job_only_in_every_shape(served: Served, http: http
             assert said["swerexception"]["class_path"].endswith("DeploymentNotStartedError")
             assert other.post(f"/envs/{name}/close").status_code == 200
             body = {"sandbox_id": name, "command": ["true"]}
-            assert other.get(f"{rock}/get_status", params={"sandbox_id": name}).json()["status"] == "Failed"
-            assert other.post(f"{rock}/execute", json=body).json()["status"] == "Failed"
-            assert other.post(f"{rock}/stop", json=body).json()["status"] == "Success"
+            assert other.get(f"{ROCK}/get_status", params={"sandbox_id": name}).json()["status"] == "Failed"
+            assert other.post(f"{ROCK}/execute", json=body).json()["status"] == "Failed"
+            assert other.post(f"{ROCK}/stop", json=body).json()["status"] == "Success"
     assert http.get(native).status_code == 200
     http.delete(native)
 

@@ -12,10 +12,10 @@ import httpx
 import pytest
 
 from tests.gateway.conftest import Served
+from tests.gateway.shapes import ROCK
 
 pytestmark = pytest.mark.real
 
-ROCK = "/apis/envs/sandbox/v1"
 HUGE = "1" + "0" * 400
 HALF = '"\\ud800"'
 """Half of a surrogate pair in JSON, as models write it."""

@@ -9,12 +9,11 @@ import httpx
 import pytest
 
 from tests.gateway.conftest import Served, options_of
+from tests.gateway.shapes import ROCK
 
 e2b = pytest.importorskip("e2b", reason="the extra `clients` is not installed")
 
 pytestmark = pytest.mark.real
-
-ROCK = "/apis/envs/sandbox/v1"
 
 RUN_S, PATIENCE_S = 14, 1
 LEASE_S = RUN_S + PATIENCE_S

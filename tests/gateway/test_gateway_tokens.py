@@ -16,9 +16,8 @@ from app.journal.database import open_engine, sqlite_url
 from app.journal.migrating import upgrade
 from tests.cli.forked import forked
 from tests.gateway.conftest import Served
+from tests.gateway.shapes import ROCK
 from tests.ports import free_port
-
-ROCK = "/apis/envs/sandbox/v1"
 
 
 def tangram(served: Served, *words: str) -> subprocess.CompletedProcess[str]:
