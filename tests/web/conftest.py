@@ -25,7 +25,7 @@ from tangram.handles import Handle
 from tangram.settings import Settings
 from tests.conftest import RedisUrls
 from tests.journals import new_journal
-from tests.live.support import Live, running
+from tests.live.support import SERVICES, Live, running
 from tests.ports import free_port
 from tests.web.journals import DESCRIBED, TOKEN, View, write
 
@@ -33,15 +33,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=document.title='owned'>"
-
-SERVICES = """
-[services.judge]
-engine = "stub"
-task = "score"
-cells = [1]
-memory_mb = 500
-restore_s = 0.05
-"""
 
 
 @dataclass
