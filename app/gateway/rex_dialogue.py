@@ -17,7 +17,7 @@ from app.gateway import rex_models as wire
 from app.gateway.context import Gateway
 from app.gateway.records import Record
 from app.gateway.rex_errors import non_zero, swerex_error
-from app.gateway.rex_programs import LEAST_INTERRUPT_S, PROMPT, Program, Programs, Seen, tidied
+from app.gateway.rex_programs import LEAST_INTERRUPT_S, PROMPT, Program, Programs, Seen, compiled, tidied
 from app.gateway.sessions import Caller
 
 HOLD_S = 280.0
@@ -47,9 +47,10 @@ class Dialogue:
         """Give a program a line, or start it, and read until a pattern or its end."""
         if (known := await self._programs.answered(mark)) is not None:
             return wire.Observation.model_validate_json(known)
+        patterns = compiled(body.expect)  # What is wrong with them is said before the program is given anything.
         program = await self._programs.say(session, body.command, mark)
         try:
-            seen = await self._programs.read(session, program, body.expect, body.timeout or HOLD_S)
+            seen = await self._programs.read(session, program, patterns, body.timeout or HOLD_S)
         except TimeoutError:
             message = f"timeout after {body.timeout} seconds while running command {body.command!r}"
             raise swerex_error("CommandTimeoutError", message) from None
@@ -63,10 +64,11 @@ class Dialogue:
         program = await self._programs.running(session)
         if program is None:
             return None
+        patterns = compiled(body.expect)
         for _ in range(body.n_retry):
             await self._programs.interrupt(program)
             with contextlib.suppress(TimeoutError):
-                seen = await self._programs.read(session, program, body.expect, max(body.timeout or 0.0, LEAST_INTERRUPT_S))
+                seen = await self._programs.read(session, program, patterns, max(body.timeout or 0.0, LEAST_INTERRUPT_S))
                 return wire.Observation(output=seen.output.strip(), exit_code=0, expect_string=seen.pattern)
         return wire.Observation(output=await self._ended(session, program), exit_code=0, expect_string=PROMPT)
 

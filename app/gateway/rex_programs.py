@@ -140,12 +140,11 @@ class Programs:
         """Type Ctrl-C."""
         await self._give(program, input_messages.signal_of(2))
 
-    async def read(self, session: str, program: Program, patterns: Sequence[str], timeout_s: float) -> Seen:
-        """Read what a program prints until one of the patterns comes, or its end.
+    async def read(self, session: str, program: Program, patterns: Sequence[Any], timeout_s: float) -> Seen:
+        """Read what a program prints until one of the patterns comes, as `compiled` returns them, or its end.
 
         Raises `TimeoutError` after `timeout_s` seconds, of which its wait in the queue is none; all that it has printed is read again then.
         """
-        compiled = _compiled(patterns)
         handle = self._submitted(program, session)
         chunks = cast(AsyncGenerator[Chunk, None], self._caller.session.streams.read_async(handle.id, program.after))
         buffer, after = bytearray(program.left.encode("utf-8", "surrogateescape")), program.after
@@ -154,10 +153,10 @@ class Programs:
         try:
             while True:
                 text = bytes(buffer).decode("utf-8", "surrogateescape")
-                if (found := await asyncio.to_thread(_search, compiled, text)) is not None:
+                if (found := await asyncio.to_thread(_search, patterns, text)) is not None:
                     which, start, end = found
                     await self._keep(session, program.model_copy(update={"after": after, "left": text[end:]}))
-                    return Seen(_shown(text[:start], lost), patterns[which])
+                    return Seen(_shown(text[:start], lost), patterns[which].pattern)
                 if not await self._comes(coming, deadline, handle):
                     raise TimeoutError
                 if (chunk := coming.result()) is None:
@@ -225,18 +224,19 @@ def _action(record: Record, program: Program, session: str) -> Action:
     )
 
 
-def _compiled(patterns: Sequence[str]) -> list[Any]:
+def compiled(patterns: Sequence[str]) -> list[Any]:
+    """Return patterns of RE2, ready to be searched for. Raises `RemoteError` where one is none, or all are too large together."""
     options = re2.Options()
     options.max_mem, options.dot_nl, options.log_errors = PATTERN_BYTES, True, False
-    compiled = list[Any]()
+    ready = list[Any]()
     for pattern in patterns:
         try:
-            compiled.append(re2.compile(pattern, options))
+            ready.append(re2.compile(pattern, options))
         except re2.error as error:
             raise RemoteError("builtins.ValueError", f"expect: {error.args[0].decode()} (patterns are RE2's)") from error
-        if sum(one.programsize for one in compiled) > PATTERN_STEPS:
+        if sum(one.programsize for one in ready) > PATTERN_STEPS:
             raise RemoteError("builtins.ValueError", "expect: the patterns are too large together")
-    return compiled
+    return ready
 
 
 def _search(patterns: Sequence[Any], text: str) -> tuple[int, int, int] | None:

@@ -128,9 +128,10 @@ def test_a_usual_command_is_refused_while_an_interactive_program_runs_and_so_is_
     with pytest.raises(SwerexException, match="runs the interactive program .*is_interactive_quit"):
         shell.run("echo lost")
     assert line(shell, "on", "said on").output == "you"
-    # And so is a pattern that is none
+    # And so is a pattern that is none, before the program is given the line
     with pytest.raises(ValueError, match="expect: "):
-        line(shell, "last", "(")
+        line(shell, "lost", "(")
+    assert "lost" not in line(shell, "last", "said last").output
 
 
 def test_a_usual_command_may_expect_something(shell: Rex) -> None:
