@@ -25,7 +25,7 @@ from tangram.errors import EnvironmentLost
 from tangram.life_signs import give_sign
 from tangram.wire import CLAIM_KEY_PREFIX, CLAIM_TTL_S, CLIENT_KEY_PREFIX, ENDED_CLAIM_TTL_S, NODE_KEY_PREFIX, RESULT_KEY_PREFIX
 from tests.broker.conftest import CALLBACKS, Stack, take
-from tests.live.test_live_claims import DESCRIPTION, claim
+from tests.nodes import DESCRIPTION, claim
 from workers.node import Node
 from workers.unique_name import UniqueName
 

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from celery import Celery
 
 from app.action_task import Call, NodeRuntime
 from app.broker.memory_store import MemoryBroker, MemoryStore
@@ -17,7 +16,7 @@ from app.runtime import PROCESS, Runtime, enter
 from tangram.blobs import Blobs
 from tangram.errors import ActionCancelled, ActionError, ActionFailed
 from tangram.settings import Settings
-from tests.live.test_live_claims import DESCRIPTION, GRANT
+from tests.nodes import GRANT, node_of
 from tests.serving import Quiet, serving
 from workers.api.requests import MOST_SENT, Requests
 from workers.api.tasks import call
@@ -74,8 +73,7 @@ def moody() -> Iterator[tuple[str, list[float]]]:
 
 @pytest.fixture
 def node() -> Node:
-    store = MemoryStore(MemoryBroker())
-    return Node(Celery(set_as_current=False), store, DESCRIPTION, beat_s=1.0, usage_s=1.0, timeout_s=60.0)  # type: ignore[arg-type]
+    return node_of()
 
 
 @pytest.fixture
@@ -102,12 +100,17 @@ def called(node: Node, requests: Requests) -> Calling:
     return carry_out
 
 
-@pytest.mark.parametrize("kind", ["502", "503", "504", "broken"])
-def test_what_passes_is_repeated(called: Calling, moody: Any, quick: None, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "times", "status", "sent"),
+    [*[(kind, 2, 200, 3) for kind in ("502", "503", "504", "broken")], ("502", 99, 502, MOST_SENT)],
+)
+def test_what_passes_is_repeated_so_many_times_at_most(
+    called: Calling, moody: Any, quick: None, kind: str, times: int, status: int, sent: int
+) -> None:
     address, seen = moody
-    claimed, answer = called(f"http://{address}/{kind}/2")
-    assert (answer["status_code"], len(seen)) == (200, 3)
-    assert claimed.answer is not None and claimed.answer["requests"] == 3
+    claimed, answer = called(f"http://{address}/{kind}/{times}")
+    assert (answer["status_code"], len(seen)) == (status, sent)
+    assert claimed.answer is not None and claimed.answer["requests"] == sent
 
 
 @pytest.mark.parametrize("kind", ["502", "broken"])
@@ -119,12 +122,6 @@ def test_a_request_that_is_not_idempotent_is_sent_once(called: Calling, moody: A
     else:
         assert called(f"http://{address}/502/2", method="POST")[1]["status_code"] == 502
     assert len(seen) == 1
-
-
-def test_an_answer_that_never_passes_is_the_trainers(called: Calling, moody: Any, quick: None) -> None:
-    address, seen = moody
-    assert called(f"http://{address}/502/99")[1]["status_code"] == 502
-    assert len(seen) == MOST_SENT
 
 
 @pytest.mark.parametrize("may_wait_again", [True, False])

@@ -1,4 +1,4 @@
-"""What a node makes of grants, of changes that come before or after a claim or out of order, and of what its commands get and leave."""
+"""Which tries of actions a node claims, what it makes of changes that come before or after a claim or out of order, and what it reports."""
 
 from __future__ import annotations
 
@@ -10,22 +10,19 @@ from celery import Celery
 
 from app.action_task import ActionTask, Call
 from app.broker.memory_store import MemoryBroker, MemoryStore
-from tangram.wire import GRANT_HEADER, WireGrant
-from tests.live.test_live_claims import DESCRIPTION
-from tests.live.test_live_claims import GRANT as GRANTED
+from tangram.wire import CLAIM_KEY_PREFIX, CLAIM_TTL_S, GRANT_HEADER, WireGrant
+from tests import nodes
+from tests.nodes import GRANT
 from workers.cpu.abstract import Holding, Usage
 from workers.node import Node
 from workers.regrants import holding_of
 
-GRANT: WireGrant = {**GRANTED, "epoch": 1, "most_units": 4}
 BACK = Holding(background=True)
 
 
 @pytest.fixture
 def node() -> Node:
-    """Return a node that has not joined: what it would report stays with it."""
-    store = MemoryStore(MemoryBroker())
-    return Node(Celery(set_as_current=False), store, DESCRIPTION, beat_s=1.0, usage_s=1.0, timeout_s=60.0)  # type: ignore[arg-type]
+    return nodes.node_of()
 
 
 def held(grant: WireGrant) -> tuple[list[int], int, bool]:
@@ -33,8 +30,7 @@ def held(grant: WireGrant) -> tuple[list[int], int, bool]:
 
 
 def claim(node: Node, action_id: str = "a", **other: object) -> Call:
-    """Claim the try of `GRANT`, or of one that is a bit other."""
-    call = node.claim(action_id, {**GRANT, **other}, {})  # type: ignore[typeddict-item]
+    call = nodes.claim(node, action_id, **other)
     assert call is not None
     return call
 
@@ -44,6 +40,39 @@ def run(node: Node, action_id: str = "a", **other: object) -> list[Holding]:
     seen: list[Holding] = []
     node.attach(claim(node, action_id, **other), lambda reason: None, seen.append)
     return seen
+
+
+def test_a_grant_of_a_scheduler_that_was_replaced_or_for_the_worker_before_is_dropped(node: Node) -> None:
+    # Given a node that has had a grant of one scheduler; when one of an earlier scheduler comes; then it is dropped, and no later one is
+    claim(node)
+    assert nodes.claim(node, "late", epoch=0) is None
+    claim(node, "next", epoch=2)
+    assert nodes.claim(node, "before", epoch=2, incarnation="that of before") is None
+    claim(node, "now", epoch=2, incarnation=node._incarnation)
+
+
+def test_a_claim_outlives_the_timeout_of_its_action() -> None:
+    # Given an action that may run for longer than claims are kept beyond that
+    store, timeout_s = MemoryStore(MemoryBroker()), 3.0 * CLAIM_TTL_S
+    assert nodes.node_of(store).claim("a", GRANT, {"timeout_s": timeout_s}) is not None
+    assert store.pttl(f"{CLAIM_KEY_PREFIX}a:1") > 1000 * (timeout_s + CLAIM_TTL_S / 2)
+
+
+def test_a_stop_that_overtakes_its_grant_stops_the_call_at_once(node: Node) -> None:
+    # Given a stop of a try that has not come; when it comes and begins; then it is stopped, and the next try is not
+    node.stop("a", 1, "its job was cancelled")
+    call, stopped = claim(node), list[str]()
+    node.attach(call, stopped.append)
+    assert stopped == ["its job was cancelled"]
+    node.finish(call)
+    assert claim(node, attempt=2).cancel_reason == ""
+
+
+def test_a_node_that_leaves_stops_what_runs_and_claims_nothing_more(node: Node) -> None:
+    said: list[str] = []
+    node.attach(claim(node), said.append)
+    node.leave(0.0)
+    assert said == ["node n is being stopped"] and nodes.claim(node, "next") is None
 
 
 def test_a_task_of_a_user_reads_what_it_holds_now(node: Node) -> None:
@@ -107,11 +136,20 @@ ONE = Holding((3,))
         ([RUNS, (1, 1, [TO_BACK, TO_ONE])], [Holding((2,)), BACK, ONE], 1),
         ([RUNS, (1, 1, [TO_ONE]), (1, 2, [["a", 2, [0, 1], False], ["a", 0, [0, 1], False]])], [Holding((2,)), ONE], 1),
         ([RUNS, (1, 1, [TO_BACK]), (1, 2, [TO_ONE]), (1, 1, [TO_BACK])], [Holding((2,)), BACK, ONE], 1),
+        ([RUNS, (1, 1, [["a", 2, [0, 1], False]]), {"attempt": 2}], [Holding((0, 1))], 2),
         ([(1, 7, [TO_BACK]), RUNS_LATER, (1, 8, [TO_TWO])], [Holding((2,))], 1),
         ([(1, 1, [TO_TWO]), (1, 2, [TO_BACK]), RUNS], [BACK], 2),
         ([(1, 9, [TO_TWO]), (2, 1, [TO_BACK]), RUNS_LATER], [BACK], 1),
     ],
-    ids=["two in one message", "of other tries", "one comes twice", "older than the grant", "before the grant", "of an earlier scheduler"],
+    ids=[
+        "two at once",
+        "of other tries",
+        "one comes twice",
+        "of the next try",
+        "older than the grant",
+        "before it",
+        "of an earlier scheduler",
+    ],
 )
 def test_what_a_call_gets_of_messages_that_come_as_they_may(node: Node, steps: list[Any], seen: list[Holding], units: int) -> None:
     found: list[Holding] = []
@@ -149,13 +187,6 @@ def test_messages_that_pass_each_other_end_in_the_newest_change(node: Node, orde
     assert held(node.call("a").grant) == ([3], 1, False)
     # And a call that the newest message does not name has the newest one that names it
     assert run(node, "b") == [BACK]
-
-
-def test_a_change_of_the_next_try_is_kept_for_it_while_the_last_one_runs(node: Node) -> None:
-    seen = run(node)
-    node.regrant(1, 1, [["a", 2, [0, 1], False]])
-    assert seen == [Holding((2,))]
-    assert run(node, attempt=2) == [Holding((0, 1))]
 
 
 def test_what_a_command_gets_in_the_background_is_reported_as_it_gets_on(node: Node) -> None:
