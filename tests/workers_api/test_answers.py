@@ -61,13 +61,11 @@ def test_tokens_are_those_of_an_answer_like_openais(body: bytes, tokens: int | N
     assert tokens_used(answer(body=body), None) == tokens
 
 
-def test_tokens_of_a_declared_header_come_first() -> None:
-    found = answer(body=b'{"usage": {"total_tokens": 42}}', x_cost="7")
+def test_tokens_of_a_declared_header_come_first_and_half_an_answer_says_nothing() -> None:
+    said = b'{"usage": {"total_tokens": 42}}'
+    found = answer(body=said, x_cost="7")
     assert (tokens_used(found, "X-Cost"), tokens_used(found, "X-Other"), tokens_used(answer(x_cost="many"), "x-cost")) == (7, None, None)
-
-
-def test_half_an_answer_says_nothing_of_its_cost() -> None:
-    assert tokens_used(answer(body=b'{"usage": {"total_tokens": 42}}', truncated=True), None) is None
+    assert tokens_used(answer(body=said, truncated=True), None) is None
 
 
 @pytest.mark.parametrize(
@@ -79,9 +77,5 @@ def test_what_refuses(status: int, headers: dict[str, Any], refused: bool) -> No
 
 def test_a_report_says_only_what_the_answer_says() -> None:
     assert report(answer(200), 1, None) == {"status": 200, "requests": 1}
-    assert report(answer(429, retry_after="2", x_cost="5"), 3, "x-cost") == {
-        "status": 429,
-        "requests": 3,
-        "retry_after_s": 2.0,
-        "tokens": 5,
-    }
+    whole = {"status": 429, "requests": 3, "retry_after_s": 2.0, "tokens": 5}
+    assert report(answer(429, retry_after="2", x_cost="5"), 3, "x-cost") == whole

@@ -5,8 +5,9 @@ from __future__ import annotations
 import gzip
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import repeat
 from threading import Thread
 from typing import Any
 
@@ -54,22 +55,26 @@ def test_a_request_waits_for_its_time_and_tells_when_it_goes(requests: Requests,
 
 
 @contextmanager
-def answering(encoding: str, parts: list[bytes]) -> Iterator[str]:
-    """Answer one request with a body in chunks; give the address."""
+def answering(parts: Iterable[bytes]) -> Iterator[str]:
+    """Answer one request with these bytes, as far as they are wanted; give the address."""
 
     def answer() -> None:
         connection, _ = listening.accept()
         with connection, suppress(OSError):
             connection.recv(65536)
-            connection.sendall(f"HTTP/1.1 200 OK\r\nContent-Encoding: {encoding}\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
-            for part in (*parts, b""):
-                connection.sendall(b"%x\r\n%b\r\n" % (len(part), part))
+            for part in parts:
+                connection.sendall(part)
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = Thread(target=answer)
         thread.start()
         yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
         thread.join(60)
+
+
+def chunked(encoding: str, parts: list[bytes]) -> list[bytes]:
+    head = f"HTTP/1.1 200 OK\r\nContent-Encoding: {encoding}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    return [head, *(b"%x\r\n%b\r\n" % (len(part), part) for part in (*parts, b""))]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +93,7 @@ def test_an_answer_is_unpacked_once_and_up_to_its_bounds(
     requests: Requests, monkeypatch: pytest.MonkeyPatch, encoding: str, parts: list[bytes], body: bytes | None, is_cut: bool
 ) -> None:
     monkeypatch.setattr("workers.api.requests.MOST_PARTS", 10)
-    with answering(encoding, parts) as url:
+    with answering(chunked(encoding, parts)) as url:
         pending = requests.send(outgoing(url))
         if body is None:
             with pytest.raises(httpx.DecodingError):
@@ -108,15 +113,9 @@ def test_a_request_without_a_connection_is_never_sent(requests: Requests) -> Non
 def test_a_server_that_only_announces_answers_is_left(requests: Requests, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workers.api.requests._BESIDE_BODY_BYTES", 100_000)
 
-    def announce() -> None:
-        connection, _ = listening.accept()
-        with connection, suppress(OSError):
-            while True:
-                connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000)
-
-    with socket.create_server(("127.0.0.1", 0)) as listening, pytest.raises(httpx.ReadError, match="more than"):
-        Thread(target=announce, daemon=True).start()
-        requests.send(outgoing(f"http://127.0.0.1:{listening.getsockname()[1]}/")).result(60)
+    announcements = repeat(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000)
+    with answering(announcements) as url, pytest.raises(httpx.ReadError, match="more than"):
+        requests.send(outgoing(url)).result(60)
 
 
 def test_no_secret_of_a_request_is_logged(requests: Requests, server: Served, caplog: pytest.LogCaptureFixture) -> None:
