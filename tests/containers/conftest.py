@@ -80,15 +80,9 @@ def registry(image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 @pytest.fixture(scope="session")
-def bounds(image: str) -> ContainerOptions:
+def options(image: str) -> ContainerOptions:
     limits = ContainerLimits(memory_mb=64, processes=64, disk_mb=32, disk_check_s=0.1)
     return ContainerOptions(image=image, pull="never", limits=limits)
-
-
-@pytest.fixture
-def options(bounds: ContainerOptions) -> ContainerOptions:
-    """Give the options of `sandbox`, which a file of tests may change."""
-    return bounds
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from pathlib import Path
 
 BUSYBOX = "tangram-test-busybox:1"
 VOLUME = "tangram-test-volume:1"
-PYTHON = "tangram-test-python:1"
 TOOLS = (
     "sh cat mkdir chmod ls echo sleep true false env id kill ps dd rm cp mv touch yes head tail wc grep sed find test setsid "
     "nproc mount umount ping wget nc hostname sync seq tr sort awk nslookup ifconfig mknod chroot ln od cut du df stat timeout usleep "
@@ -106,8 +105,8 @@ def make_with_volume() -> str:
     return VOLUME
 
 
-def make_with_python(name: str = PYTHON) -> str:
-    """Import an image with this Python, without packages of others, and this machine's tools in the place of busybox'; return its name.
+def make_with_python(name: str) -> None:
+    """Import an image with this Python, without packages of others, and this machine's tools in the place of busybox'.
 
     Debian's packages for the same take a minute to fetch and unpack.
     """
@@ -123,7 +122,6 @@ def make_with_python(name: str = PYTHON) -> str:
     programs |= _libraries(linked) | {f"bin/{tool}": path for tool, path in tools.items()}
     programs[str(python).lstrip("/")] = python
     make_busybox(name, programs=programs, links={"bin/python3": str(python)})
-    return name
 
 
 def _libraries(programs: Sequence[Path]) -> dict[str, Path]:

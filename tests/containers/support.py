@@ -8,17 +8,16 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from functools import cache
-from multiprocessing import get_context
-from multiprocessing.connection import Connection, Pipe
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 from docker import APIClient
 
-from tests.workers_cpu.support import admit
-from workers.cpu.abstract import Environment, EnvironmentSpec, ExecOutcome, ExecRequest
+from tests.workers_cpu.support import Worker, admit, worker_to_be_killed
+from workers.cpu.abstract import Environment, ExecOutcome
 from workers.cpu.docker.engine import DockerEngine
 from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
@@ -126,47 +125,15 @@ def box_of(base: Path, options: ContainerOptions, node: str = "", engine: Docker
 
 
 class StuckEngine(DockerEngine):
-    """An engine that never gets to start a container, and tells its id."""
-
-    def __init__(self, tells: Connection) -> None:
-        super().__init__()
-        self._tells = tells
+    """An engine that never gets to start a container."""
 
     def start(self, container_id: str) -> None:
-        self._tells.send(container_id)
-        signal.pause()
-        raise AssertionError
-
-
-@contextmanager
-def worker(
-    tmp_path: Path, node: str, image: str, command: str = "", hold: str = ":", *, ready: int = 0, starts: bool = True
-) -> Iterator[tuple[int, str, Connection]]:
-    """Give a worker in a process of its own that carries out `hold` and then `command`: its process, its container, and what hears the end.
-
-    `ready` is the size of its warm pool. Without `starts` it waits for the engine to start its container.
-    """
-    hears, tells = Pipe(duplex=False)
-
-    def work() -> None:
-        options = ContainerOptions(image=image, pull="never", warm={image: ready} if ready else {})
-        engine = None if starts else StuckEngine(tells)
-        environment = ContainerSandbox(tmp_path / "box", node=node, options=options, engine=engine).open(
-            EnvironmentSpec(id="e1", memory_mb=64)
-        )
-        environment.start(ExecRequest(action_id="a1", command=hold)).wait()
-        tells.send(environment.container.id)
-        outcome = environment.start(ExecRequest(action_id="a2", command=command)).wait()
-        tells.send(f"{outcome.cause}: {outcome.reason}")
         signal.pause()
 
-    process = get_context("fork").Process(target=work)
-    process.start()
-    tells.close()
-    assert process.pid is not None
-    try:
-        yield process.pid, hears.recv(), hears
-    finally:
-        process.kill()
-        process.join()
-        hears.close()
+
+def worker(base: Path, node: str, image: str, *commands: str, **more: Any) -> AbstractContextManager[Worker]:
+    """Return a worker to be killed with containers of `image`, which carries out `commands`; `more` are further options."""
+    engine = more.pop("engine", None)
+    options = ContainerOptions(image=image, pull="never", **more)
+    make = partial(ContainerSandbox, node=node, options=options, engine=engine)
+    return worker_to_be_killed(base, *(("e1", "main", command) for command in commands), memory_mb=64, make=make)

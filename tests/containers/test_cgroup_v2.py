@@ -82,56 +82,28 @@ def test_use_and_kills_for_want_of_memory_are_read(container: v2.ContainerGroupV
         container.oom_kills()
 
 
-def test_a_container_is_in_the_background_while_no_session_is_granted_cores(container: v2.ContainerGroupV2, tmp_path: Path) -> None:
+def test_a_container_counts_for_the_cores_of_its_sessions_and_is_in_the_background_while_none_has_any(
+    container: v2.ContainerGroupV2, tmp_path: Path
+) -> None:
     names = ("session-1", "session-2")
     first, second = map(container.session, names)
-
-    def weights() -> list[str]:
-        return [(folder_of(tmp_path) / name / "cpu.idle").read_text() for name in ("", *names)]
-
-    # When one is granted cores and the other sent back; then that one alone is, on the same cores and without a quota
-    first.grant((1, 2))
-    second.send_to_background()
-    assert weights() == ["0", "0", "1"]
-    folder = folder_of(tmp_path) / "session-2"
-    assert (folder / "cpuset.cpus").read_text() == "1-2"
-    assert (folder / "cpu.max").read_text().startswith("max 1000000")
-    # When both are back; then the container is, and they may use all cores
-    first.send_to_background()
-    assert weights() == ["1", "1", "1"]
-    assert (folder / "cpuset.cpus").read_text() == "0-3"
-    # When one is granted a core again; then it and the container are not
-    second.grant((3,))
-    assert weights() == ["0", "1", "0"]
-    # When that is parked; then the container is in the background with what is left
-    second.park()
-    assert weights() == ["1", "1", "0"]
-
-
-def test_a_container_counts_for_the_cores_of_all_its_sessions(container: v2.ContainerGroupV2, tmp_path: Path) -> None:
-    names = ("session-1", "session-2")
-    first, second = map(container.session, names)
-    said = []
+    # Each step, then the flags and the weights of the container and of both sessions, and the cores and the quota of the second.
+    # In the background the flag holds a session, not the weight: it has the cores of the others, or all where nobody has any.
     steps = (
-        lambda: first.grant((0, 1, 2)),
-        lambda: second.grant((3,)),
-        lambda: first.grant((1, 2)),
-        first.send_to_background,
-        second.park,
-        lambda: first.grant((0, 1)),
+        (lambda: first.grant((0, 1, 2)), ["0", "0", ""], ["300", "300", ""], "", "5000 1000000"),
+        (second.send_to_background, ["0", "0", "1"], ["300", "300", ""], "0-2", "max 1000000"),
+        (first.send_to_background, ["1", "1", "1"], ["300", "300", ""], "0-3", "max 1000000"),
+        (lambda: second.grant((3,)), ["0", "1", "0"], ["100", "300", "100"], "3", "max 1000000"),
+        (lambda: first.grant((1, 2)), ["0", "0", "0"], ["300", "200", "100"], "3", "max 1000000"),
+        (first.send_to_background, ["0", "1", "0"], ["100", "200", "100"], "3", "max 1000000"),
+        (second.park, ["1", "1", "0"], ["100", "200", "100"], "3", "5000 1000000"),
+        (lambda: first.grant((0, 1)), ["0", "0", "0"], ["200", "200", "100"], "3", "5000 1000000"),
     )
-    for step in steps:
+    for number, (step, flags, weights, cores, quota) in enumerate(steps):
         step()
-        said.append([(folder_of(tmp_path) / name / "cpu.weight").read_text() for name in ("", *names)])
-    # Then each has the weight of its cores, and the container that of all; in the background the flag holds them, not the weight
-    assert said == [
-        ["300", "300", ""],
-        ["400", "300", ""],
-        ["300", "200", ""],
-        ["100", "200", ""],
-        ["100", "200", ""],
-        ["200", "200", ""],
-    ]
+        found = {file: [(folder_of(tmp_path) / name / file).read_text() for name in ("", *names)] for file in FILES}
+        assert (found["cpu.idle"], found["cpu.weight"]) == (flags, weights), number
+        assert found["cpuset.cpus"][2].startswith(cores) and found["cpu.max"][2].startswith(quota), number
 
 
 def test_the_next_worker_takes_over_what_an_earlier_one_has_made(

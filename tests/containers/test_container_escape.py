@@ -1,9 +1,10 @@
-"""What only a container has that could lead out of it: its user, process 1, control groups and folders, programs of root."""
+"""What only a container has that could lead out of it: its user, process 1, control groups, folders, files from outside."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from pathlib import Path
 
 import pytest
 
@@ -12,9 +13,10 @@ from tests.workers_cpu.support import admit, printed, run, until
 from workers.cpu.abstract import EnvironmentSpec
 from workers.cpu.docker.environment import ContainerEnvironment
 from workers.cpu.docker.sandbox import ContainerSandbox
-from workers.cpu.errors import EnvironmentGone
+from workers.cpu.errors import EnvironmentGone, FileTooLarge, FileUnusable, NoSuchFile
 
 from .conftest import node_name
+from .images import make_busybox
 
 pytestmark = pytest.mark.real
 
@@ -85,3 +87,31 @@ def test_process_1_leads_to_the_own_files_alone(shared: ContainerEnvironment) ->
     assert printed(shared, "ls /proc/1/root/") == printed(shared, "ls /")
     assert printed(shared, "ls -di /proc/1/root/bin | awk '{print $1}'") == printed(shared, "ls -di /bin | awk '{print $1}'")
     assert "busybox" in printed(shared, "ls /proc/1/cwd/bin")
+
+
+def test_from_outside_files_are_written_as_the_user_inside_would_and_devices_are_none(env: ContainerEnvironment) -> None:
+    # Given links that a command has made to a file of root, and to the control files of its session
+    printed(env, "ln -s /etc/passwd link; for each in text go launch; do ln -s $(echo /run/tangram/*/$each) $each; done")
+    for path in ("link", "/etc/other", "/proc/sys/kernel/core_pattern", "/run/tangram/alive", "text", "go", "launch", "/dev/null"):
+        with pytest.raises(FileUnusable):
+            env.write_file(path, b"exit 66", 0o777)
+    assert printed(env, "id -un") == "sandbox\n"
+    for path in ("/dev/zero", "/dev/null", "/dev/tty", "/dev/ptmx", "/dev/stdin", "/proc/1/pagemap"):
+        with pytest.raises((FileUnusable, FileTooLarge, NoSuchFile)):
+            env.read_file(path)
+    env.write_file("a/b/plain", b"1")
+    env.write_file("a/b/program", b"2", 0o755)
+    assert printed(env, "ls -nd a a/b a/b/* | awk '{print $1, $3, $4}'").splitlines() == [
+        "drwxr-xr-x 1000 1000",
+        "drwxr-xr-x 1000 1000",
+        "-rw-r--r-- 1000 1000",
+        "-rwxr-xr-x 1000 1000",
+    ]
+    printed(env, "echo more >>a/b/plain; rm -r a")
+
+
+def test_the_home_is_the_same_whatever_folders_an_image_has(box: ContainerSandbox, shared: ContainerEnvironment) -> None:
+    make_busybox(name := "tangram-test-homes:1", programs={"home/user/own": Path(__file__)}, volumes=["/work"])
+    other = box.open(EnvironmentSpec(id="homes", image=name))
+    assert printed(other, "pwd; ls; touch new; echo text >/work/file; ls") == "/home/user\nown\nnew\nown\n"
+    printed(shared, "echo text >/work/there; rm ~/there; test -L /work")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,31 +27,26 @@ from .images import make_with_volume
 from .support import containers
 
 
-class Quotas:
-    """The kernel's quotas of cores, which cannot be written while they are `stuck`."""
-
-    stuck = False
-
-
 @pytest.fixture
-def quotas(monkeypatch: pytest.MonkeyPatch) -> Iterator[Quotas]:
-    given = Quotas()
+def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Give what has the kernel's quotas of cores refuse to be written as long as it is set."""
+    given = threading.Event()
 
     def failing(path: str, value: str) -> None:
-        if given.stuck and path.endswith(("cpu.cfs_quota_us", "cpu.max")):
+        if given.is_set() and path.endswith(("cpu.cfs_quota_us", "cpu.max")):
             raise OSError(errno.EIO, os.strerror(errno.EIO), path)
         control_files.write(path, value)
 
     for module in (v1, v2):
         monkeypatch.setattr(module, "write", failing)
     yield given
-    given.stuck = False
+    given.clear()
 
 
-def test_what_a_command_did_stands_when_its_grant_cannot_be_taken_back(quotas: Quotas, env: ContainerEnvironment) -> None:
+def test_what_a_command_did_stands_when_its_grant_cannot_be_taken_back(stuck: threading.Event, env: ContainerEnvironment) -> None:
     with followed(env, "touch mark; until [ -e go ]; do sleep 0.01; done; echo done", holding=Holding((0,))) as one:
         assert until(lambda: exists(env, "mark"))
-        quotas.stuck = True
+        stuck.set()
         env.write_file("go", b"")
         assert (one.outcome().status, one.outcome().stdout) == ("succeeded", b"done\n")
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from workers.cpu.opening import Opening
 
 from .conftest import node_name
 from .images import make_busybox
-from .support import box_of, containers, docker, groups_of, processes_of, waits_for_its_worker, worker
+from .support import StuckEngine, box_of, containers, docker, groups_of, processes_of, waits_for_its_worker, worker
 
 pytestmark = pytest.mark.real
 
@@ -37,11 +37,12 @@ NO_SHELL = "tangram-test-no-shell:1"
 )
 def test_the_containers_of_a_killed_worker_go_by_themselves(tmp_path: Path, image: str, hold: str) -> None:
     node = node_name("killed")
-    with worker(tmp_path, node, image, f"sleep {NAP}", hold, ready=1) as (pid, container_id, _):
+    with worker(tmp_path / "box", node, image, hold, f"sleep {NAP}", warm={image: 1}) as killed:
         assert until(lambda: len(containers(node)) == 2 and all(map(waits_for_its_worker, containers(node))))
-        os.kill(pid, signal.SIGKILL)
+        before = containers(node)
+        killed.kill()
         assert until(lambda: containers(node) == [])
-        assert until(lambda: not processes_of(container_id) and not groups_of(container_id))
+        assert until(lambda: not any(processes_of(container) or groups_of(container) for container in before))
         assert processes_with(f"sleep\x00{NAP}") == []
     with box_of(tmp_path / "box", ContainerOptions(image=image, pull="never"), node) as box:
         assert printed(box.open(of("e1")), "echo again") == "again\n"
@@ -49,9 +50,11 @@ def test_the_containers_of_a_killed_worker_go_by_themselves(tmp_path: Path, imag
 
 def test_a_container_that_starts_after_its_worker_was_killed_goes_by_itself(tmp_path: Path, image: str) -> None:
     node = node_name("killed-early")
-    with worker(tmp_path, node, image, starts=False) as (pid, container_id, _):
-        os.kill(pid, signal.SIGKILL)
-        docker("start", container_id)
+    with worker(tmp_path / "box", node, image, "true", engine=StuckEngine()) as killed:
+        assert until(lambda: bool(containers(node)))
+        (container,) = containers(node)
+        killed.kill()
+        docker("start", container)
         assert until(lambda: containers(node) == [])
 
 
@@ -102,12 +105,11 @@ class _Counted(ContainerMaker):
     """Notes how many containers are being started at once."""
 
     def __init__(self, inner: ContainerMaker) -> None:
-        self._inner, self._lock, self.now, self.most, self.made = inner, threading.Lock(), 0, 0, 0
+        self._inner, self._lock, self.now, self.most = inner, threading.Lock(), 0, 0
 
     def make(self, image: str, memory_mb: int, opening: Opening) -> Container:
         with self._lock:
             self.now += 1
-            self.made += 1
             self.most = max(self.most, self.now)
         try:
             return self._inner.make(image, memory_mb, opening)
@@ -116,9 +118,21 @@ class _Counted(ContainerMaker):
                 self.now -= 1
 
 
-def test_no_more_start_at_once_than_may(tmp_path: Path, options: ContainerOptions) -> None:
-    image = options.image or ""
-    with box_of(tmp_path / "box", replace(options, starting_limit=2, warm={image: 1})) as box:
+Warm = Callable[..., AbstractContextManager[ContainerSandbox]]
+
+
+@pytest.fixture
+def warm(tmp_path: Path, options: ContainerOptions, image: str) -> Warm:
+    """Give a maker of sandboxes in which so many containers are to stand ready."""
+    return lambda count, **more: box_of(tmp_path / "box", replace(options, warm={image: count}, **more))
+
+
+def stands_ready(box: ContainerSandbox, image: str, count: int = 1) -> bool:
+    return until(lambda: box._pool.standing(image) == count)
+
+
+def test_no_more_start_at_once_than_may(warm: Warm) -> None:
+    with warm(1, starting_limit=2) as box:
         counted = box._pool._maker = _Counted(box._pool._maker)
         found = at_once(*[lambda number=number: box.open(of(f"e{number}")) for number in range(5)])  # type: ignore[misc]
         assert [each for each in found if isinstance(each, Exception)] == []
@@ -126,10 +140,9 @@ def test_no_more_start_at_once_than_may(tmp_path: Path, options: ContainerOption
         assert counted.most <= 2
 
 
-def test_what_stands_ready_is_filled_up_and_not_beyond(tmp_path: Path, options: ContainerOptions) -> None:
-    image = options.image or ""
-    with box_of(tmp_path / "box", replace(options, warm={image: 2})) as box:
-        assert until(lambda: box._pool.standing(image) == 2)
+def test_what_stands_ready_is_filled_up_and_not_beyond(warm: Warm, image: str) -> None:
+    with warm(2) as box:
+        assert stands_ready(box, image, 2)
         for number in range(3):
             box.open(of(f"e{number}"))
         seen: set[int] = set()
@@ -139,39 +152,34 @@ def test_what_stands_ready_is_filled_up_and_not_beyond(tmp_path: Path, options: 
             return box._pool.standing(image) == 2
 
         assert until(is_full)
-        assert len(containers(node_name())) == 5
-        assert max(seen) <= 5
+        assert len(containers(node_name())) == 5 and max(seen) <= 5
     assert until(lambda: containers(node_name()) == [])
 
 
-def test_one_that_stood_ready_and_was_killed_or_is_to_have_what_no_container_can_is_not_given(
-    tmp_path: Path, options: ContainerOptions
-) -> None:
-    image = options.image or ""
-    with box_of(tmp_path / "box", replace(options, warm={image: 1})) as box:
-        assert until(lambda: box._pool.standing(image) == 1)
+def test_one_that_stood_ready_and_was_killed_or_is_to_have_what_no_container_can_is_not_given(warm: Warm, image: str) -> None:
+    with warm(1) as box:
+        assert stands_ready(box, image)
         (killed,) = containers(node_name())
         docker("kill", killed)
         environment = box.open(of("e1"))
         assert environment.container.id != killed
         assert printed(environment, "echo well") == "well\n"
         # When one wants more memory than the engine can count; then it is refused, and nothing is left of the one that it would have had
-        assert until(lambda: box._pool.standing(image) == 1)
+        assert stands_ready(box, image)
         with pytest.raises(ContainerFailed):
             box.open(of("e2", memory_mb=1 << 44))
         assert until(lambda: box._pool.standing(image) == 1 and len(containers(node_name())) == 2)
 
 
-@pytest.mark.parametrize("memory_mb", [24, 256])
-def test_one_that_stood_ready_has_the_memory_of_who_takes_it(tmp_path: Path, options: ContainerOptions, memory_mb: int) -> None:
-    image = options.image or ""
-    with box_of(tmp_path / "box", replace(options, warm={image: 1})) as box:
-        assert until(lambda: box._pool.standing(image) == 1)
-        (ready,) = containers(node_name())
-        environment = box.open(of("e1", memory_mb))
-        assert environment.container.id == ready
+def test_one_that_stood_ready_has_the_memory_of_who_takes_it(warm: Warm, image: str) -> None:
+    with warm(1) as box:
         # Then 48 MB are too much for the smaller, and not for the larger
-        outcome = run(environment, "x=$(head -c 48000000 /dev/zero | tr '\\0' x); echo ${#x}")
-        assert outcome.stdout == (b"48000000\n" if memory_mb == 256 else b""), outcome
-        limit = docker("inspect", "-f", "{{.HostConfig.Memory}} {{.HostConfig.MemorySwap}}", ready)
-        assert limit.split() == [str(memory_mb << 20)] * 2
+        for name, memory_mb, stdout in (("e1", 24, b""), ("e2", 256, b"48000000\n")):
+            assert stands_ready(box, image)
+            ready = {*containers(node_name())}
+            environment = box.open(of(name, memory_mb))
+            assert environment.container.id in ready
+            assert run(environment, "x=$(head -c 48000000 /dev/zero | tr '\\0' x); echo ${#x}").stdout == stdout
+            limit = docker("inspect", "-f", "{{.HostConfig.Memory}} {{.HostConfig.MemorySwap}}", environment.container.id)
+            assert limit.split() == [str(memory_mb << 20)] * 2
+            environment.close()

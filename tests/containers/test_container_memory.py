@@ -18,7 +18,7 @@ from workers.cpu.docker.meter import GroupMeter
 from workers.cpu.docker.options import ContainerOptions
 
 from .conftest import node_name
-from .support import box_of, containers, engine, groups_of, pauses, worker
+from .support import box_of, containers, docker, engine, groups_of, pauses, worker
 
 pytestmark = pytest.mark.real
 
@@ -39,17 +39,18 @@ class LateEngine(DockerEngine):
         return super().exit_code(started)
 
 
+def loses_process_1(node: str, container_id: str) -> bool:
+    """Have the kernel end process 1 for memory; say whether the engine has removed the container."""
+    subprocess.run(["docker", "exec", container_id, "sh", "-c", TAKES_PROCESS_1], capture_output=True)
+    return until(lambda: container_id not in containers(node) and not groups_of(container_id), 5.0)
+
+
 def test_a_shell_and_then_its_container_that_the_kernel_ends_for_memory_are_a_loss(tmp_path: Path, options: ContainerOptions) -> None:
     late = LateEngine()
     with box_of(tmp_path / "box", options, node_name("late"), late) as box:
         env = box.open(EnvironmentSpec(id="e1"))
         printed(env, ":")
-
-        def is_gone() -> bool:
-            subprocess.run(["docker", "exec", env.container.id, "sh", "-c", TAKES_PROCESS_1], capture_output=True)
-            return until(lambda: not containers(node_name("late")) and not groups_of(env.container.id), 5.0)
-
-        late.meanwhile = lambda: until(is_gone)
+        late.meanwhile = lambda: until(lambda: loses_process_1(node_name("late"), env.container.id))
         # Given a command whose shell the kernel ends, as that itself fills the memory
         # When it ends process 1, too, and the engine removes the container, before the worker knows how the shell has ended
         outcome = admit(env, "text=$(head -c 90000000 /dev/zero | tr '\\0' a)", cores=(0,)).wait()
@@ -71,22 +72,18 @@ def test_a_worker_that_stood_still_says_whether_the_kernel_has_ended_a_command_w
 ) -> None:
     # Given a worker that stands still while a command runs or fills the memory
     node = node_name("stopped")
-    with worker(tmp_path, node, image, f"touch begun; until test -e go; do sleep 0.05; done; {command}") as (pid, container_id, hears):
-        inside = ["docker", "exec", container_id, "sh", "-c"]
+    waits = "touch begun; until test -e go; do sleep 0.05; done"
+    with worker(tmp_path / "box", node, image, ":", f"{waits}; {command}") as stopped:
+        ((container_id,), pid) = containers(node), stopped.process.pid or 0
         begun = Path(f"/proc/{engine().inspect_container(container_id)['State']['Pid']}/root/home/user/begun")
         assert until(begun.exists)
         os.kill(pid, signal.SIGSTOP)
-        subprocess.run([*inside, "touch /home/user/go; until test -e /home/user/over; do sleep 0.05; done"], check=True)
+        docker("exec", container_id, "sh", "-c", "touch /home/user/go; until test -e /home/user/over; do sleep 0.05; done")
         # When the kernel ends process 1, and the engine removes the container, before the worker goes on
-
-        def is_gone() -> bool:
-            subprocess.run([*inside, TAKES_PROCESS_1], capture_output=True)
-            return until(lambda: container_id not in containers(node) and not groups_of(container_id), 5.0)
-
-        assert until(is_gone)
+        assert until(lambda: loses_process_1(node, container_id))
         os.kill(pid, signal.SIGCONT)
         # Then a command that ran, or was killed, has ended for that, and any other one as it did
-        assert hears.recv() == said
+        assert stopped.end() == said
 
 
 def test_the_kill_of_process_1_is_no_commands(env: ContainerEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,30 +52,20 @@ def registry(registry: Registry, tmp_path: Path) -> Registry:
     return registry
 
 
+Opens = Callable[..., tuple[Opening, Future[Environment]]]
+
+
 @contextmanager
-def box_of(base: Path, options: ContainerOptions, engine: DockerEngine | None = None) -> Iterator[ContainerSandbox]:
-    with support.box_of(base, replace(options, pull="missing"), node_name(), engine) as box:
-        yield box
+def box_of(base: Path, options: ContainerOptions, engine: DockerEngine | None = None) -> Iterator[tuple[ContainerSandbox, Opens]]:
+    """Give a sandbox, and what opens environments of it in threads of their own."""
+    with support.box_of(base, replace(options, pull="missing"), node_name(), engine) as box, ThreadPoolExecutor() as threads:
+
+        def opens(name: str, image: str | None = None, timeout_s: float | None = None) -> tuple[Opening, Future[Environment]]:
+            opening, spec = Opening(timeout_s), EnvironmentSpec(id=name, image=image)
+            return opening, threads.submit(opening.run, lambda: box.open(spec, opening), Environment.close)
+
+        yield box, opens
     assert until(lambda: sandbox_threads() == []), sandbox_threads()
-
-
-class Opener:
-    """Opens environments in threads of their own."""
-
-    def __init__(self, box: ContainerSandbox, threads: ThreadPoolExecutor) -> None:
-        self._box, self._threads = box, threads
-
-    def __call__(self, name: str, image: str | None = None, timeout_s: float | None = None) -> tuple[Opening, Future[Environment]]:
-        opening = Opening(timeout_s)
-        spec = EnvironmentSpec(id=name, image=image)
-        work: Callable[[], Environment] = lambda: self._box.open(spec, opening)  # noqa: E731
-        return opening, self._threads.submit(opening.run, work, Environment.close)
-
-
-@contextmanager
-def opener_of(box: ContainerSandbox) -> Iterator[Opener]:
-    with ThreadPoolExecutor() as threads:
-        yield Opener(box, threads)
 
 
 def is_clear(base: Path) -> bool:
@@ -104,7 +94,7 @@ def stuck(request: pytest.FixtureRequest, options: ContainerOptions, registry: R
 def test_a_cancel_ends_an_open(tmp_path: Path, stuck: tuple[str, ContainerOptions, str], registry: Registry) -> None:
     # Given an open that is stuck in some phase; the turn that it waits for is taken by another
     image, options, words = stuck
-    with box_of(tmp_path / "box", options) as box, opener_of(box) as opens:
+    with box_of(tmp_path / "box", options) as (box, opens):
         other = opens("other", image)[0] if words.startswith("waiting") else None
         assert other is None or until(lambda: other.phase.startswith("starting"))
         opening, opened = opens("e1", image)
@@ -121,14 +111,14 @@ def test_a_cancel_ends_an_open(tmp_path: Path, stuck: tuple[str, ContainerOption
 
 
 def test_a_container_that_does_not_come_up_in_time_is_given_up(tmp_path: Path, options: ContainerOptions, hangs: str) -> None:
-    with box_of(tmp_path / "box", replace(options, start_timeout_s=2.0)) as box:
+    with box_of(tmp_path / "box", replace(options, start_timeout_s=2.0)) as (box, _):
         with pytest.raises(StartTimeout):
             box.open(EnvironmentSpec(id="e1", image=hangs))
         assert box.environments() == () and until(lambda: is_clear(tmp_path / "box"))
 
 
 def test_an_open_out_of_time_ends_and_says_in_what(tmp_path: Path, options: ContainerOptions, hangs: str) -> None:
-    with box_of(tmp_path / "box", options) as box, opener_of(box) as opens:
+    with box_of(tmp_path / "box", options) as (_, opens):
         with pytest.raises(ActionTimedOut, match="^the environment was not open after 2 s: it was starting a container"):
             opens("e1", hangs, 2.0)[1].result(60)
         assert until(lambda: is_clear(tmp_path / "box"))
@@ -140,7 +130,7 @@ def test_what_a_slow_engine_makes_after_the_end_of_an_open_is_removed(
     # Given an engine that does not answer
     monkeypatch.setattr(openings, "TAKE_BACK_S", 0.2)
     engine = SlowEngine()
-    with box_of(tmp_path / "box", options, engine) as box, opener_of(box) as opens:
+    with box_of(tmp_path / "box", options, engine) as (box, opens):
         opening, opened = opens("e1")
         assert engine.asked.wait(60)
         opening.cancel("enough")
@@ -155,7 +145,7 @@ def test_what_a_slow_engine_makes_after_the_end_of_an_open_is_removed(
 def test_a_cancel_leaves_the_pull_to_others_that_wait_for_it(tmp_path: Path, options: ContainerOptions, registry: Registry) -> None:
     registry.pause_s = SLOW
     image = f"{registry.address}/a/b"
-    with box_of(tmp_path / "box", options) as box, opener_of(box) as opens:
+    with box_of(tmp_path / "box", options) as (_, opens):
         (first, one), (second, two) = opens("e1", image), opens("e2", image)
         assert until(lambda: registry.asked["a/b"] == 1 and all(each.phase.startswith("fetching") for each in (first, second)))
         first.cancel("enough")
@@ -169,7 +159,7 @@ def test_a_cancel_leaves_the_pull_to_others_that_wait_for_it(tmp_path: Path, opt
 def test_a_pull_has_one_deadline_in_all(tmp_path: Path, options: ContainerOptions, registry: Registry) -> None:
     # Given a registry that sends a piece every second, 40 in all, and an image that may take 4 seconds
     registry.pause_s = SLOW
-    with box_of(tmp_path / "box", replace(options, pull_s=4.0)) as box, opener_of(box) as opens:
+    with box_of(tmp_path / "box", replace(options, pull_s=4.0)) as (_, opens):
         first = opens("e1", f"{registry.address}/a/b")[1]
         assert until(lambda: registry.asked["a/b"] == 1)
         # When another open comes to wait for it; then both fail when the 4 seconds are over
@@ -181,7 +171,7 @@ def test_a_pull_has_one_deadline_in_all(tmp_path: Path, options: ContainerOption
 
 
 def test_closing_the_sandbox_ends_every_open(tmp_path: Path, options: ContainerOptions, hangs: str) -> None:
-    with box_of(tmp_path / "box", replace(options, starting_limit=1)) as box, opener_of(box) as opens:
+    with box_of(tmp_path / "box", replace(options, starting_limit=1)) as (box, opens):
         both = [opens("e1", hangs)]
         assert until(lambda: both[0][0].phase.startswith("starting"))
         both.append(opens("e2", hangs))

@@ -2,53 +2,56 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from multiprocessing import Pipe, get_context
 from pathlib import Path
 
 import pytest
 
-from tangram.errors import InvalidAction
+from tangram.errors import InvalidAction, TangramError
+from tangram.settings import Settings
+from workers.cpu.cores import CoreMap
 from workers.cpu.docker.options import ContainerOptions
+from workers.start import _container_sandbox
 
 from .conftest import needed
 
-ROOT = Path(__file__).parents[2]
-START = """
-import sys
-from app.services_file import ConfigError
-from tangram.errors import TangramError
-from tangram.settings import Settings
-from workers.cpu.cores import CoreMap
-from workers.start import _container_sandbox
-from pathlib import Path
-try:
-    _container_sandbox(Path(sys.argv[1]), CoreMap.of_this_process(), "tangram-test-refused", Settings(), "fixed").close()
-except TangramError as error:
-    print(f"{type(error).__name__}: {error}")
-"""
-
-
-def said(base: Path, before: Sequence[str] = (), become: str = "") -> str:
-    """Start a container sandbox as a worker does, in a process of its own, and return what it says."""
-    env = {**os.environ, "TANGRAM_SANDBOX": "docker"}
-    argv = [*before, sys.executable, "-c", START.replace("try:", f"{become}\ntry:"), str(base)]
-    done = subprocess.run(argv, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
-    return done.stdout
+NEW_MOUNTS = 0x20000
 
 
 @pytest.fixture
-def says(tmp_path: Path, image: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Give what does the same in this process, for a worker with these variables and the rights of this process."""
+def says(tmp_path: Path, image: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Give what starts a container sandbox as a worker with these variables does, and returns what that says."""
 
     def start(**variables: str) -> str:
         for name, value in {"TANGRAM_SANDBOX": "docker", **variables}.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr(sys, "argv", ["", str(tmp_path)])
-        exec(compile(START, "start", "exec"), {})
-        return capsys.readouterr().out
+        try:
+            _container_sandbox(tmp_path, CoreMap.of_this_process(), "tangram-test-refused", Settings(), "fixed").close()
+        except TangramError as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    return start
+
+
+@pytest.fixture
+def says_elsewhere(says: Callable[..., str]) -> Callable[[Callable[[], object]], str]:
+    """Give what does the same in a fork of this process, which has become something else first; that needs root."""
+    needed("" if os.geteuid() == 0 else "changing mounts and users needs root")
+
+    def start(become: Callable[[], object]) -> str:
+        hears, tells = Pipe(duplex=False)
+        process = get_context("fork").Process(target=lambda: (become(), tells.send(says())))
+        process.start()
+        tells.close()
+        try:
+            return str(hears.recv())
+        finally:
+            process.join(60)
 
     return start
 
@@ -66,36 +69,38 @@ def test_a_worker_that_may_use_the_engine_and_write_control_groups_starts(says: 
     ],
     ids=["read-only", "another view", "not mounted"],
 )
-def test_a_worker_that_cannot_write_control_groups_does_not_start(tmp_path: Path, image: str, before: str, reason: str) -> None:
-    needed("" if os.geteuid() == 0 else "changing mounts needs root")
+def test_a_worker_that_cannot_write_control_groups_does_not_start(says_elsewhere: Callable[..., str], before: str, reason: str) -> None:
     needed("" if Path("/sys/fs/cgroup/cpu").exists() or "mount --bind" not in before else "control groups are of version 2")
-    refused = said(tmp_path, ["unshare", "--mount", "sh", "-c", f'{before}; exec "$@"', "sh"])
+
+    def change_mounts() -> None:
+        assert ctypes.CDLL(None).unshare(NEW_MOUNTS) == 0
+        subprocess.run(["sh", "-ec", f"mount --make-rprivate /; {before}"], check=True)
+
+    refused = says_elsewhere(change_mounts)
     assert refused.startswith("EngineUnavailable: ")
     assert reason in refused
     assert "must be root and have the host's control groups, writable, at /sys/fs/cgroup" in refused
-    assert refused.count("\n") == 1
+    assert "\n" not in refused
 
 
-def test_a_worker_that_is_not_root_does_not_start(tmp_path: Path, image: str) -> None:
-    needed("" if os.geteuid() == 0 else "becoming another user needs root")
-    become = "import os, workers.cpu.docker.sandbox; os.setgid(os.stat('/var/run/docker.sock').st_gid); os.setuid(65534);"
-    refused = said(tmp_path, become=become)
+def test_a_worker_that_is_not_root_does_not_start(says_elsewhere: Callable[..., str]) -> None:
+    refused = says_elsewhere(lambda: (os.setgid(os.stat("/var/run/docker.sock").st_gid), os.setuid(65534)))
     assert refused.startswith("EngineUnavailable: control groups cannot be written by user 65534: a worker with containers must be root")
-    assert refused.count("\n") == 1
+    assert "\n" not in refused
 
 
 def test_an_allow_list_is_refused_and_the_alternative_named(says: Callable[..., str]) -> None:
     refused = says(TANGRAM_CONTAINER_ALLOW="10.0.0.5:443")
     assert refused == (
         "ConfigError: TANGRAM_CONTAINER_ALLOW is not supported: "
-        "let TANGRAM_CONTAINER_NETWORK name a Docker network with an egress proxy (docs/containers.md)\n"
+        "let TANGRAM_CONTAINER_NETWORK name a Docker network with an egress proxy (docs/containers.md)"
     )
 
 
 def test_a_network_that_the_engine_does_not_have_is_refused(says: Callable[..., str]) -> None:
     refused = says(TANGRAM_CONTAINER_NETWORK="no-such-network")
     assert refused == (
-        "EngineUnavailable: the Docker engine has no network 'no-such-network': make it with `docker network create no-such-network`\n"
+        "EngineUnavailable: the Docker engine has no network 'no-such-network': make it with `docker network create no-such-network`"
     )
 
 

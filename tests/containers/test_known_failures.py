@@ -10,6 +10,7 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ from workers.cpu.shell import session
 
 from .conftest import node_name
 from .images import make_with_volume
-from .support import box_of, containers, docker, pauses
+from .support import box_of, containers, docker, engine, pauses
 
 pytestmark = pytest.mark.real
 
@@ -39,22 +40,13 @@ def volume_image(image: str) -> str:
     return make_with_volume()
 
 
+def inspected(node: str) -> list[dict[str, Any]]:
+    return [engine().inspect_container(each) for each in containers(node)]
+
+
 def volumes_of(node: str) -> set[str]:
     """Return the folders of the volumes that a node's containers have, on this machine."""
-    ids = containers(node)
-    shown = (
-        docker("inspect", "--format", '{{range .Mounts}}{{if eq .Type "volume"}}{{.Source}}{{end}}{{end}}', *ids).splitlines()
-        if ids
-        else []
-    )
-    return set(filter(None, shown))
-
-
-def networks_of(node: str) -> set[str]:
-    lines = docker(
-        "inspect", "--format", "{{range $name, $_ := .NetworkSettings.Networks}}{{$name}} {{end}}", *containers(node)
-    ).splitlines()
-    return {word for line in lines for word in line.split()}
+    return {mount["Source"] for each in inspected(node) for mount in each["Mounts"] if mount["Type"] == "volume"}
 
 
 def test_anonymous_volumes_do_not_fill_the_disk(volume_image: str, options: ContainerOptions, tmp_path: Path) -> None:
@@ -72,7 +64,7 @@ def test_anonymous_volumes_do_not_fill_the_disk(volume_image: str, options: Cont
         list(threads.map(use, range(MANY)))
         volumes = volumes_of(node)
         assert len(volumes) == MANY and all(os.path.exists(f"{volume}/file") for volume in volumes)
-        assert networks_of(node) == {"none"}
+        assert {name for each in inspected(node) for name in each["NetworkSettings"]["Networks"]} == {"none"}
         # When half are closed one by one, and the rest with the worker
         list(threads.map(lambda number: box.close_environment(f"e{number}"), range(0, MANY, 2)))
         assert len(volumes_of(node)) == MANY // 2

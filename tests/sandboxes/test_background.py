@@ -14,8 +14,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.workers_cpu.support import HERE, RUN, in_background, needs_two_cores, printed, processes_with, running, sleepers, until
-from workers.cpu.abstract import Environment, ExecRequest, Execution, Holding, Sandbox, Usage
+from tests.workers_cpu.support import (
+    HERE,
+    RUN,
+    cpu_groups,
+    in_background,
+    needs_two_cores,
+    printed,
+    processes_with,
+    running,
+    sleepers,
+    until,
+)
+from workers.cpu.abstract import Environment, ExecOutcome, ExecRequest, Execution, Holding, Sandbox, Usage
+from workers.cpu.docker.environment import ContainerEnvironment
 from workers.cpu.errors import ContainerFailed, SessionUnavailable
 from workers.cpu.process import tree
 from workers.cpu.process.backend import ProcessBackend
@@ -23,7 +35,7 @@ from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.sandbox import ProcessSandbox
 
 from .conftest import KINDS, Boxes, Kind, params
-from .support import is_held_back, weight_of
+from .support import counts_for, is_held_back, weight_of
 from .test_grants import masks
 
 FIRST, BACK = Holding((HERE[0],)), Holding(background=True)
@@ -72,6 +84,19 @@ def used(execution: Execution) -> Usage:
     return execution.used() or Usage(cpu_s=0.0)
 
 
+def has_stood(execution: Execution, outcomes: list[ExecOutcome]) -> bool:
+    """Wait until a command of one second has stood for longer, and was looked at."""
+    began = time.monotonic()
+    return until(lambda: (time.monotonic() > began + 1.5 and execution.used() is not None) or bool(outcomes))
+
+
+def has_lacked_a_core_alone(outcomes: list[ExecOutcome]) -> bool:
+    """Wait for the end of a command; say whether it succeeded, and has waited in the background."""
+    assert until(lambda: bool(outcomes))
+    (outcome,) = outcomes
+    return (outcome.status, outcome.exit_code, outcome.background_s > 0) == ("succeeded", 0, True)
+
+
 TREE = "setsid sleep {0} & (sh -c 'sleep {0}; :' &) ; sleep {0} & wait"
 
 
@@ -85,12 +110,6 @@ def test_a_command_goes_to_the_background_and_comes_back_with_all_its_processes(
             execution.resize(FIRST)
             assert sandbox.background == "affinity" or not any(in_background(pid, sandbox.background) for pid in pids)
             assert masks(pids) == [{HERE[0]}] * 3
-
-
-def test_a_command_starts_in_the_background_and_gets_its_dop(sandbox: Sandbox, env: Environment) -> None:
-    with running(env, f"echo $TANGRAM_DOP >dop; sleep 301.25{RUN}", BACK, dop=3):
-        assert in_background(sleepers(f"301.25{RUN}")[0], sandbox.background)
-        assert env.read_file("dop") == b"3\n"
 
 
 @on_one_core
@@ -112,33 +131,26 @@ def test_what_a_command_gets_in_the_background_is_counted_apart(env: Environment
         assert until(lambda: used(execution).background_cpu_s > before.background_cpu_s, 200.0)
 
 
-@pytest.mark.parametrize("holding", [FIRST, BACK], ids=["foreground", "background"])
-def test_what_a_command_leaves_behind_is_held_back_until_the_next_command(
-    kind: Kind, sandbox: Sandbox, env: Environment, holding: Holding
+@pytest.mark.parametrize(
+    ("holding", "session"),
+    [(FIRST, "server"), (BACK, "server"), (Holding(), "test")],
+    ids=["left in the foreground", "left in the background", "of another session"],
+)
+def test_what_a_command_left_is_held_back_until_there_is_a_command_and_goes_where_that_is(
+    kind: Kind, sandbox: Sandbox, env: Environment, holding: Holding, session: str
 ) -> None:
-    command = f"sleep 301.75{RUN} >/dev/null 2>&1 & (sleep 301.75{RUN} >/dev/null 2>&1 &)"
-    env.start(ExecRequest(action_id="a", command=command, holding=holding)).wait()
-    pids = sleepers(f"301.75{RUN}", 2)
-    assert all(is_held_back(kind, sandbox, pid) for pid in pids)
-    with running(env, f"sleep 302.75{RUN}", FIRST):
-        every = [*pids, *sleepers(f"302.75{RUN}")]
-        assert masks(every) == [{HERE[0]}] * 3
-        assert sandbox.background == "affinity" or not any(is_held_back(kind, sandbox, pid) for pid in every)
-    assert all(is_held_back(kind, sandbox, pid) for pid in pids)
-
-
-def test_what_a_command_left_goes_where_a_command_of_another_session_is(kind: Kind, sandbox: Sandbox, env: Environment) -> None:
     def is_ordinary(pid: int) -> bool:
         return sandbox.background == "affinity" or not is_held_back(kind, sandbox, pid)
 
-    printed(env, f"sleep 303.25{RUN} >/dev/null 2>&1 & (sleep 303.25{RUN} >/dev/null 2>&1 &)", session="server")
+    command = f"sleep 303.25{RUN} >/dev/null 2>&1 & (sleep 303.25{RUN} >/dev/null 2>&1 &)"
+    env.start(ExecRequest(action_id="a", command=command, holding=holding, session="server")).wait()
     pids = sleepers(f"303.25{RUN}", 2)
     assert all(is_held_back(kind, sandbox, pid) for pid in pids)
-    # When a command of another session runs in the foreground; then it is there too, on the cores of that
-    with running(env, f"sleep 303.5{RUN}", FIRST, session="test") as (execution, _):
-        sleepers(f"303.5{RUN}")
-        assert masks(pids) == [{HERE[0]}] * 2
-        assert all(map(is_ordinary, pids))
+    # When a command runs in the foreground; then it is there too, on the cores of that
+    with running(env, f"sleep 303.5{RUN}", FIRST, session=session) as (execution, _):
+        every = [*pids, *sleepers(f"303.5{RUN}")]
+        assert masks(every) == [{HERE[0]}] * 3
+        assert all(map(is_ordinary, every))
         # And so is what a command leaves meanwhile
         printed(env, f"sleep 303.875{RUN} >/dev/null 2>&1 &", session="another")
         (late,) = sleepers(f"303.875{RUN}")
@@ -151,12 +163,14 @@ def test_what_a_command_left_goes_where_a_command_of_another_session_is(kind: Ki
     assert all(is_held_back(kind, sandbox, pid) for pid in (*pids, late))
 
 
-def test_what_a_command_starts_in_the_background_is_there_too(sandbox: Sandbox, env: Environment) -> None:
+def test_a_command_starts_in_the_background_with_its_dop_and_all_that_it_starts(sandbox: Sandbox, env: Environment) -> None:
     nap = f"303.9375{RUN}"
-    with running(env, f"until [ -e go ]; do sleep 0.01; done; setsid sleep {nap} & (setsid sleep {nap} &); wait", BACK):
+    starts = f"echo $TANGRAM_DOP >dop; until [ -e go ]; do sleep 0.01; done; setsid sleep {nap} & (setsid sleep {nap} &); wait"
+    with running(env, starts, BACK, dop=3):
         env.write_file("go", b"")
         assert until(lambda: len(processes_with(f"sleep\x00{nap}\x00")) == 2, 200.0)
         assert until(lambda: all(in_background(pid, sandbox.background) for pid in sleepers(nap, 2)))
+        assert env.read_file("dop") == b"3\n"
 
 
 @pytest.mark.parametrize("error", [ContainerFailed("the engine does not answer"), OSError("the group is gone")], ids=["engine", "group"])
@@ -185,14 +199,9 @@ def test_time_without_a_core_does_not_count(sandbox: Sandbox, env: Environment) 
         ends.enter_context(running(env, f"{others} & wait", Holding(tuple(cores)), session="others"))
         assert until(lambda: printed(env, "ls", session="look").count("busy-") == count)
         execution, outcomes = ends.enter_context(running(env, spin, BACK, timeout_s=1.0, output_timeout_s=1.0))
-        # When it has stood for longer than it may run, and was looked at
-        began = time.monotonic()
-        assert until(lambda: (time.monotonic() > began + 1.5 and execution.used() is not None) or bool(outcomes))
+        assert has_stood(execution, outcomes)
         env.write_file("go", b"")
-        assert until(lambda: bool(outcomes))
-    (outcome,) = outcomes
-    assert (outcome.status, outcome.exit_code) == ("succeeded", 0), outcome
-    assert outcome.background_s > 0
+        assert has_lacked_a_core_alone(outcomes), outcomes
 
 
 @on_one_core
@@ -202,14 +211,9 @@ def test_time_in_which_a_command_cannot_go_on_in_the_kernel_does_not_count(env: 
     with running(env, f"sh -c {shlex.quote(command)}", BACK, timeout_s=1.0, output_timeout_s=1.0) as (execution, outcomes):
         is_stuck = "until [ -e pid ] && grep -q '^State:.D' /proc/$(cat pid)/status; do sleep 0.05; done"
         assert printed(env, is_stuck, session="other") == ""
-        # When it has stood for longer than it may run, and was looked at
-        began = time.monotonic()
-        assert until(lambda: (time.monotonic() > began + 1.5 and execution.used() is not None) or bool(outcomes))
+        assert has_stood(execution, outcomes)
         assert printed(env, "echo on 1<>go", session="other") == ""
-        assert until(lambda: bool(outcomes))
-    (outcome,) = outcomes
-    assert (outcome.status, outcome.exit_code) == ("succeeded", 0), outcome
-    assert outcome.background_s > 0
+        assert has_lacked_a_core_alone(outcomes), outcomes
 
 
 def test_what_a_command_sleeps_in_the_background_is_execution(env: Environment) -> None:
@@ -239,6 +243,29 @@ def test_a_command_in_the_background_is_out_of_time_once_it_has_used_it(env: Env
     assert outcomes[0].status == "timed_out"
 
 
+# -- containers alone: what is written at which change is in `tests/containers/test_cgroup_v2.py` --------------------------
+
+
+def weight_of_container(env: ContainerEnvironment) -> int:
+    """Return for how many cores the container's own group counts. With version 2 its process 1 is in a leaf below it."""
+    return counts_for(group.parent if group.name == "init" else group for group in cpu_groups(env.container.pid))
+
+
+@pytest.mark.parametrize("place", params("container"))
+def test_a_container_counts_for_the_cores_of_its_commands(env: ContainerEnvironment) -> None:
+    # Given two commands of one environment, on two cores and on one; then each counts for its cores, the container for all
+    both = Holding(tuple(HERE[:2]))
+    with running(env, f"sleep 305.0625{RUN}", both) as (execution, _), running(env, f"sleep 305.1875{RUN}", FIRST, "other"):
+        (wide,), (narrow,) = sleepers(f"305.0625{RUN}"), sleepers(f"305.1875{RUN}")
+        assert (weight_of(wide), weight_of(narrow), weight_of_container(env)) == (2, 1, 3)
+        execution.resize(FIRST)
+        assert (weight_of(wide), weight_of_container(env)) == (1, 2)
+        execution.resize(BACK)
+        assert (in_background(wide, "cgroup"), weight_of_container(env)) == (True, 1)
+        execution.resize(both)
+        assert (weight_of(wide), weight_of_container(env)) == (2, 3)
+
+
 # -- processes alone ------------------------------------------------------------------------------------------------------
 
 of_processes = pytest.mark.parametrize("place", params(*MEANS))
@@ -250,14 +277,14 @@ by_groups = pytest.mark.parametrize("place", params("process-cgroup", "bubblewra
 def test_a_command_in_the_foreground_counts_for_its_cores(sandbox: ProcessSandbox, env: ProcessEnvironment) -> None:
     # Given commands one after the other on two cores, one, and again two; then each counts for so many where weights divide cores
     both = Holding(tuple(HERE[:2]))
-    for holding, counts_for in ((both, 2), (FIRST, 1), (both, 2)):
+    for holding, count in ((both, 2), (FIRST, 1), (both, 2)):
         with running(env, f"sleep 301.125{RUN}", holding) as (execution, _):
             (pid,) = sleepers(f"301.125{RUN}", 1)
-            assert weight_of(pid) == counts_for
+            assert weight_of(pid) == count
             # When it goes to the background and comes back, and gets fewer or more cores; then it counts for those that it has
             execution.resize(BACK)
             assert in_background(pid, "cgroup")
-            for other, more in ((holding, counts_for), (FIRST, 1), (both, 2)):
+            for other, more in ((holding, count), (FIRST, 1), (both, 2)):
                 execution.resize(other)
                 assert weight_of(pid) == more
             # Its end takes one core, wherever it runs

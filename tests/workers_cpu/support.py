@@ -39,28 +39,17 @@ def admit(
     command: str,
     *,
     cores: tuple[int, ...] = (),
-    session: str = "main",
     timeout_s: float | None = 120.0,
-    output_timeout_s: float | None = None,
     variables: dict[str, str] | None = None,
     **more: Any,
 ) -> Execution:
     """Admit a command, by default bounded so that a broken protocol fails a test instead of hanging it."""
-    request = ExecRequest(
-        action_id="a1",
-        command=command,
-        holding=Holding(cores),
-        session=session,
-        timeout_s=timeout_s,
-        output_timeout_s=output_timeout_s,
-        variables=variables or {},
-        **more,
-    )
-    return environment.start(request)
+    given = {"holding": Holding(cores), "timeout_s": timeout_s, "variables": variables or {}, **more}
+    return environment.start(ExecRequest(action_id="a1", command=command, **given))
 
 
-def run(environment: Environment, command: str, *, session: str = "main", variables: dict[str, str] | None = None) -> ExecOutcome:
-    return admit(environment, command, session=session, variables=variables).wait()
+def run(environment: Environment, command: str, **more: Any) -> ExecOutcome:
+    return admit(environment, command, **more).wait()
 
 
 def printed(environment: Environment, command: str, session: str = "main") -> str:
@@ -162,7 +151,12 @@ class Worker:
     hears: Connection
 
     def is_idle(self) -> bool:
-        return bool(self.hears.recv() == "over")
+        return self.end() is not None
+
+    def end(self) -> str | None:
+        """Wait until its commands are over; return the cause and the reason of the last one's end, None where it says something else."""
+        word, _, end = self.hears.recv().partition(" ")
+        return end if word == "over" else None
 
     def await_pause(self) -> None:
         assert self.hears.recv() == "paused"
@@ -179,6 +173,7 @@ def worker_to_be_killed(
     *commands: Asked,
     background: bool = False,
     grant_mb: int = 0,
+    memory_mb: int | None = None,
     side_by_side: Sequence[ExecRequest] = (),
     goes_on_with: Sequence[ExecRequest] = (),
     make: Callable[..., Sandbox] = ProcessSandbox,
@@ -199,13 +194,13 @@ def worker_to_be_killed(
             if last:
                 tells.send("running")
             request = ExecRequest(action_id="a", command=command, session=session, holding=Holding(background=background and last))
-            opened = box.open(EnvironmentSpec(id=environment))
+            opened = box.open(EnvironmentSpec(id=environment, memory_mb=memory_mb))
             with opened.allowance.action(grant_mb, (1, number)) if opened.allowance is not None else nullcontext():
-                opened.start(request).wait()
+                ended = opened.start(request).wait()
         threads = [threading.Thread(target=opened.start(request).wait) for request in (*side_by_side, *goes_on_with)]
         for thread in threads:
             thread.start()
-        tells.send("over")
+        tells.send(f"over {ended.cause}: {ended.reason}")
         signal.pause()
 
     worker = Worker(get_context("fork").Process(target=work), hears)
