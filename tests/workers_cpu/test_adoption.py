@@ -164,9 +164,12 @@ GROWS = "held = bytearray(200 << 20); print(len(held), flush=True)"
 """This is more than the kernel gives before the worker looks."""
 
 
-def let_go(base: Path) -> None:
+def kill_once_both_are_paused(worker: Worker, base: Path) -> None:
     (waits,) = base.rglob("waits")
     waits.rename(waits.with_name("go"))
+    worker.await_pause()
+    worker.await_pause()
+    worker.kill()
 
 
 def test_environments_of_a_worker_that_books_limits_go_on_in_one_that_grants_memory_by_action(tmp_path: Path) -> None:
@@ -192,10 +195,7 @@ def test_what_is_paused_for_memory_goes_on_in_the_next_worker_or_ends(tmp_path: 
     commands = [("server", "main", server), ("busy", "main", f"python3 -S -c '{GROWS}' {RUN}")]
     # When both are paused, and the worker is killed
     with to_be_killed(tmp_path, *commands, grant_mb=40, isolation=isolation, memory="elastic") as worker:
-        let_go(tmp_path)
-        worker.await_pause()
-        worker.await_pause()
-        worker.kill()
+        kill_once_both_are_paused(worker, tmp_path)
     with next_worker(tmp_path, isolation, "elastic") as box:
         # Then the command has ended, and the server is paused until more is allowed
         assert sorted(ids(box)) == ["busy", "server"] and not processes_with(f"{GROWS} {RUN}")
@@ -207,10 +207,7 @@ def test_what_is_paused_for_memory_goes_on_in_the_next_worker_or_ends(tmp_path: 
         assert printed(env, "until [ -s said ]; do sleep 0.01; done; cat said") == f"{200 << 20}\n"
     # And where no worker comes in time, both end
     with to_be_killed(tmp_path, *commands, grant_mb=40, isolation=isolation, memory="elastic", keep_s=0.5) as worker:
-        let_go(tmp_path)
-        worker.await_pause()
-        worker.await_pause()
-        worker.kill()
+        kill_once_both_are_paused(worker, tmp_path)
     assert until(lambda: not processes_with(f"318.25{RUN}") and not processes_with(f"{GROWS} {RUN}"))
     freezers = find_groups(tmp_path).freezer
     assert freezers is None or until(lambda: not glob(f"{freezers}-*"))

@@ -21,20 +21,20 @@ def test_a_core_that_computes_is_busy() -> None:
     assert 0 < found.since_last()["busy_cores"] <= len(cores)
 
 
-def test_made_up_cores_are_not_measured() -> None:
-    assert BusyCores(()).since_last() == {}
-
-
-@pytest.mark.parametrize("numbers", [(0, 1), (0, 2), ()], ids=["numbered anew", "one is offline", "no such file"])
+@pytest.mark.parametrize(
+    ("cores", "numbers"),
+    [((), (0, 1)), ((1, 3), (0, 1)), ((1, 3), (0, 2)), ((1, 3), ())],
+    ids=["made up", "numbered anew", "one is offline", "no such file"],
+)
 def test_cores_that_the_kernel_does_not_tell_of_are_not_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numbers: tuple[int, ...]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: tuple[int, ...], numbers: tuple[int, ...]
 ) -> None:
     # Given a kernel that tells of other cores than the worker may use, as in some containers
     stat = tmp_path / "stat"
     if numbers:
         stat.write_text("".join(f"cpu{number} 1 2 3 4 5 6 7 8 9 10\n" for number in numbers) + "intr 5\n", encoding="ascii")
     monkeypatch.setattr(busy, "STAT", stat)
-    assert BusyCores((1, 3)).since_last() == {}
+    assert BusyCores(cores).since_last() == {}
 
 
 def test_each_core_is_found_by_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

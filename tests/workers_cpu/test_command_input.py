@@ -55,9 +55,9 @@ def test_a_command_that_has_ended_takes_nothing_and_leaves_nothing() -> None:
 
 def test_messages_are_read_or_refused() -> None:
     assert [parse(what) for what in (["end"], ["signal", 2], ["size", 24, 80])] == [EndOfInput(), Signal(2), WindowSize(24, 80)]
-    too_long = words(b"x" * (GIVEN_BYTES + 1))
-    wrong = (["data"], ["data", "?"], too_long, ["end", 1], ["signal", 0], ["signal", "2"], ["size", 0, 80], ["size", 24], ["other"], [])
-    for what in wrong:
+    data = (["data"], ["data", "?"], words(b"x" * (GIVEN_BYTES + 1)))
+    signals, sizes = (["signal", 0], ["signal", 99], ["signal", "2"]), (["size", 0, 80], ["size", 24, 1 << 16], ["size", 24])
+    for what in (*data, *signals, *sizes, ["end", 1], ["other"], []):
         with pytest.raises((InvalidAction, ValueError)):
             parse(what)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from workers.cpu.abstract import ExecOutcome, Status
@@ -14,6 +16,12 @@ def ended(exit_code: int | None = 1, stdout: bytes = b"", stderr: bytes = b"", s
     )
 
 
+def kept(outcome: ExecOutcome, command: str, values: list[str]) -> dict[str, Any]:
+    found = excerpt_of(outcome, command, values, "failed")
+    assert found is not None
+    return found
+
+
 @pytest.mark.parametrize(
     ("outcome", "keeps"),
     [
@@ -24,14 +32,13 @@ def ended(exit_code: int | None = 1, stdout: bytes = b"", stderr: bytes = b"", s
     ],
 )
 def test_the_setting_says_of_which_ends_something_is_kept(outcome: ExecOutcome, keeps: dict[Kept, bool]) -> None:
-    for kept, is_there in keeps.items():
-        assert (excerpt_of(outcome, "true", [], kept) is not None) is is_there
+    for setting, is_there in keeps.items():
+        assert (excerpt_of(outcome, "true", [], setting) is not None) is is_there
 
 
 def test_the_last_lines_are_kept_within_bounds() -> None:
     numbers = "\n".join(map(str, range(1000)))
-    found = excerpt_of(ended(7, numbers.encode(), b"\xff" + b"x" * 10_000), "y" * 5000, [], "failed")
-    assert found is not None
+    found = kept(ended(7, numbers.encode(), b"\xff" + b"x" * 10_000), "y" * 5000, [])
     assert found["stdout"] == "\n".join(map(str, range(1000 - LINES, 1000)))
     assert found["stderr"] == "x" * STREAM_CHARACTERS
     assert len(found["command"]) == COMMAND_CHARACTERS
@@ -42,8 +49,7 @@ def test_the_last_lines_are_kept_within_bounds() -> None:
 def test_values_of_variables_are_blanked_out_wherever_they_begin(before: int) -> None:
     secrets = ["topsecret-0123456789-0123456789", "topsecret", "1", "é" * 1000]
     output = ("." * before + "topsecret-0123456789-0123456789 and topsecret 1 " + "é" * 1000).encode()
-    found = excerpt_of(ended(1, output, output), f"curl -H {secrets[0]}", secrets, "failed")
-    assert found is not None
+    found = kept(ended(1, output, output), f"curl -H {secrets[0]}", secrets)
     assert found["command"] == f"curl -H {BLANK}"
     assert found["stdout"] == found["stderr"]
     assert found["stdout"].endswith(f"{BLANK} and {BLANK} 1 {BLANK}")
@@ -52,22 +58,19 @@ def test_values_of_variables_are_blanked_out_wherever_they_begin(before: int) ->
 
 def test_a_value_that_is_printed_again_and_again_leaves_no_part_of_itself() -> None:
     secret = "0123456789" * 50
-    found = excerpt_of(ended(1, secret.encode() * 1000), "true", [secret], "failed")
-    assert found is not None
+    found = kept(ended(1, secret.encode() * 1000), "true", [secret])
     assert not set("0123456789") & set(found["stdout"])
 
 
 def test_lines_of_a_value_are_blanked_out_where_they_end_otherwise() -> None:
     key = ["-----BEGIN-----\nMIIEpAIB\n-----END-----\n", "\n" * 20]
-    found = excerpt_of(ended(1, b"-----BEGIN-----\r\nMIIEpAIB\r\n", b"MIIEpAIB is no key"), "echo ' '", key, "failed")
-    assert found is not None
+    found = kept(ended(1, b"-----BEGIN-----\r\nMIIEpAIB\r\n", b"MIIEpAIB is no key"), "echo ' '", key)
     assert (found["command"], found["stdout"], found["stderr"]) == ("echo ' '", f"{BLANK}\n{BLANK}", f"{BLANK} is no key")
 
 
 def test_what_is_cut_or_overlaps_leaves_no_part_of_a_value() -> None:
     command = "." * (COMMAND_CHARACTERS - 4) + "topsecret"
-    found = excerpt_of(ended(1, b"topsecretary"), command, ["topsecret", "secretary"], "failed")
-    assert found is not None
+    found = kept(ended(1, b"topsecretary"), command, ["topsecret", "secretary"])
     assert (found["stdout"], "top" in found["command"], len(found["command"])) == (BLANK, False, COMMAND_CHARACTERS)
 
 

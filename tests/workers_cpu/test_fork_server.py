@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -27,9 +28,8 @@ KEEP_S = 120.0
 @pytest.fixture
 def sandbox_alone(tmp_path: Path) -> Iterator[ProcessSandbox]:
     """Give a sandbox whose sessions print the host's ids."""
-    box = make(tmp_path / "box", "none")
-    yield box
-    box.close()
+    with closing(make(tmp_path / "box", "none")) as box:
+        yield box
 
 
 def fork_server_of(box: ProcessSandbox) -> int:

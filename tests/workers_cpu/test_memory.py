@@ -1,21 +1,25 @@
-"""`memory_mb` of an environment holds where the worker may write control groups, and a command that hits it says so."""
+"""`memory_mb` of an environment holds where the worker may write control groups; how memory is measured and watched."""
 
 from __future__ import annotations
 
 import errno
 import os
+import queue
 import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from workers.cpu import control_files
 from workers.cpu.abstract import EnvironmentSpec
 from workers.cpu.errors import SandboxError
+from workers.cpu.memory.allowance import Allowance
 from workers.cpu.memory.controls import ControlsV2, Use
+from workers.cpu.memory.watcher import Watcher
 from workers.cpu.process import groups
 from workers.cpu.process.background import GroupBackground
 from workers.cpu.process.groups import LEAF, Groups, find_groups, make_room
@@ -72,11 +76,6 @@ def test_an_environment_whose_memory_cannot_be_bounded_leaves_nothing(bounded: P
     assert printed(bounded.open(EnvironmentSpec(id=f"odd-{RUN}")), "ls -A") == ""
 
 
-def test_an_environment_whose_memory_is_fixed_has_nothing_to_pause_it(bounded: ProcessSandbox) -> None:
-    env = bounded.open(EnvironmentSpec(id=f"fixed-{RUN}", memory_mb=64))
-    assert env.allowance is None and not list(Path(groups.ROOT).glob(f"freezer/**/*-fixed-{RUN}"))
-
-
 def test_an_environment_that_names_no_memory_has_a_part_of_that_of_all(bounded: ProcessSandbox) -> None:
     env = bounded.open(EnvironmentSpec(id=f"plain-{RUN}"))
     (folder,) = groups_like(f"plain-{RUN}")
@@ -86,6 +85,8 @@ def test_an_environment_that_names_no_memory_has_a_part_of_that_of_all(bounded: 
     assert run(env, EATS_100_MB).cause == "out_of_memory"
     # And where memory is short on the machine, the kernel would end it before the worker
     assert printed(env, "cat /proc/self/oom_score_adj") == "1000\n"
+    # And since its memory is fixed, nothing is there to pause it
+    assert env.allowance is None and not list(Path(groups.ROOT).glob(f"freezer/**/*-plain-{RUN}"))
 
 
 def test_a_program_that_ends_as_the_memory_of_all_environments_is_full_has_not_failed(bounded: ProcessSandbox) -> None:
@@ -261,3 +262,27 @@ def test_a_large_file_that_is_removed_while_memory_is_measured_does_not_read_as_
     removing.start()
     assert ControlsV2(str(tmp_path)).use() == Use(held=20 * MIB, cache=0)
     removing.join()
+
+
+class Idle:
+    """Says at each look that the next one has time."""
+
+    environment = "e"
+
+    def __init__(self) -> None:
+        self.looks: queue.Queue[None] = queue.Queue()
+
+    def look(self) -> float:
+        self.looks.put(None)
+        return 3600.0
+
+
+def test_an_environment_that_need_not_be_looked_at_for_long_is_looked_at_once_an_action_begins() -> None:
+    with closing(Watcher()) as watcher:
+        idle = Idle()
+        allowance = cast(Allowance, idle)
+        watcher.watch(allowance)
+        for patience_s in (0.02, 0.04, 0.0):
+            idle.looks.get(timeout=60)
+            watcher.look_within(allowance, patience_s)
+        idle.looks.get(timeout=60)

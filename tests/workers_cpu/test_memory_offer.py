@@ -39,15 +39,13 @@ def test_where_they_cannot_limits_are_booked_and_it_is_a_warning_if_that_was_not
     assert (description, why, made.level) == ({"memory_mb": 100}, CANNOT, level)
 
 
-def test_limits_are_booked_where_that_is_asked_for_and_nothing_is_said() -> None:
-    description, why, made = offered(memory="fixed", memory_mb=TOO_MUCH_MB)
-    assert (description, why, made.memory) == ({"memory_mb": TOO_MUCH_MB}, "", "fixed")
-
-
-def test_a_node_that_is_to_offer_more_than_there_is_books_limits_unless_it_is_to_grant_by_action() -> None:
-    description, why, made = offered(memory_mb=TOO_MUCH_MB)
-    assert (description, made.memory) == ({"memory_mb": TOO_MUCH_MB}, "fixed")
-    assert why == f"TANGRAM_MEMORY_MB={TOO_MUCH_MB} is more than the {usable_mb()} MB that are there"
+@pytest.mark.parametrize(
+    ("memory", "why"),
+    [("fixed", ""), ("auto", f"TANGRAM_MEMORY_MB={TOO_MUCH_MB} is more than the {usable_mb()} MB that are there")],
+)
+def test_a_node_that_is_to_offer_more_than_there_is_books_limits_unless_it_is_to_grant_by_action(memory: str, why: str) -> None:
+    description, said, made = offered(memory=memory, memory_mb=TOO_MUCH_MB)
+    assert (description, said, made.memory) == ({"memory_mb": TOO_MUCH_MB}, why, "fixed")
     assert offered(memory="elastic", memory_mb=TOO_MUCH_MB)[0]["memory_mb"] < usable_mb()
 
 

@@ -33,6 +33,7 @@ def played(monkeypatch: pytest.MonkeyPatch, totals: list[float | None], busy: It
     for meter.found_s, meter.busy in zip(totals, busy, strict=False):
         now[0] += 0.5
         meter.sample()
+    assert meter.usage is not None
     return meter
 
 
@@ -40,7 +41,6 @@ def test_a_total_that_falls_does_not_make_a_command_wait(monkeypatch: pytest.Mon
     # Given a command with a full core, whose children end without being waited for, so that what they used is in no count
     meter = played(monkeypatch, [0.5, 1.0, 1.5, 0.0, 0.5, 1.0, 1.5, 0.0])
     # When it is sampled; then it has waited only for what no sample has found
-    assert meter.usage is not None
     assert meter.waited_s == pytest.approx(1.0)
     assert (meter.usage.cpu_s, meter.usage.background_cpu_s) == pytest.approx((3.0, 3.0))
 
@@ -49,7 +49,6 @@ def test_what_a_sample_missed_counts_only_for_the_time_that_passed(monkeypatch: 
     # Given a process with many core-seconds that one sample misses; when the next finds it; then it has not used them since
     monkeypatch.setattr(backend, "_CORES", 2)
     meter = played(monkeypatch, [0.5, 900.0, 0.5, 900.5])
-    assert meter.usage is not None
     assert meter.usage.background_cpu_s < 3.1
 
 
@@ -74,7 +73,6 @@ def test_a_command_lacks_a_core_where_it_wants_one_and_gets_none(
 
 def test_a_sample_that_finds_nothing_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     meter = played(monkeypatch, [0.5, None, 1.5])
-    assert meter.usage is not None
     assert meter.usage.cpu_s == pytest.approx(1.5)
 
 

@@ -59,6 +59,13 @@ def test_a_killed_supervisor_leaves_nothing_and_is_replaced(host_env: ProcessEnv
     assert printed(host_env, "echo alive") == "alive\n"
 
 
+def with_shell(folder: Path, script: str, **more: float) -> ProcessSandbox:
+    """Make a sandbox whose shell is a script."""
+    (folder / "a-shell").write_text(script)
+    (folder / "a-shell").chmod(0o755)
+    return ProcessSandbox(folder / "box", isolation="none", shell=str(folder / "a-shell"), **more)
+
+
 @pytest.mark.parametrize(
     ("script", "reason"),
     [
@@ -68,9 +75,7 @@ def test_a_killed_supervisor_leaves_nothing_and_is_replaced(host_env: ProcessEnv
     ids=["hangs", "has no interpreter"],
 )
 def test_a_shell_that_does_not_come_up_fails_the_command_with_the_reason(tmp_path: Path, script: str, reason: str) -> None:
-    (tmp_path / "a-shell").write_text(script)
-    (tmp_path / "a-shell").chmod(0o755)
-    with closing(ProcessSandbox(tmp_path / "box", isolation="none", shell=str(tmp_path / "a-shell"), start_timeout_s=0.2)) as box:
+    with closing(with_shell(tmp_path, script, start_timeout_s=0.2)) as box:
         outcome = run(open_one(box), "true")
         assert outcome.status == "failed" and re.search(reason, outcome.reason), outcome
         assert not processes_with(f"312.25{RUN}")
@@ -204,9 +209,8 @@ def test_what_a_program_writes_without_end_gets_a_part_of_the_workers_time(monke
 
 def test_a_command_that_earlier_ones_let_no_shell_come_to_runs_without_them_or_fails_by_their_fault(tmp_path: Path) -> None:
     # Given shells that are killed as long as a process of another session lives
-    (tmp_path / "a-shell").write_text(f'#!/bin/sh\nkill -0 "$(cat {tmp_path}/pid)" 2>/dev/null && kill -9 $$\nexec /bin/sh "$@"\n')
-    (tmp_path / "a-shell").chmod(0o755)
-    with closing(ProcessSandbox(tmp_path / "box", shell=str(tmp_path / "a-shell"), isolation="none")) as box:
+    script = f'#!/bin/sh\nkill -0 "$(cat {tmp_path}/pid)" 2>/dev/null && kill -9 $$\nexec /bin/sh "$@"\n'
+    with closing(with_shell(tmp_path, script)) as box:
         env = open_one(box)
         # When that was left; then it is ended, and the command runs
         printed(env, f"sleep 312.375{RUN} >/dev/null & echo $! >{tmp_path}/pid", session="other")
