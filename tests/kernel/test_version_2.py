@@ -38,7 +38,6 @@ LEFT_OUT = {
     "cannot_bound_memory": "no control group, so nothing of version 2",
     "container": "the controller cpuset",
     "affinity": "no control group, so nothing of version 2",
-    "many_environments_that_grow": "minutes on one processor",
     "counts_for_its_cores": "two cores",
     "has_left_its_control_group": "two cores",
     "in_version_1": "version 1",

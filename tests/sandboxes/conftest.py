@@ -73,6 +73,9 @@ EVERY_SHELL = params("process-bash", "process-sh", "container-busybox")
 
 BASH = params("process-bash", "container-bash")
 
+own_root = pytest.mark.parametrize("place", params("bubblewrap", "container"))
+"""For what plain processes do not promise: their commands reach the host, and so do their files."""
+
 MAX_FILE_BYTES = 1 << 20
 """The most that passes in or out of the sandboxes of these tests in one piece."""
 

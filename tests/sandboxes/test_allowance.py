@@ -20,19 +20,16 @@ from workers.cpu.abstract import Environment, EnvironmentSpec, ExecOutcome, Sand
 from workers.cpu.memory.allowance import ActionMemory, Allowance
 from workers.cpu.tasks import measured
 
-from .conftest import Kind, params
+from .conftest import params
 from .support import Clock
 from .test_output import exists
+
+pytestmark = pytest.mark.parametrize("place", params("process-elastic", "bubblewrap-elastic", "container-elastic"))
 
 LIMIT_MB, GRANT_MB = 300, 40
 TAKES_100_MB = "python3 -S -c 'print(len(bytearray(100 << 20)))'"
 TOOK_100_MB = f"{100 << 20}\n".encode()
 numbers, serials = count(), count(1)
-
-
-@pytest.fixture(params=params("process-elastic", "bubblewrap-elastic", "container-elastic"))
-def place(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 @dataclass
@@ -178,15 +175,18 @@ def test_what_a_command_leaves_running_is_held_and_is_paused_when_it_grows(env: 
     assert second.resident_mb is not None and second.resident_mb >= 60
 
 
-def test_others_in_a_paused_environment_do_not_fail_meanwhile(env: Environment, scheduler: Scheduler) -> None:
+def test_others_in_a_paused_environment_do_not_fail_meanwhile(sandbox: Sandbox, env: Environment, scheduler: Scheduler) -> None:
     starts = "( while :; do /bin/true || echo failed >> failed; done ) >/dev/null 2>&1 & "
     grows = f"{starts} python3 -S grows.py go; kill $!; wait 2>/dev/null; cat failed 2>/dev/null; true"
     env.write_file("grows.py", GROWS.encode())
     with paused(env, scheduler, grows) as one:
         assert until(lambda: allowance_of(env).paused_s() > 0.3)
+        # And the scheduler is told again as long as that lasts
+        assert env.spec.id in [report["environment"] for report in sandbox.watcher.wanted()]
         env.write_file("go", b"")
         scheduler.allow(allowance_of(env), LIMIT_MB)
         assert one.outcome().stdout == f"{50 << 20}\n".encode()
+    assert env.spec.id not in [report["environment"] for report in sandbox.watcher.wanted()]
 
 
 def test_a_command_that_reads_large_files_is_not_paused(env: Environment, scheduler: Scheduler) -> None:
@@ -246,39 +246,3 @@ def test_a_command_in_a_fresh_session_waits_while_its_environment_is_paused(env:
             assert third.outcome().status == "cancelled" and not other.outcomes
         scheduler.allow(allowance_of(env), LIMIT_MB)
         assert other.outcome().stdout == b"other\n" and one.outcome().stdout == TOOK_100_MB
-
-
-def test_what_is_out_of_date_is_dropped(env: Environment, scheduler: Scheduler) -> None:
-    allowance = allowance_of(env)
-    with paused(env, scheduler) as one:
-        # Given an allowance of a scheduler that has been replaced; when it comes; then nothing happens, and the wish is repeated
-        allowance.allow(200, (0, 9))
-        assert allowance.is_paused
-        assert [report["environment"] for report in wanted(scheduler, env)] == [env.spec.id]
-        allowance.allow(200, (2, 1))
-        assert one.outcome().stdout == TOOK_100_MB
-    # And one that comes when the command is over for which it was meant does not count
-    allowance.allow(250, (2, 2))
-    assert allowance.allowed_mb < 2 * HEADROOM_MB and not wanted(scheduler, env)
-
-
-def wanted(scheduler: Scheduler, environment: Environment) -> list[dict[str, object]]:
-    found = allowance_of(environment)._watcher.wanted()
-    return [report for report in found if report["environment"] in scheduler.known]
-
-
-def test_many_environments_that_grow_at_once_all_end_right(opened: Callable[[], Environment], kind: Kind, scheduler: Scheduler) -> None:
-    # Given many that want 100 MB, of which none gets any at first
-    environments = [opened() for _ in range(3 if kind.is_container else 8)]
-    scheduler.answer = lambda allowance: allowance.allowed_mb  # which changes nothing
-
-    def work(environment: Environment) -> ExecOutcome:
-        return granted(environment, TAKES_100_MB)[0]
-
-    with ThreadPoolExecutor(len(environments)) as pool:
-        outcomes = [pool.submit(work, environment) for environment in environments]
-        assert until(lambda: all(allowance_of(each).is_paused for each in environments))
-        for environment, outcome in zip(environments, outcomes, strict=True):
-            assert not outcome.done()
-            scheduler.allow(allowance_of(environment), LIMIT_MB)
-            assert outcome.result(60).stdout == TOOK_100_MB

@@ -80,11 +80,12 @@ def test_merged_output_is_in_the_order_of_writing(shell_env: Environment) -> Non
 
 
 def test_a_text_of_any_length_runs(shell_env: Environment) -> None:
-    text = f"cat >/dev/null <<'END'\n{'it is long ' * 30_000}\nEND\necho $# $0 \"$1\"; exit 4"
+    long = "".join(f"line {number} 'quoted'\n" for number in range(20_000))
+    text = f"cat >big <<'END'\n{long}END\necho $# $0 \"$1\"; exit 4"
     for interpreter in (SH, ["sh", "-ec"], ["env", "-i", "PATH=/bin:/usr/bin", *SH]):
         done = admit(shell_env, text, interpreter=interpreter).wait()
         assert (done.exit_code, done.stdout, done.stderr) == (4, b"0 sh \n", b""), interpreter
-    assert run(shell_env, text).exit_code == 4
+    assert run(shell_env, text).exit_code == 4 and shell_env.read_file("big").decode() == long
 
 
 def test_what_no_program_can_be_handed_is_refused(env: Environment) -> None:

@@ -25,7 +25,7 @@ from tests.workers_cpu.support import printed
 from workers.cpu.abstract import Environment, ExecRequest
 from workers.cpu.errors import SandboxError
 
-from .conftest import Kind
+from .conftest import own_root
 
 
 class Carried:
@@ -107,16 +107,6 @@ def test_what_a_read_returns_is_bounded_and_a_download_is_not(env: Environment, 
     assert (tmp_path / "deep" / "f").read_bytes() == bytes(50_000)
 
 
-def test_a_download_that_has_no_local_room_leaves_nothing_behind(env: Environment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    sent = Sent(env, limit=2000)
-    printed(env, "cd; mkdir d; head -c 5000 /dev/zero >d/f")
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
-    with pytest.raises(FileNotFoundError):
-        sent.files.download("d", tmp_path / "d")
-    assert sent.through
-    assert not any(sent.files.exists(path) for path in sent.through)
-
-
 def test_a_transfer_is_in_memory_once(tmp_path: Path) -> None:
     size, place = 24 << 20, Place("j", "t", "e")
 
@@ -151,10 +141,13 @@ def test_what_is_too_large_for_a_text_and_an_output_goes_through_a_file_that_is_
     assert sent.files.read(list(given)) == given
     sent.files.download("~", tmp_path / "all")
     assert (tmp_path / "all" / "f3").read_bytes() == given["f3"]
-    # Also where it goes wrong
+    # Also where it goes wrong, as there is no room here
     with pytest.raises(ActionRefused):
         sent.files.write({"f0/below": os.urandom(9000)})
-    assert len(sent.through) == 4
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    with pytest.raises(FileNotFoundError):
+        sent.files.download("~", tmp_path / "again")
+    assert len(sent.through) == 5
     assert not any(sent.files.exists(path) for path in sent.through)
 
 
@@ -306,9 +299,8 @@ def test_what_ends_the_tools_of_a_file_call_is_the_programs_affair(exit_code: in
     assert (caught.value.cause, caught.value.fault) == (cause if fault == "program" else "sandbox_failed", fault)
 
 
-def test_relative_paths_begin_nowhere_else_where_the_home_is_locked(kind: Kind, env: Environment) -> None:
-    if not kind.has_own_root:
-        pytest.skip("its programs may be root's, whom no permissions hold")
+@own_root
+def test_relative_paths_begin_nowhere_else_where_the_home_is_locked(env: Environment) -> None:
     printed(env, "chmod 000 .")
     for ask in (lambda: Sent(env).files.list("."), lambda: Sent(env).files.write({"a": b"", "b": b""})):
         with pytest.raises(ActionRefused, match="cd: ") as caught:

@@ -15,7 +15,7 @@ from tests.workers_cpu.support import followed, printed, run, until
 from workers.cpu.abstract import Environment
 from workers.cpu.errors import DiskSpent, FileTooLarge, FileUnusable, NoSuchFile, PathIsDirectory, SandboxError
 
-from .conftest import MAX_FILE_BYTES, Kind
+from .conftest import MAX_FILE_BYTES, Kind, own_root
 from .test_output import exists
 
 
@@ -41,9 +41,8 @@ def test_files_pass_in_parts(env: Environment) -> None:
         env.write_file("parts", b"x", offset=19)
 
 
-def test_no_path_leads_to_the_host(kind: Kind, env: Environment, tmp_path: Path) -> None:
-    if not kind.has_own_root:
-        pytest.skip("its commands reach the host, and so do its files")
+@own_root
+def test_no_path_leads_to_the_host(env: Environment, tmp_path: Path) -> None:
     # Given a file of the host for everybody, links that could lead to it, and a link to nothing
     secret, up = tmp_path / "secret", "../" * 20
     secret.write_text("secret")
@@ -93,9 +92,8 @@ def test_a_file_call_may_what_a_command_may(env: Environment) -> None:
         env.write_file("shut", b"x")
 
 
-def test_the_memory_of_processes_is_no_file(kind: Kind, env: Environment) -> None:
-    if not kind.has_own_root:
-        pytest.skip("the worker opens what its own user may open")
+@own_root
+def test_the_memory_of_processes_is_no_file(env: Environment) -> None:
     pid = int(printed(env, "sleep 300 & echo $!; ln -sf /proc proc"))
     for path in (f"/proc/{pid}/mem", f"/proc/{pid}/environ", f"proc/{pid}/mem", "/proc/1/mem"):
         with pytest.raises(FileUnusable):
@@ -116,9 +114,8 @@ def test_a_missing_file_says_so_and_folders_are_no_files(env: Environment) -> No
             env.write_file(path, b"x")
 
 
-def test_shared_memory_that_a_program_has_filled_is_its_own_affair(kind: Kind, env: Environment) -> None:
-    if not kind.has_own_root:
-        pytest.skip("its /dev/shm is the host's")
+@own_root
+def test_shared_memory_that_a_program_has_filled_is_its_own_affair(env: Environment) -> None:
     run(env, "cat /dev/zero >/dev/shm/full")
     with pytest.raises(DiskSpent, match="No space left") as caught:
         env.write_file("/dev/shm/one", bytes(1 << 16))
@@ -157,9 +154,8 @@ def test_a_strange_path_is_a_file_or_one_of_our_errors(env: Environment) -> None
             assert env.read_file(path) == b"x"
 
 
-def test_a_folder_that_turns_into_a_link_meanwhile_leads_nowhere(kind: Kind, env: Environment, tmp_path: Path) -> None:
-    if not kind.has_own_root:
-        pytest.skip("its commands reach the host, and so do its files")
+@own_root
+def test_a_folder_that_turns_into_a_link_meanwhile_leads_nowhere(env: Environment, tmp_path: Path) -> None:
     # Given a command that makes a name a folder, and a link to a path of the host, by turns
     outside = tmp_path / "outside"
     outside.mkdir()

@@ -6,7 +6,6 @@ import signal
 
 import pytest
 
-from tangram.errors import InvalidAction
 from tests.workers_cpu.support import RUN, admit, followed, printed, processes_with, run, sleepers
 from workers.cpu.abstract import Data, EndOfInput, Environment, ExecRequest, Signal, WindowSize
 from workers.cpu.shell.streams import MOST_INPUT
@@ -159,9 +158,3 @@ def test_what_comes_after_the_end_is_dropped(env: Environment) -> None:
     for given in (Data(b"late"), EndOfInput(), Signal(signal.SIGKILL), TERMINAL):
         execution.give(given)
     assert execution.wait() is outcome
-
-
-def test_sizes_and_signals_that_do_not_exist_are_refused() -> None:
-    for wrong in (lambda: WindowSize(0, 80), lambda: WindowSize(24, 1 << 16), lambda: Signal(0), lambda: Signal(99)):
-        with pytest.raises(InvalidAction):
-            wrong()

@@ -30,11 +30,6 @@ def held_bytes() -> int:
     return held
 
 
-def test_the_streams_are_separate(shell_env: Environment) -> None:
-    outcome = run(shell_env, "echo out; echo err >&2; echo out2")
-    assert (outcome.stdout, outcome.stderr) == (b"out\nout2\n", b"err\n")
-
-
 def test_output_larger_than_every_buffer_arrives_whole(env: Environment) -> None:
     outcome = run(env, "head -c 900000 /dev/zero >&2 & head -c 900000 /dev/zero; wait")
     assert (len(outcome.stdout), len(outcome.stderr), outcome.truncated) == (900_000, 900_000, False)

@@ -94,11 +94,6 @@ def test_a_server_that_a_command_left_running_answers(served: Served) -> None:
     assert ask(env, port, limit_s=LONGEST_S).status == 200
 
 
-def test_servers_of_two_sessions_are_reached_each_by_its_port(env: Environment) -> None:
-    ports = [serve(env, session=session, word=session) for session in ("one", "two")]
-    assert [ask(env, port).body for port in ports] == [b"one GET", b"two GET"]
-
-
 @pytest.mark.parametrize("address", ["0.0.0.0", "::", "::1"])
 def test_a_server_may_listen_on_all_addresses_or_on_either_loopback(env: Environment, address: str) -> None:
     if ":" in address and not printed(env, "cat /proc/net/if_inet6; :"):
@@ -207,7 +202,9 @@ def test_a_request_ends_with_its_environment(env: Environment) -> None:
         ask(env, port)
 
 
-def test_a_server_that_was_left_running_has_the_core_of_the_request(kind: Kind, sandbox: Sandbox, env: Environment) -> None:
+def test_a_server_that_was_left_running_is_reached_by_its_port_and_has_the_core_of_the_request(
+    kind: Kind, sandbox: Sandbox, env: Environment
+) -> None:
     # Given servers that commands of two sessions left: they are held back
     words = [f"{session}-{RUN}" for session in ("one", "two")]
     ports = [serve(env, session=word, word=word) for word in words]
@@ -219,7 +216,8 @@ def test_a_server_that_was_left_running_has_the_core_of_the_request(kind: Kind, 
         # The core is given first, and the priority after it
         assert until(lambda: sandbox.background == "affinity" or not any(is_held_back(kind, sandbox, pid) for pid in pids))
         # When another request has been answered meanwhile, on another core; then they still are
-        env.request(HttpRequest(port=ports[1], method="GET", path="/"), Holding((HERE[-1],)), other)
+        answer = env.request(HttpRequest(port=ports[1], method="GET", path="/"), Holding((HERE[-1],)), other)
+        assert answer.body == f"{words[1]} GET".encode()
         assert all(os.sched_getaffinity(pid) == {HERE[0]} for pid in pids)
         wait.cancel("over")
     assert [str(error) for error in errors] == ["over"]

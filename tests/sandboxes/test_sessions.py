@@ -149,10 +149,6 @@ def test_commands_of_one_session_run_one_after_the_other(env: Environment) -> No
         assert [outcome.exit_code for outcome in threads.map(lambda execution: execution.wait(), executions)] == [0, 0, 0, 0]
 
 
-def test_broken_pipes_end_programs_as_usual(bash_env: Environment) -> None:
-    assert printed(bash_env, "yes | head -n 1; echo ${PIPESTATUS[0]}") == "y\n141\n"
-
-
 SLOW_TO_SAVE = "i=0; while [ $i -lt 3000 ]; do export V$i=$i; i=$((i + 1)); done; export Y=2; cd sub"
 
 
