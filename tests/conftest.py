@@ -95,7 +95,6 @@ class RedisUrls:
     socket: Path
 
     def client(self) -> Redis:
-        """Return a fresh redis-py client."""
         return Redis(unix_socket_path=str(self.socket))
 
 

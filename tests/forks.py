@@ -29,7 +29,6 @@ ALONE = {"test_virtual_seeds.py"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Take the number of forks."""
     parser.addoption("--forks", type=int, default=0, metavar="N", help="run tests in N forks of this process")
 
 
@@ -104,7 +103,6 @@ class Fork:
 
 
 def begin(session: pytest.Session, lots: Sequence[list[pytest.Item]], todo: int) -> Fork:
-    """Start a fork."""
     hears, tells = Pipe(duplex=False)
     if pid := os.fork():
         tells.close()
@@ -123,7 +121,6 @@ def begin(session: pytest.Session, lots: Sequence[list[pytest.Item]], todo: int)
 
 
 def run(session: pytest.Session, lots: Sequence[list[pytest.Item]], todo: int, say: Callable[[tuple[str, Any]], None]) -> None:
-    """Run lots until none is left."""
     config = session.config
     config.workerinput = {}  # type: ignore[attr-defined]  # so that plugins know that others show and write what there is
     config.get_terminal_writer()._file = open(os.devnull, "w")  # noqa: SIM115

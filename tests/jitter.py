@@ -31,7 +31,6 @@ _PLACES = tuple(f"{_ROOT / folder}/" for folder in ("app", "scheduler", "tangram
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Take the seed."""
     parser.addoption("--jitter", metavar="SEED", help="hold threads back at random; the seed decides where")
 
 

@@ -44,17 +44,14 @@ class Outcomes:
             self._found[report.nodeid] = Outcome(report.outcome, "real" in report.keywords)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Take note of a file that cannot be read."""
         if report.failed:
             self._found[report.nodeid] = Outcome("failed", False)
 
     def pytest_sessionfinish(self) -> None:
-        """Write it all down."""
         self._path.write_text(json.dumps(self._found))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option that names the file."""
     parser.addoption(WRITE_TO, type=Path)
 
 

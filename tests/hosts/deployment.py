@@ -56,7 +56,6 @@ class Service:
                     self.process = self._begin()
 
     def end(self, sent: signal.Signals) -> None:
-        """Send a signal that ends the process."""
         self.process.send_signal(sent)
 
     def take_away(self) -> None:
@@ -66,21 +65,17 @@ class Service:
         self.process.wait()
 
     def bring_back(self) -> None:
-        """Start the process again."""
         with self._changed:
             self._away.clear()
             self._changed.notify_all()
 
     def freeze(self) -> None:
-        """Let the process stand still."""
         freeze(self.process.pid)
 
     def thaw(self) -> None:
-        """Let the process go on."""
         self.process.send_signal(signal.SIGCONT)
 
     def stop(self, sent: signal.Signals) -> None:
-        """End the process for good."""
         self._over.set()
         self.bring_back()
         self.process.send_signal(sent)
@@ -112,7 +107,7 @@ class Deployment:
             self._start_redis()
             self._start_postgres()
             hub = {"TANGRAM_DATABASE_URL": self.database_url}
-            subprocess.run(self._there("hub", [*_TANGRAM, "db", "upgrade"]), env=self._variables("hub", hub), check=True, cwd=ROOT)
+            subprocess.run(self.network.on("hub", [*_TANGRAM, "db", "upgrade"]), env=self._variables("hub", hub), check=True, cwd=ROOT)
             for number in (1, 2):
                 self._start("hub", f"scheduler-{number}", [*_TANGRAM, "scheduler"], hub)
             for node in NODES:
@@ -148,9 +143,6 @@ class Deployment:
         clean = {key: value for key, value in os.environ.items() if not key.startswith("TANGRAM_")}
         own = {"TANGRAM_BROKER_URL": self.redis_url, "TANGRAM_RESULT_URL": self.redis_url, "TANGRAM_STATE_DIR": str(self.folder / name)}
         return {**clean, **own, **self._more, **more, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-
-    def _there(self, host: str, argv: Sequence[str]) -> list[str]:
-        return self.network.on(host, argv)
 
     def _start(self, host: str, name: str, argv: Sequence[str], more: Mapping[str, str]) -> Service:
         log = self.folder / f"{name}.log"
@@ -209,7 +201,7 @@ class Deployment:
         asked = {**os.environ, "PGPASSWORD": self._password}
 
         def created() -> bool:
-            return not subprocess.run(self._there("hub", create), env=asked, capture_output=True).returncode
+            return not subprocess.run(self.network.on("hub", create), env=asked, capture_output=True).returncode
 
         self._until(created, "PostgreSQL")
 

@@ -26,13 +26,11 @@ def live(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture(scope="package")
 def gpu_node(live: Live) -> None:
-    """Have a GPU node in the shared stack."""
     live.add(cells=2, cell_memory_mb=1200)
 
 
 @pytest.fixture(scope="package")
 def api_node(live: Live) -> None:
-    """Have an API node in the shared stack."""
     live.add(api_nodes=1)
 
 
@@ -48,14 +46,12 @@ def harmed(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture
 def client(live: Live) -> Iterator[Client]:
-    """Return a client of the shared stack."""
     with live.client("tests") as connected:
         yield connected
 
 
 @pytest.fixture(scope="session")
 def outside() -> Iterator[OutsideApi]:
-    """Run an outside API."""
     with OutsideApi() as api:
         yield api
 

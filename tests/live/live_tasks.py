@@ -11,13 +11,11 @@ from app.routing import action
 
 @action(app, name="live.add", cores=[1, 2])
 def add(x: int, y: int) -> int:
-    """Add."""
     return x + y
 
 
 @action(app, name="live.cores", cores=[1, 2])
 def cores() -> int:
-    """Tell the degree of parallelism."""
     return int(cores.grant["units"])
 
 
@@ -33,5 +31,4 @@ def mark(path: str, word: str, until: str = "") -> str:
 
 @action(app, name="live.fail", cores=1)
 def fail() -> None:
-    """Fail."""
     raise ValueError("what nobody wants")

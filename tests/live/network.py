@@ -47,7 +47,6 @@ class Network:
             near.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """End everything."""
         self._listener.shutdown(socket.SHUT_RDWR)
         for each in (self._listener, *self._sockets):
             each.close()

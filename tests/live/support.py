@@ -91,7 +91,6 @@ class Live:
 
     @property
     def settings(self) -> Settings:
-        """Settings that point at it."""
         return stack.settings_of(self.stack, Settings())
 
     @property
@@ -104,7 +103,6 @@ class Live:
         return Client(job=job, settings=self.settings.model_copy(update=settings))
 
     def process(self, name: str) -> psutil.Process:
-        """Return the process of that name."""
         return psutil.Process(self.stack._processes[name].identity.pid)
 
     def add(self, **nodes: Any) -> None:
@@ -123,30 +121,24 @@ class Live:
         stack.wait_until_up(self.stack, self.plan, START_S)
 
     def end(self, name: str, with_signal: int = signal.SIGKILL) -> None:
-        """Have a process end."""
         self.process(name).send_signal(with_signal)
         self.until(lambda: name in self.stack.dead())
 
     def command(self, name: str) -> Command:
-        """Return what a process of that name is started with."""
         return next(command for command in stack.commands(self.plan) if command.name == name)
 
     def log(self, name: str) -> str:
-        """Return what a process has logged."""
         return (self.stack.state_dir / "logs" / f"{name}.log").read_text()
 
     @cached_property
     def journal(self) -> Engine:
-        """The journal's database."""
         return open_engine(self.stack.database_url)
 
     def rows(self, query: str) -> list[Any]:
-        """Return rows of the journal."""
         with self.journal.connect() as connection:
             return list(connection.exec_driver_sql(query))
 
     def until(self, condition: Callable[[], Any], timeout_s: float = 60.0) -> None:
-        """Wait until a condition holds."""
         if not wait_until(lambda: bool(condition()), timeout_s):
             names = ["scheduler", *self.plan.node_names()]
             raise AssertionError("waited in vain\n" + "\n".join(f"--- {name}\n{self.log(name)[-2000:]}" for name in names))

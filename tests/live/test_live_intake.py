@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
@@ -13,26 +14,27 @@ from redis import ConnectionPool, RedisError, UnixDomainSocketConnection
 from app.broker import redis_intake
 from app.broker.redis_intake import RedisIntake
 from app.local.processes import wait_until
-from tests.conftest import RedisServer
+from tests.conftest import RedisServer, RedisUrls
 from tests.live.network import Network
 
 QUEUES = ("a", "b")
-Open = Callable[[int], RedisIntake]
 
 
 @pytest.fixture
-def open_intake(redis_urls: Any) -> Iterator[Open]:
-    """Return what opens an intake of an epoch."""
-    opened = []
+def pool(redis_urls: RedisUrls) -> ConnectionPool:
+    return ConnectionPool(connection_class=UnixDomainSocketConnection, path=str(redis_urls.socket))
 
-    def start(epoch: int) -> RedisIntake:
-        pool = ConnectionPool(connection_class=UnixDomainSocketConnection, path=str(redis_urls.socket))
-        opened.append(RedisIntake(pool, QUEUES, epoch))
-        return opened[-1]
 
-    yield start
-    for intake in opened:
-        intake.close()
+@pytest.fixture
+def intake(pool: ConnectionPool) -> Iterator[RedisIntake]:
+    with closing(RedisIntake(pool, QUEUES, 1)) as intake:
+        yield intake
+
+
+@pytest.fixture
+def seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have an intake look for messages with a priority only at first."""
+    monkeypatch.setattr(redis_intake, "_LOOK_S", 3600.0)
 
 
 def take_all(intake: RedisIntake, count: int) -> dict[str, list[int]]:
@@ -50,9 +52,29 @@ def take_all(intake: RedisIntake, count: int) -> dict[str, list[int]]:
     return found
 
 
-def test_each_queue_keeps_its_order_while_others_send(open_intake: Open, redis_urls: Any) -> None:
+def is_left_to_the_next(pool: ConnectionPool, number: int) -> bool:
+    with closing(RedisIntake(pool, QUEUES, 1, 1)) as later:
+        return take_all(later, 1) == {"a": [number], "b": []}
+
+
+@contextmanager
+def sent_as_it_waits(send: Callable[[], object]) -> Iterator[None]:
+    """Have something sent whenever an intake begins to wait for messages."""
+    wait = select.select
+
+    def send_and_wait(*sockets_and_timeout: Any) -> Any:
+        if sockets_and_timeout[-1] > 0:
+            send()
+        return wait(*sockets_and_timeout)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(select, "select", send_and_wait)
+        yield
+
+
+def test_each_queue_keeps_its_order_while_others_send(intake: RedisIntake, redis_urls: RedisUrls) -> None:
     # Given two senders at work on two queues
-    intake, count = open_intake(1), 600
+    count = 600
 
     def send(queue: str) -> None:
         with redis_urls.client() as client:
@@ -75,27 +97,19 @@ def test_each_queue_keeps_its_order_while_others_send(open_intake: Open, redis_u
         assert client.keys("tangram-taken:*") == []
 
 
-def test_a_message_that_comes_alone_costs_one_round_trip(open_intake: Open, redis_urls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given an intake that looks for messages with a priority only at first; messages that came one by one; another as soon as it waits
-    monkeypatch.setattr(redis_intake, "_LOOK_S", 3600.0)
-    intake, wait = open_intake(1), select.select
+def test_a_message_that_comes_alone_costs_one_round_trip(intake: RedisIntake, redis_urls: RedisUrls, seldom: None) -> None:
+    # Given messages that came one by one; another as soon as it waits
     with redis_urls.client() as client:
         for number in range(redis_intake.ONE_BY_ONE):
             client.lpush("a", number)
             take_all(intake, 1)
-
-        def send_and_wait(*sockets_and_timeout: Any) -> Any:
-            if sockets_and_timeout[-1] > 0:
-                client.lpush("a", 5)
-            return wait(*sockets_and_timeout)
-
-        monkeypatch.setattr(select, "select", send_and_wait)
-        client.config_resetstat()
-        # When it is taken, answered and acknowledged
-        taken = intake.take(30.0, 16)
-        intake.settle({"answers": [b"6"]}, taken)
-        # Then it was moved and forgotten, and nothing else was asked
-        asked = calls(client)
+        with sent_as_it_waits(lambda: client.lpush("a", 5)):
+            client.config_resetstat()
+            # When it is taken, answered and acknowledged
+            taken = intake.take(30.0, 16)
+            intake.settle({"answers": [b"6"]}, taken)
+            # Then it was moved and forgotten, and nothing else was asked
+            asked = calls(client)
         client.delete("answers")
     assert [message for _, message in taken] == [b"5"]
     assert asked == {"multi": 1, "lpush": 2, "lrem": 1, "exec": 1, "blmove": 1}
@@ -108,30 +122,21 @@ def calls(client: Any) -> dict[str, int]:
     return {name: count for name, count in asked.items() if name != "config|resetstat"}
 
 
-def test_where_no_others_come_lately_none_are_looked_for(open_intake: Open, redis_urls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given an intake that looks for messages with a priority only at first, and messages that come in pairs while it waits
-    monkeypatch.setattr(redis_intake, "_LOOK_S", 3600.0)
-    intake, wait = open_intake(1), select.select
+def test_where_no_others_come_lately_none_are_looked_for(intake: RedisIntake, redis_urls: RedisUrls, seldom: None) -> None:
     assert intake.take(0.0, 16) == []
     with redis_urls.client() as client, client.pipeline() as pair:
-
-        def send_and_wait(*sockets_and_timeout: Any) -> Any:
-            if sockets_and_timeout[-1] > 0:
-                pair.lpush("a", 5).lpush("b", 6).execute()
-            return wait(*sockets_and_timeout)
-
-        monkeypatch.setattr(select, "select", send_and_wait)
-        for _ in range(redis_intake.ONE_BY_ONE):
-            intake.settle({}, intake.take(30.0, 16))
-        client.config_resetstat()
-        # When another pair comes, then both are taken, and nothing else was asked
-        taken = intake.take(30.0, 16)
+        # Given messages that come in pairs while it waits
+        with sent_as_it_waits(lambda: pair.lpush("a", 5).lpush("b", 6).execute()):
+            for _ in range(redis_intake.ONE_BY_ONE):
+                intake.settle({}, intake.take(30.0, 16))
+            client.config_resetstat()
+            # When another pair comes, then both are taken, and nothing else was asked
+            taken = intake.take(30.0, 16)
         assert sorted(message for _, message in taken) == [b"5", b"6"]
         assert "evalsha" not in calls(client)
         # When there are some for which it has not waited, then all are taken at once
         intake.settle({}, taken)
         client.lpush("a", 7, 8, 9)
-        monkeypatch.setattr(select, "select", wait)
         assert take_all(intake, 3) == {"a": [7, 8, 9], "b": []}
         assert calls(client)["evalsha"] == 1
 
@@ -139,8 +144,7 @@ def test_where_no_others_come_lately_none_are_looked_for(open_intake: Open, redi
 def test_what_cannot_be_sent_is_not_acknowledged(own_redis: RedisServer) -> None:
     # Given a message that was taken, and a server that has no memory left
     pool = ConnectionPool(connection_class=UnixDomainSocketConnection, path=str(own_redis.socket))
-    intake = RedisIntake(pool, QUEUES, 1)
-    with own_redis.client() as client:
+    with own_redis.client() as client, closing(RedisIntake(pool, QUEUES, 1)) as intake:
         client.lpush("a", 7)
         taken = intake.take(30.0, 16)
         client.config_set("maxmemory", 1)
@@ -149,34 +153,25 @@ def test_what_cannot_be_sent_is_not_acknowledged(own_redis: RedisServer) -> None
             intake.settle({"answers": [b"8"]}, taken)
         client.config_set("maxmemory", 0)
         assert client.llen("answers") == 0
-    intake.close()
-    later = RedisIntake(pool, QUEUES, 1, 1)
-    assert take_all(later, 1)["a"] == [7]
-    later.close()
+    assert is_left_to_the_next(pool, 7)
 
 
 def test_an_answer_that_never_comes_is_waited_for_no_longer_than_any_other(network: Network, own_redis: RedisServer) -> None:
     # Given a taker whose blocking moves are cut off, though it reaches the server on another connection
     pool = ConnectionPool(connection_class=UnixDomainSocketConnection, path=str(network.path), socket_timeout=5.0)
-    intake = RedisIntake(pool, QUEUES, 1)
-    assert intake.take(0.0, 16) == []
-    with own_redis.client() as client:
+    with own_redis.client() as client, closing(RedisIntake(pool, QUEUES, 1)) as intake:
+        assert intake.take(0.0, 16) == []
         assert wait_until(lambda: client.info("clients")["blocked_clients"] == len(QUEUES), 60)
         network.cut()
         pool.disconnect()
-        # When the server serves one of them
+        # When the server serves one of them; then the taker hears that its connection is broken, and the message comes back
         client.lpush("a", 7)
-    # Then the taker hears that its connection is broken, and the message comes back
-    with pytest.raises(RedisError):
-        wait_until(lambda: bool(intake.take(0.1, 16)), 60)
-    intake.close()
-    later = RedisIntake(pool, QUEUES, 1, 1)
-    assert take_all(later, 1)["a"] == [7]
-    later.close()
+        with pytest.raises(RedisError):
+            wait_until(lambda: bool(intake.take(0.1, 16)), 60)
+    assert is_left_to_the_next(pool, 7)
 
 
-def test_messages_with_a_priority_are_taken_too(open_intake: Open, redis_urls: Any) -> None:
-    intake = open_intake(1)
+def test_messages_with_a_priority_are_taken_too(intake: RedisIntake, redis_urls: RedisUrls) -> None:
     with redis_urls.client() as client:
         client.lpush("a\x06\x166", 3)
     assert take_all(intake, 1)["a"] == [3]

@@ -14,7 +14,7 @@ import pytest
 from tangram import Action, ActionLost, Cost, EnvironmentLost
 from tests.freezing import freeze
 from tests.live.support import Live
-from tests.workers_cpu.support import RUN
+from tests.workers_cpu.support import RUN, processes_with
 
 pytestmark = pytest.mark.real
 
@@ -26,13 +26,7 @@ def mark(path: Path, word: str, until: Path | None = None, **fields: object) -> 
 
 
 def words(path: Path) -> Counter[str]:
-    """Count the words that were marked."""
     return Counter(line.split()[0] for line in path.read_text().splitlines()) if path.exists() else Counter()
-
-
-def runs(marker: str) -> bool:
-    """Return whether a process of the host has `marker` in its command line: ids inside of an environment are its own."""
-    return any(marker in " ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"]))
 
 
 def test_a_frozen_worker_is_lost_and_what_it_says_later_does_not_count(harmed: Live, tmp_path: Path) -> None:
@@ -40,7 +34,7 @@ def test_a_frozen_worker_is_lost_and_what_it_says_later_does_not_count(harmed: L
     with live.client() as client:
         env = client.open(trajectory="t")
         command = env.submit(f"sleep 319.484375{RUN}")
-        live.until(lambda: runs(f"319.484375{RUN}"))
+        live.until(lambda: processes_with(f"319.484375{RUN}"))
         never = client.submit(mark(path, "never", go, idempotent=False))
         live.until(lambda: words(path))
         worker = live.process("cpu-0")
@@ -54,7 +48,7 @@ def test_a_frozen_worker_is_lost_and_what_it_says_later_does_not_count(harmed: L
         finally:
             worker.resume()
         # Then it comes back, what it still runs is stopped, and the environment is closed
-        live.until(lambda: not runs(f"319.484375{RUN}"))
+        live.until(lambda: not processes_with(f"319.484375{RUN}"))
         live.until(lambda: live.rows("select state from nodes where name = 'cpu-0'") == [("up",)])
         for use in (lambda: env.exec("echo"), env.close):
             with pytest.raises(EnvironmentLost, match="no beat for 15 s"):

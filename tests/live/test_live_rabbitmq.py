@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,8 +16,10 @@ from app.journal.status import status
 from app.local.processes import Command, Process, wait_until
 from tangram import Client, Settings
 from tests.broker.conftest import rabbitmqctl, vhost_url
+from tests.cli.template import PROGRAM
 from tests.conftest import RedisUrls
 from tests.deployment.test_services import empty_database
+from tests.live.support import ForkedProcess
 from tests.live.test_live_loss import mark, words
 
 __all__ = ["vhost_url"]
@@ -30,19 +31,15 @@ def test_a_deployment_on_servers_survives_cut_connections(vhost_url: str, redis_
     with ExitStack() as stack:
         database_url = stack.enter_context(empty_database())
         upgrade(database_url)
-        urls = {
-            "broker_url": vhost_url,
-            "result_url": redis_urls.result,
-            "database_url": database_url,
-            "state_dir": str(tmp_path / "state"),
-        }
+        folder = str(tmp_path / "state")
+        urls = {"broker_url": vhost_url, "result_url": redis_urls.result, "database_url": database_url, "state_dir": folder}
         variables = {f"TANGRAM_{name.upper()}": value for name, value in urls.items()}
         env = {**os.environ, **variables, "TANGRAM_CORES": "2", "TANGRAM_TAKEOVER_S": "1.5", "TANGRAM_NODE_NAME": "cpu-0"}
         processes = list[Process]()
 
         def start(name: str, *argv: str) -> Process:
-            command = Command(name, (sys.executable, "-m", "tangram", *argv))
-            processes.append(Process(command, log=tmp_path / f"{name}-{len(processes)}.log", env=env))
+            command = Command(name, (*PROGRAM, *argv))
+            processes.append(ForkedProcess(command, log=tmp_path / f"{name}-{len(processes)}.log", env=env))
             stack.callback(processes[-1].stop, 10)
             return processes[-1]
 

@@ -25,12 +25,10 @@ NODE = {"name": "n", "kinds": ["cpu"], "labels": [], "cores": 4, "memory_mb": 0,
 
 
 def sent(broker: Broker) -> list[dict[str, Any]]:
-    """Return what has been sent to the node, in order."""
     return [json.loads(message) for message in broker.waiting(node_queue("n"))]
 
 
 def changes(broker: Broker) -> list[Any]:
-    """Return the changes among that."""
     return [json.loads(one["body"])[1] for one in sent(broker) if one["headers"]["task"] == "tangram.regrant"]
 
 

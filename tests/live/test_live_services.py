@@ -22,7 +22,6 @@ NEWCOMER = '\n[services.newcomer]\nengine = "stub"\ntask = "score"\nmemory_mb = 
 
 
 def services(live: Live) -> dict[str, ServiceStatus]:
-    """Return what status says of all services."""
     return {service.name: service for service in status(live.journal, time.time()).services}
 
 
@@ -32,7 +31,6 @@ def test_status_follows_services_and_their_file(live: Live) -> None:
     before = file.read_text()
 
     def write(text: str) -> None:
-        """Have the worker read a services file."""
         file.write_text(text)
         live.process("gpu-0").send_signal(signal.SIGHUP)
 

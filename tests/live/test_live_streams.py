@@ -14,7 +14,6 @@ pytestmark = pytest.mark.real
 
 
 def text_of(chunks: Iterable[Chunk], stream: str = "stdout") -> str:
-    """Return what was printed on a stream."""
     return b"".join(chunk.data for chunk in chunks if chunk.stream == stream).decode()
 
 

@@ -31,11 +31,9 @@ class Trainer:
 
     @property
     def client(self) -> str:
-        """The id of its client."""
         return self.command.partition("-")[0]
 
     def read(self) -> str:
-        """Return its next line."""
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 

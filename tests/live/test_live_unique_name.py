@@ -27,6 +27,14 @@ def taken_and_given_back(name: UniqueName) -> None:
     name.release()
 
 
+def in_a_process(*words: str) -> subprocess.CompletedProcess[str]:
+    """Have a worker of a process of its own take the name, with the store `s`, and then do something."""
+    imports = (
+        "import time; from app.broker.memory_store import *; from workers.unique_name import UniqueName; s = MemoryStore(MemoryBroker())"
+    )
+    return subprocess.run([sys.executable, "-c", "; ".join((imports, *words))], capture_output=True, text=True, check=False)
+
+
 class SlowStore(MemoryStore):
     """A store that a reader hears from only after five beats."""
 
@@ -51,11 +59,7 @@ def test_a_second_worker_under_a_name_is_refused_while_the_first_beats() -> None
 def test_the_name_of_a_killed_worker_is_free_at_once_on_its_host_and_after_three_beats_elsewhere() -> None:
     store = MemoryStore(MemoryBroker())
     # Given a process that held the name, and is killed
-    script = (
-        "from app.broker.memory_store import *; from workers.unique_name import UniqueName; s = MemoryStore(MemoryBroker());"
-        "UniqueName(s, 'n', 9.0).take(); print(s.get('tangram-node-n').decode())"
-    )
-    left = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
+    left = in_a_process("UniqueName(s, 'n', 9.0).take()", "print(s.get('tangram-node-n').decode())").stdout.strip()
     store.set(NODE_KEY_PREFIX + "n", left)
     # When the next worker comes up on its host; then it has the name, though the key would never expire
     taken_and_given_back(named(store, LONG_S))
@@ -71,11 +75,7 @@ def test_a_worker_that_is_held_up_as_it_asks_is_not_refused_a_name_that_is_free_
 
 
 def test_a_worker_that_did_not_run_while_another_took_its_name_ends_at_once() -> None:
-    script = (
-        "import time; from app.broker.memory_store import *; from workers.unique_name import UniqueName; s = MemoryStore(MemoryBroker());"
-        "UniqueName(s, 'n', 0.05).take(); s.set('tangram-node-n', 'elsewhere 7 other'); time.sleep(60)"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = in_a_process("UniqueName(s, 'n', 0.05).take()", "s.set('tangram-node-n', 'elsewhere 7 other')", "time.sleep(60)")
     assert (done.returncode, done.stderr.strip()) == (
         1,
         "another worker is the node n, on elsewhere process 7: name this one otherwise, by TANGRAM_NODE_NAME",
