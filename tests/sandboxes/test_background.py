@@ -134,7 +134,7 @@ def test_what_a_command_gets_in_the_background_is_counted_apart(env: Environment
 @pytest.mark.parametrize(
     ("holding", "session"),
     [(FIRST, "server"), (BACK, "server"), (Holding(), "test")],
-    ids=["left in the foreground", "left in the background", "of another session"],
+    ids=["of_the_foreground", "of_the_background", "of_another_session"],
 )
 def test_what_a_command_left_is_held_back_until_there_is_a_command_and_goes_where_that_is(
     kind: Kind, sandbox: Sandbox, env: Environment, holding: Holding, session: str
