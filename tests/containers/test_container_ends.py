@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
 import pytest
 
+from tests.serving import Quiet, serving
 from tests.workers_cpu.support import until
 from workers.cpu.docker.cgroups.abstract import ContainerGroup
 from workers.cpu.docker.container import Container
 from workers.cpu.docker.engine import MEMORY_FULL, DockerEngine
 from workers.cpu.docker.monitor import ContainerMonitor
 
-from .fake_engine import FakeEngine, event, fake_engine
-
 RUNNING: dict[str, object] = {"Running": True, "ExitCode": 0, "OOMKilled": False}
 KILLED = "exit code 137"
+
+
+def event(action: object, at_s: float, code: object = "137") -> str:
+    return json.dumps({"Action": action, "timeNano": int(at_s * 1e9), "Actor": {"Attributes": {"exitCode": code}}})
+
+
+@dataclass
+class FakeEngine:
+    """What it answers. Each question for a container's state takes one of `states`, as long as there are any; then it has been removed."""
+
+    address: str = ""
+    states: list[dict[str, object]] = field(default_factory=list)
+    events: list[str] | None = field(default_factory=list)
+    """Its latest events, a line each; None where it never answers when it is asked for them."""
+    stopped: threading.Event = field(default_factory=threading.Event)
 
 
 class FakeGroup:
@@ -37,8 +53,32 @@ class FakeGroup:
 
 @pytest.fixture
 def told() -> Iterator[FakeEngine]:
-    with fake_engine() as engine:
-        yield engine
+    """Run an engine over HTTP that knows containers by what a test says of them."""
+    known = FakeEngine()
+
+    class Handler(Quiet):
+        def do_GET(self) -> None:
+            path, status, said = self.path.partition("?")[0], 200, "{}"
+            if path.endswith("/version"):
+                said = json.dumps({"ApiVersion": "1.41"})
+            elif path.endswith("/events"):
+                if known.events is None:
+                    known.stopped.wait()
+                    return
+                said = "".join(f"{line}\n" for line in known.events)
+            elif "/containers/" in path and known.states:
+                said = json.dumps({"State": known.states.pop(0)})
+            elif "/containers/" in path or "/exec/" in path:
+                status, said = 404, json.dumps({"message": "there is no such thing"})
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(said.encode())))
+            self.end_headers()
+            self.wfile.write(said.encode())
+
+    with serving(Handler) as port:
+        known.address = f"tcp://127.0.0.1:{port}"
+        yield known
+        known.stopped.set()
 
 
 @pytest.fixture

@@ -57,6 +57,7 @@ HOSTILE = [
         "failed",
         "to disk",
     ),
+    Hostile("folders without end", "while mkdir d && cd d; do :; done; sleep 20", "failed", "deeper"),
     Hostile("empty files", "i=0; while :; do : > $i; i=$((i+1)); done", "failed", "to disk"),
     Hostile("kills process 1", "kill -9 1; kill -TERM 1; kill -STOP 1; kill -HUP 1; kill -USR1 1; true", "succeeded", codes=(0,)),
     Hostile("stops all", "kill -STOP -1; kill -STOP $$", "timed_out", LATE),
@@ -205,15 +206,6 @@ def test_the_bound_on_disk_does_not_move_with_every_command(sandbox: ContainerSa
     with pytest.raises(EnvironmentGone, match="on disk") as gone:
         fill("c")
     assert (gone.value.cause, gone.value.fault) == ("disk_limit", "program")
-
-
-def test_folders_without_end_are_ended_for_that(sandbox: ContainerSandbox, env: ContainerEnvironment) -> None:
-    outcome = admit(env, "while mkdir d && cd d; do :; done; sleep 20", cores=(0,)).wait()
-    assert outcome.status == "failed", outcome
-    assert "deeper" in outcome.reason
-    assert "tangram-monitor" in sandbox_threads()
-    env.close()
-    assert printed(sandbox.open(EnvironmentSpec(id="own")), "echo fresh") == "fresh\n"
 
 
 def test_control_files_take_no_disk_beyond_the_bound(env: ContainerEnvironment) -> None:
