@@ -82,11 +82,12 @@ def _kept(handle: Handle[ExecResult], row: Round) -> bool | None:
 
 
 class _Busy:
-    """Short commands in one environment after the other, as long as a fault lasts, by some threads."""
+    """Short commands in one environment after the other, as long as a fault lasts, by a thread for two of them, 16 at most."""
 
-    def __init__(self, environments: Sequence[Environment], threads: int = 16) -> None:
+    def __init__(self, environments: Sequence[Environment]) -> None:
         self.ended = 0
         self._over = False
+        threads = min(16, len(environments) // 2 + 1)
         self._threads = [Thread(target=self._run, args=(environments[number::threads],), daemon=True) for number in range(threads)]
         for thread in self._threads:
             thread.start()

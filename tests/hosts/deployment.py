@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -36,8 +36,7 @@ class NotThere(Exception):
 class Service:
     """A process on a host that is started again when it ends."""
 
-    def __init__(self, network: Network, host: str, name: str, argv: Sequence[str], variables: Mapping[str, str], log: Path) -> None:
-        self.name = name
+    def __init__(self, network: Network, host: str, argv: Sequence[str], variables: Mapping[str, str], log: Path) -> None:
         self._log: IO[bytes] = log.open("ab")
         self._begin = partial(network.start, host, argv, variables, self._log)
         self._away, self._over = threading.Event(), threading.Event()
@@ -144,10 +143,8 @@ class Deployment:
         own = {"TANGRAM_BROKER_URL": self.redis_url, "TANGRAM_RESULT_URL": self.redis_url, "TANGRAM_STATE_DIR": str(self.folder / name)}
         return {**clean, **own, **self._more, **more, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
 
-    def _start(self, host: str, name: str, argv: Sequence[str], more: Mapping[str, str]) -> Service:
-        log = self.folder / f"{name}.log"
-        service = self.services[name] = Service(self.network, host, name, argv, self._variables(name, more), log)
-        return service
+    def _start(self, host: str, name: str, argv: Sequence[str], more: Mapping[str, str]) -> None:
+        self.services[name] = Service(self.network, host, argv, self._variables(name, more), self.folder / f"{name}.log")
 
     def _make_certificates(self) -> None:
         def openssl(*words: str) -> None:
@@ -203,9 +200,5 @@ class Deployment:
         def created() -> bool:
             return not subprocess.run(self.network.on("hub", create), env=asked, capture_output=True).returncode
 
-        self._until(created, "PostgreSQL")
-
-    @staticmethod
-    def _until(condition: Callable[[], bool], what: str) -> None:
-        if not wait_until(condition, UP_S):
-            raise NotThere(f"{what} does not come up")
+        if not wait_until(created, UP_S):
+            raise NotThere("PostgreSQL does not come up")

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from celery import Celery, chain, group
@@ -22,8 +17,6 @@ from tests.live import live_tasks
 from tests.live.support import Live
 
 pytestmark = pytest.mark.real
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -110,13 +103,9 @@ def test_a_task_that_expires_while_it_waits_is_cancelled(live: Live, client: Cli
     live.until(lambda: live.rows(f"select status from actions where id = '{result.id}'") == [("cancelled",)])
 
 
-def test_celery_inspect_sees_the_workers(live: Live) -> None:
-    argv = [sys.executable, "-m", "celery", "-A", "app", "inspect", "ping", "--json", "--timeout", "3"]
-
+def test_celery_inspect_sees_the_workers(live: Live, plain: Celery) -> None:
     def answering() -> set[str]:
-        env = {**os.environ, **live.environment}
-        done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=200, check=False)
-        return {name.partition("@")[0] for name in json.loads(done.stdout)} if done.returncode == 0 else set()
+        return {name.partition("@")[0] for name in plain.control.inspect(timeout=3.0).ping() or ()}
 
     # A worker that is slow to answer is not heard.
     live.until(lambda: answering() == set(live.plan.node_names()))
