@@ -128,19 +128,17 @@ def test_a_silent_command_ends_after_the_output_timeout(env: Environment, clock:
         assert (one.outcome().stdout, one.outcome().stderr) == (b"1\n3\n", b"2\n")
 
 
-def test_a_kill_before_the_wait_means_that_nothing_runs(env: Environment) -> None:
+def test_a_command_that_is_killed_before_its_turn_never_runs(env: Environment) -> None:
+    # Given one that is killed before it is waited for, and one that waits for another of its session
     execution = admit(env, "touch wrong")
     execution.kill("too late")
     assert (execution.wait().status, execution.wait().reason) == ("cancelled", "too late")
-    assert printed(env, "ls") == ""
-
-
-def test_a_kill_of_a_command_that_waits_for_its_session(env: Environment) -> None:
     with followed(env, f"sleep 314.375{RUN}"), followed(env, "touch wrong") as second:
         sleepers(f"314.375{RUN}")
         second.execution.kill("not needed")
         assert second.outcome().status == "cancelled"
         assert processes_with(f"314.375{RUN}")
+    assert printed(env, "ls") == ""
 
 
 def test_a_kill_or_resize_after_the_end_changes_nothing(env: Environment) -> None:

@@ -54,13 +54,17 @@ def test_entries_are_bounded_expire_and_end(store: Redis, streams: OutputStreams
     assert read(store, "b") == []
 
 
-def test_output_that_comes_at_once_is_one_entry(store: Redis, streams: OutputStreams) -> None:
+def test_output_that_comes_at_once_is_one_entry_and_what_comes_after_a_gap_says_how_much_is_missing(
+    store: Redis, streams: OutputStreams
+) -> None:
     stream = streams.open("a")
     with streams.changed:  # nothing is sent meanwhile
         for _ in range(100):
             stream.write("stdout", b"line\n")
+        stream.write("stdout", b"x" * (BUFFER_BYTES + 1))
+        stream.write("stdout", b"after")
     stream.end("succeeded")
-    assert [chunk.data for chunk in read(store, "a")] == [b"line\n" * 100]
+    assert [(chunk.data, chunk.dropped) for chunk in read(store, "a")] == [(b"line\n" * 100, 0), (b"after", BUFFER_BYTES + 1)]
 
 
 def test_the_store_keeps_the_last_of_it_and_readers_learn_what_they_missed(store: Redis, streams: OutputStreams) -> None:
@@ -103,16 +107,6 @@ def test_a_store_that_is_away_holds_nobody_up_and_gets_the_output_once(redis_url
             assert sum(chunk.dropped for chunk in chunks) + len(text) == 290 + 100 * ENTRY_BYTES
         finally:
             streams.close()
-
-
-def test_what_comes_after_a_gap_says_how_much_is_missing(store: Redis, streams: OutputStreams) -> None:
-    stream = streams.open("a")
-    with streams.changed:
-        stream.write("stdout", b"before")
-        stream.write("stdout", b"x" * (BUFFER_BYTES + 1))
-        stream.write("stdout", b"after")
-    stream.end("succeeded")
-    assert [(chunk.data, chunk.dropped) for chunk in read(store, "a")] == [(b"before", 0), (b"after", BUFFER_BYTES + 1)]
 
 
 def test_many_readers_share_a_thread_that_ends_with_them(store: Redis, streams: OutputStreams) -> None:
