@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -11,14 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.sandboxes.test_life import at_once, of
+from tests.sandboxes.test_life import of
 from tests.workers_cpu.support import RUN, admit, printed, processes_with, run, until
-from workers.cpu.docker.container import Container, ContainerMaker
 from workers.cpu.docker.environment import ContainerEnvironment
 from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
 from workers.cpu.errors import ContainerFailed, EnvironmentGone, ImageMissing
-from workers.cpu.opening import Opening
 
 from .conftest import node_name
 from .images import make_busybox
@@ -101,43 +98,17 @@ def test_an_environment_of_less_memory_than_any_container_may_have_stands(sandbo
     assert run(env, "tail /dev/zero").cause == "out_of_memory"
 
 
-class _Counted(ContainerMaker):
-    """Notes how many containers are being started at once."""
-
-    def __init__(self, inner: ContainerMaker) -> None:
-        self._inner, self._lock, self.now, self.most = inner, threading.Lock(), 0, 0
-
-    def make(self, image: str, memory_mb: int, opening: Opening) -> Container:
-        with self._lock:
-            self.now += 1
-            self.most = max(self.most, self.now)
-        try:
-            return self._inner.make(image, memory_mb, opening)
-        finally:
-            with self._lock:
-                self.now -= 1
-
-
-Warm = Callable[..., AbstractContextManager[ContainerSandbox]]
+Warm = Callable[[int], AbstractContextManager[ContainerSandbox]]
 
 
 @pytest.fixture
 def warm(tmp_path: Path, options: ContainerOptions, image: str) -> Warm:
     """Give a maker of sandboxes in which so many containers are to stand ready."""
-    return lambda count, **more: box_of(tmp_path / "box", replace(options, warm={image: count}, **more))
+    return lambda count: box_of(tmp_path / "box", replace(options, warm={image: count}))
 
 
 def stands_ready(box: ContainerSandbox, image: str, count: int = 1) -> bool:
     return until(lambda: box._pool.standing(image) == count)
-
-
-def test_no_more_start_at_once_than_may(warm: Warm) -> None:
-    with warm(1, starting_limit=2) as box:
-        counted = box._pool._maker = _Counted(box._pool._maker)
-        found = at_once(*[lambda number=number: box.open(of(f"e{number}")) for number in range(5)])  # type: ignore[misc]
-        assert [each for each in found if isinstance(each, Exception)] == []
-        assert len(box.environments()) == 5
-        assert counted.most <= 2
 
 
 def test_what_stands_ready_is_filled_up_and_not_beyond(warm: Warm, image: str) -> None:

@@ -6,18 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.local.stack import StackPlan
 from tangram import EnvironmentLost
-from tests.gateway.conftest import Served, options_of
-from tests.live.support import running
-from tests.ports import free_port
+from tests.gateway.conftest import Served, options_of, serving
 from tests.workers_cpu.support import until
 
 from .images import make_with_shell
 from .support import alone_as, containers, docker
 
 e2b = pytest.importorskip("e2b", reason="the extra `clients` is not installed")
-pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
 
 pytestmark = pytest.mark.real
 
@@ -38,10 +34,8 @@ def served(image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
         "TANGRAM_CONTAINER_DISK_MB": "32",
         "TANGRAM_CONTAINER_MEMORY_MB": "64",
     }
-    with alone_as(NODE):
-        plan = StackPlan(nodes=1, cores=2, memory_mb=512, api_nodes=0, gateway_port=free_port(), variables=variables)
-        with running(folder / "state", plan) as live:
-            yield Served(live, plan.gateway_url)
+    with alone_as(NODE), serving(folder, memory_mb=512, variables=variables) as served:
+        yield served
 
 
 @pytest.fixture(scope="module")

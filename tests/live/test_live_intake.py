@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import select
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -21,20 +21,10 @@ QUEUES = ("a", "b")
 
 
 @pytest.fixture
-def pool(redis_urls: RedisUrls) -> ConnectionPool:
-    return ConnectionPool(connection_class=UnixDomainSocketConnection, path=str(redis_urls.socket))
-
-
-@pytest.fixture
-def intake(pool: ConnectionPool) -> Iterator[RedisIntake]:
+def intake(redis_urls: RedisUrls) -> Iterator[RedisIntake]:
+    pool = ConnectionPool(connection_class=UnixDomainSocketConnection, path=str(redis_urls.socket))
     with closing(RedisIntake(pool, QUEUES, 1)) as intake:
         yield intake
-
-
-@pytest.fixture
-def seldom(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have an intake look for messages with a priority only at first."""
-    monkeypatch.setattr(redis_intake, "_LOOK_S", 3600.0)
 
 
 def take_all(intake: RedisIntake, count: int) -> dict[str, list[int]]:
@@ -55,21 +45,6 @@ def take_all(intake: RedisIntake, count: int) -> dict[str, list[int]]:
 def is_left_to_the_next(pool: ConnectionPool, number: int) -> bool:
     with closing(RedisIntake(pool, QUEUES, 1, 1)) as later:
         return take_all(later, 1) == {"a": [number], "b": []}
-
-
-@contextmanager
-def sent_as_it_waits(send: Callable[[], object]) -> Iterator[None]:
-    """Have something sent whenever an intake begins to wait for messages."""
-    wait = select.select
-
-    def send_and_wait(*sockets_and_timeout: Any) -> Any:
-        if sockets_and_timeout[-1] > 0:
-            send()
-        return wait(*sockets_and_timeout)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(select, "select", send_and_wait)
-        yield
 
 
 def test_each_queue_keeps_its_order_while_others_send(intake: RedisIntake, redis_urls: RedisUrls) -> None:
@@ -97,48 +72,34 @@ def test_each_queue_keeps_its_order_while_others_send(intake: RedisIntake, redis
         assert client.keys("tangram-taken:*") == []
 
 
-def test_a_message_that_comes_alone_costs_one_round_trip(intake: RedisIntake, redis_urls: RedisUrls, seldom: None) -> None:
-    # Given messages that came one by one; another as soon as it waits
-    with redis_urls.client() as client:
-        for number in range(redis_intake.ONE_BY_ONE):
-            client.lpush("a", number)
-            take_all(intake, 1)
-        with sent_as_it_waits(lambda: client.lpush("a", 5)):
-            client.config_resetstat()
-            # When it is taken, answered and acknowledged
-            taken = intake.take(30.0, 16)
-            intake.settle({"answers": [b"6"]}, taken)
-            # Then it was moved and forgotten, and nothing else was asked
-            asked = calls(client)
-        client.delete("answers")
-    assert [message for _, message in taken] == [b"5"]
-    assert asked == {"multi": 1, "lpush": 2, "lrem": 1, "exec": 1, "blmove": 1}
-    assert intake.take(0.0, 16) == []
-
-
-def calls(client: Any) -> dict[str, int]:
-    """Return how often each command was called since the last reset, which is left out."""
-    asked = {name.removeprefix("cmdstat_"): figures["calls"] for name, figures in client.info("commandstats").items()}
-    return {name: count for name, count in asked.items() if name != "config|resetstat"}
-
-
-def test_where_no_others_come_lately_none_are_looked_for(intake: RedisIntake, redis_urls: RedisUrls, seldom: None) -> None:
+def test_where_no_others_come_lately_none_are_looked_for(
+    intake: RedisIntake, redis_urls: RedisUrls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given an intake that looks for messages with a priority only at first, and messages that come in pairs while it waits
+    monkeypatch.setattr(redis_intake, "_LOOK_S", 3600.0)
+    wait = select.select
     assert intake.take(0.0, 16) == []
     with redis_urls.client() as client, client.pipeline() as pair:
-        # Given messages that come in pairs while it waits
-        with sent_as_it_waits(lambda: pair.lpush("a", 5).lpush("b", 6).execute()):
-            for _ in range(redis_intake.ONE_BY_ONE):
-                intake.settle({}, intake.take(30.0, 16))
-            client.config_resetstat()
-            # When another pair comes, then both are taken, and nothing else was asked
-            taken = intake.take(30.0, 16)
+
+        def send_and_wait(*sockets_and_timeout: Any) -> Any:
+            if sockets_and_timeout[-1] > 0:
+                pair.lpush("a", 5).lpush("b", 6).execute()
+            return wait(*sockets_and_timeout)
+
+        monkeypatch.setattr(select, "select", send_and_wait)
+        for _ in range(redis_intake.ONE_BY_ONE):
+            intake.settle({}, intake.take(30.0, 16))
+        client.config_resetstat()
+        # When another pair comes, then both are taken, and nothing else was asked
+        taken = intake.take(30.0, 16)
         assert sorted(message for _, message in taken) == [b"5", b"6"]
-        assert "evalsha" not in calls(client)
+        assert "cmdstat_evalsha" not in client.info("commandstats")
         # When there are some for which it has not waited, then all are taken at once
         intake.settle({}, taken)
         client.lpush("a", 7, 8, 9)
+        monkeypatch.setattr(select, "select", wait)
         assert take_all(intake, 3) == {"a": [7, 8, 9], "b": []}
-        assert calls(client)["evalsha"] == 1
+        assert client.info("commandstats")["cmdstat_evalsha"]["calls"] == 1
 
 
 def test_what_cannot_be_sent_is_not_acknowledged(own_redis: RedisServer) -> None:
