@@ -72,15 +72,3 @@ def test_what_is_cut_or_overlaps_leaves_no_part_of_a_value() -> None:
     command = "." * (COMMAND_CHARACTERS - 4) + "topsecret"
     found = kept(ended(1, b"topsecretary"), command, ["topsecret", "secretary"])
     assert (found["stdout"], "top" in found["command"], len(found["command"])) == (BLANK, False, COMMAND_CHARACTERS)
-
-
-def test_many_values_cost_the_worker_no_reading_of_all_of_a_long_output() -> None:
-    class Counted(str):
-        read = 0
-
-        def find(self, sub: str, start: int = 0, end: int = 0, /) -> int:  # type: ignore[override]
-            Counted.read += end - start
-            return super().find(sub, start, end)
-
-    excerpt_of(ended(1), Counted("y" * (1 << 20)), [f"secret-{number:06}" for number in range(100)], "failed")
-    assert 0 < Counted.read <= 100 * 2 * COMMAND_CHARACTERS

@@ -11,17 +11,8 @@ import pytest
 from workers.cpu.errors import EnvironmentGone, SessionUnavailable
 from workers.cpu.process.backend import ProcessBackend, ProcessBackends
 from workers.cpu.process.environment import ProcessEnvironment
-from workers.cpu.shell.execution import ShellExecution
 
-from .support import RUN, admit, sleepers
-
-
-def kill_supervisor(execution: object) -> None:
-    """Kill what holds the session of a command, and so all processes of that."""
-    assert isinstance(execution, ShellExecution)
-    backend = execution._backend
-    assert isinstance(backend, ProcessBackend)
-    os.kill(backend._members.supervisor, signal.SIGKILL)
+from .support import RUN, admit, printed, sleepers
 
 
 def refuse(*_: object) -> ProcessBackend:
@@ -33,6 +24,7 @@ def test_what_runs_and_waits_in_an_environment_that_ends_by_itself_is_lost(
     host_env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a command that runs, one that waits for its turn, and one that is cancelled while it waits
+    supervisor = int(printed(host_env, "echo $PPID"))
     first, second, third = (admit(host_env, command) for command in (f"sleep 305.125{RUN}", "echo second", "echo third"))
     with ThreadPoolExecutor(3) as threads:
         outcomes = [threads.submit(first.wait)]
@@ -41,7 +33,7 @@ def test_what_runs_and_waits_in_an_environment_that_ends_by_itself_is_lost(
         third.kill("not wanted")
         monkeypatch.setattr(ProcessBackends, "loss", lambda _: "its host has gone")
         monkeypatch.setattr(ProcessBackends, "backend", refuse)
-        kill_supervisor(first)
+        os.kill(supervisor, signal.SIGKILL)
         ended = [outcome.result(60) for outcome in outcomes]
     # Then what ran and waited is lost for that reason; what was cancelled stays cancelled
     lost = ("lost", "its host has gone")
