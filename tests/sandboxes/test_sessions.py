@@ -191,11 +191,12 @@ def test_a_fenced_command_starts_from_a_clean_shell(shell_env: Environment) -> N
 
 def test_a_fence_ends_what_commands_of_all_sessions_have_left_and_spares_what_another_is_running(env: Environment) -> None:
     sleeping = f"sleep 312.4375{RUN}"
-    printed(env, f"{sleeping} & setsid {sleeping} & (setsid {sleeping} &) ; true")
-    printed(env, f"setsid {sleeping} & true", session="other")
+    printed(env, f"{sleeping} & setsid {sleeping} & (setsid {sleeping} &) ; true", session="one")
+    printed(env, f"setsid {sleeping} & true", session="two")
     sleepers(f"312.4375{RUN}", 4)
-    with followed(env, "touch begun; until test -f go; do sleep 0.01; done; echo done", session="third") as third:
+    with followed(env, "touch begun; until test -f go; do sleep 0.01; done; echo done", session="three") as three:
         assert until(lambda: exists(env, "begun"))
+        # When a session begins with one; then it ends what was left, in the others too
         fenced(env, "touch go")
         assert not processes_with(f"312.4375{RUN}")
-        assert third.outcome().stdout == b"done\n"
+        assert three.outcome().stdout == b"done\n"
