@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.services_file import ConfigError, load_services_file
+from app.services_file import ConfigError
 from tests.vllm.fakes import CPU, CUDA, Fake
 from workers.gpu.devices import Device
 from workers.gpu.engines.vllm.command import Launch, interpreter, visible
@@ -110,34 +110,3 @@ def test_a_server_is_told_its_devices_by_uuid_since_numbers_mean_others_to_the_d
     assert launch(fake, devices).environment(base, PYTHON)["CUDA_VISIBLE_DEVICES"] == "GPU-b,GPU-a"
     assert visible(base, devices[1:]) == ["GPU-a"]
     assert visible(base, [devices[0], CUDA[1]]) == ["7", "3"]
-
-
-SERVICE = """
-[services.rm]
-engine = "vllm"
-task = "score"
-model = "rm"
-memory_mb = 9000
-[services.rm.vllm]
-"""
-
-
-def test_the_interpreter_is_relative_to_the_file(tmp_path: Path) -> None:
-    (tmp_path / "services.toml").write_text(SERVICE + 'python = "venv/bin/python"\n')
-    assert load_services_file(tmp_path / "services.toml").services["rm"].vllm.python == tmp_path / "venv/bin/python"
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ('args = ["--port", "80"]', "services.rm.vllm: args: --port is set by the worker"),
-        ('args = ["--served_model_name=x"]', "services.rm.vllm: args: --served-model-name is set by the worker"),
-        ('args = ["--no-enable-sleep-mode"]', "services.rm.vllm: args: --no-enable-sleep-mode is set by the worker"),
-        ('env = {CUDA_VISIBLE_DEVICES = "1"}', "services.rm.vllm: env: CUDA_VISIBLE_DEVICES is set by the worker"),
-    ],
-)
-def test_what_is_the_workers_to_say_is_refused(tmp_path: Path, line: str, words: str) -> None:
-    (tmp_path / "services.toml").write_text(SERVICE + line + "\n")
-    with pytest.raises(ConfigError) as refused:
-        load_services_file(tmp_path / "services.toml")
-    assert words in str(refused.value)

@@ -194,22 +194,11 @@ def test_a_restore_that_nobody_waits_for_is_reported_either_way(cells: list[Devi
         assert failed.state == "failed" and reason in failed.reason
 
 
-class Slow(StubEngine):
-    """Starts when it is let."""
-
-    go = threading.Event()
-
-    def _start(self, devices: object) -> None:
-        assert self.go.wait(60)
-        super()._start([None])  # type: ignore[list-item]
-
-
-def test_an_instance_is_restored_once_at_a_time(cells: list[Device]) -> None:
-    engine = Slow("a", "score", 600.0)
-    host = hosting(cells, "a", lambda *_: engine)
-    restores = Prefetch(host)
+def test_an_instance_is_restored_once_at_a_time(cells: list[Device], monkeypatch: pytest.MonkeyPatch) -> None:
+    restores, go, start = Prefetch(hosting(cells, "a")), threading.Event(), StubEngine._start
+    monkeypatch.setattr(StubEngine, "_start", lambda *words: go.wait(60) and start(*words))
     begun = [restores.begin(at("a", 0)), restores.begin(at("a", 0))]
-    engine.go.set()
+    go.set()
     assert begun == [True, False]
     assert restores.wait(60)
     assert restores.begin(at("a", 0))

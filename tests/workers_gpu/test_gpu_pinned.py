@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -48,32 +49,15 @@ class Cuda:
         del self.pinned[start]
         return 0
 
-    def stream(self) -> Any:
-        cuda = self
+    def note(self, call: str) -> None:
+        self.calls.append(call)
 
-        class Stream:
-            def __init__(self, device: Any = None) -> None:
-                cuda.calls.append("stream made")
-
-            def wait_stream(self, other: str) -> None:
-                cuda.calls.append(f"waits for {other}")
-
-            def synchronize(self) -> None:
-                cuda.calls.append("stream awaited")
-
-        return Stream
+    def stream(self, device: Any = None) -> Any:
+        self.note("stream made")
+        return SimpleNamespace(wait_stream=lambda other: self.note(f"waits for {other}"), synchronize=lambda: self.note("stream awaited"))
 
     def event(self) -> Any:
-        cuda = self
-
-        class Event:
-            def record(self, stream: Any) -> None:
-                cuda.calls.append("event recorded")
-
-            def synchronize(self) -> None:
-                cuda.calls.append("event awaited")
-
-        return Event
+        return SimpleNamespace(record=lambda stream: self.note("event recorded"), synchronize=lambda: self.note("event awaited"))
 
 
 @pytest.fixture
@@ -94,8 +78,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
             return super().copy_(source)
 
     monkeypatch.setattr(torch.cuda, "cudart", lambda: fake)
-    monkeypatch.setattr(torch.cuda, "Stream", fake.stream())
-    monkeypatch.setattr(torch.cuda, "Event", fake.event())
+    monkeypatch.setattr(torch.cuda, "Stream", fake.stream)
+    monkeypatch.setattr(torch.cuda, "Event", fake.event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "compute")
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: pytest.fail("a whole device was waited for"))

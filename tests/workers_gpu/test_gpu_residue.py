@@ -151,30 +151,23 @@ def test_memory_that_others_took_costs_a_sleeper_and_then_is_refused_with_figure
     assert of(host, "b").restores == 1
 
 
-def test_changes_on_a_device_come_one_after_another_and_those_of_other_devices_do_not_wait() -> None:
+def test_changes_on_a_device_come_one_after_another_and_those_of_other_devices_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     cards = Cards(10_000)
     begun, go = threading.Event(), threading.Event()
-
-    class Slow(Server):
-        """Starts when it is let."""
-
-        def _start(self, devices: Sequence[Device]) -> None:
-            begun.set()
-            assert go.wait(30)
-            super()._start(devices)
-
-    a, b, c = Slow("a", 4000, cards), Server("b", 4000, cards), Server("c", 4000, cards)
+    a, b, c = (Server(name, 4000, cards) for name in "abc")
+    start = a._start
+    monkeypatch.setattr(a, "_start", lambda devices: (begun.set(), go.wait(60), start(devices)))
     host = hosting_servers(cards, a, b, c, gpus=2)
     host.ensure_resident("b", (0,))
     with ThreadPoolExecutor(2) as pool:
-        start = pool.submit(host.ensure_resident, "a", (0,))
+        comes = pool.submit(host.ensure_resident, "a", (0,))
         assert begun.wait(30)
         # When an instance of the same device is to leave while a is started, it waits
         leave = pool.submit(host.evict, at("b", 0))
         host.ensure_resident("c", (1,))
-        assert (of(host, "b").state, leave.done(), start.done()) == ("resident", False, False)
+        assert (of(host, "b").state, leave.done(), comes.done()) == ("resident", False, False)
         go.set()
-        start.result(30)
+        comes.result(30)
         leave.result(30)
 
     assert (of(host, "a").memory_mb, of(host, "b").memory_mb, of(host, "c").memory_mb) == (4000.0, 300.0, 4000.0)

@@ -27,7 +27,7 @@ rate_per_s = 50
 concurrency = 20
 """
 
-many = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None, max_examples=60)
+VLLM = '[services.a]\nengine = "vllm"\ntask = "score"\nmodel = "m"\nmemory_mb = 1\n'
 
 
 def read(tmp_path: Path, text: str) -> ServicesFile:
@@ -73,14 +73,14 @@ def test_quotas_that_cannot_share_an_account_are_refused(tmp_path: Path) -> None
 
 
 def test_a_worker_has_a_thread_for_each_call_that_eight_cells_take_at_a_time(tmp_path: Path) -> None:
-    service = read(tmp_path, '[services.a]\nengine = "vllm"\ntask = "score"\nmodel = "m"\nmemory_mb = 1').services["a"]
+    service = read(tmp_path, VLLM).services["a"]
     assert THREADS["gpu"] > 8 * service.max_concurrency
 
 
-def test_templates_and_adapters_are_relative_to_the_file(tmp_path: Path) -> None:
-    text = '[services.a]\nengine = "vllm"\ntask = "score"\nmodel = "m"\nmemory_mb = 1\nadapter = "lora"\nchat_template = "chat.jinja"'
-    service = read(tmp_path, text).services["a"]
+def test_templates_adapters_and_interpreters_are_relative_to_the_file(tmp_path: Path) -> None:
+    service = read(tmp_path, VLLM + 'adapter = "lora"\nchat_template = "chat.jinja"\nvllm.python = "venv/bin/python"').services["a"]
     assert (service.adapter, service.chat_template) == (tmp_path / "lora", tmp_path / "chat.jinja")
+    assert service.vllm.python == tmp_path / "venv/bin/python"
 
 
 @pytest.mark.parametrize(
@@ -115,6 +115,19 @@ def test_templates_and_adapters_are_relative_to_the_file(tmp_path: Path) -> None
 def test_what_is_wrong_is_said_in_one_line_with_table_and_key(tmp_path: Path, old: str, new: str, expected: str) -> None:
     assert old in GOOD
     assert expected in said(tmp_path, GOOD.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("line", "option"),
+    [
+        ('args = ["--port", "80"]', "args: --port"),
+        ('args = ["--served_model_name=x"]', "args: --served-model-name"),
+        ('args = ["--no-enable-sleep-mode"]', "args: --no-enable-sleep-mode"),
+        ('env = {CUDA_VISIBLE_DEVICES = "1"}', "env: CUDA_VISIBLE_DEVICES"),
+    ],
+)
+def test_what_is_the_workers_to_say_is_refused(tmp_path: Path, line: str, option: str) -> None:
+    assert f"services.a.vllm: {option} is set by the worker" in said(tmp_path, f"{VLLM}[services.a.vllm]\n{line}")
 
 
 def test_more_than_one_problem_is_counted(tmp_path: Path) -> None:
@@ -161,7 +174,7 @@ def test_a_model_folder_is_looked_into_and_the_first_lack_is_said(tmp_path: Path
     (folder / "model.safetensors").write_bytes(b"")
     check_models(tmp_path / "services.toml", file)
     # And so are adapters and templates
-    table = f'[services.a]\nengine = "vllm"\ntask = "score"\nmodel = "{folder}"\nmemory_mb = 1\n'
+    table = VLLM.replace('"m"', f'"{folder}"')
     for line, lack in (('adapter = "lora"', "lora has no adapter_config.json"), ('chat_template = "chat.jinja"', "chat.jinja is no file")):
         assert problem(read(tmp_path, table + line), tmp_path).endswith(f"services.a.{line.split()[0]}: {tmp_path}/{lack}")
 
@@ -176,29 +189,23 @@ keys = st.sampled_from(
 )
 
 
-def read_or_one_line(path: Path) -> None:
+tables = st.builds(
+    lambda name, table: f"[services.{json.dumps(name)}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items()),
+    st.text(max_size=8),
+    st.dictionaries(keys, values, max_size=6),
+)
+texts = tables | st.text(max_size=200).map(lambda text: GOOD + text)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
+@given(texts.map(lambda text: text.encode("utf-8", "replace")) | st.binary(max_size=200))
+def test_anything_is_read_or_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "services.toml"
+    path.write_bytes(content)
     try:
         file = load_services_file(path)
     except ConfigError as error:
         message = str(error)
-        assert message.startswith(str(path))
-        assert message.isprintable()
-        assert len(message) < 1500
+        assert message.startswith(str(path)) and message.isprintable() and len(message) < 1500
     else:
         assert file.services or file.quotas
-
-
-@many
-@given(st.dictionaries(keys, values.map(json.dumps), max_size=6), st.text(max_size=8).map(json.dumps))
-def test_any_values_are_read_or_refused_in_one_line(tmp_path: Path, table: dict[str, str], name: str) -> None:
-    path = tmp_path / "services.toml"
-    path.write_text(f"[services.{name}]\n" + "".join(f"{key} = {value}\n" for key, value in table.items()))
-    read_or_one_line(path)
-
-
-@many
-@given(st.binary(max_size=200) | st.text(max_size=200).map(lambda text: (GOOD + text).encode("utf-8", "replace")))
-def test_any_bytes_are_read_or_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "services.toml"
-    path.write_bytes(content)
-    read_or_one_line(path)
