@@ -159,6 +159,11 @@ class Kind(ABC):
         raise NotImplementedError
 
 
+def fail(value: float) -> float:
+    """Be what becomes of an answer that is refused."""
+    raise CallFailed("not this one")
+
+
 class Stub(Kind):
     """The engine without a model; no other computes its answers."""
 
@@ -180,9 +185,6 @@ class Stub(Kind):
         self._answer(lambda value: math.nan, "starting")
 
     def refuse(self) -> None:
-        def fail(value: float) -> float:
-            raise CallFailed("not this one")
-
         self._answer(fail, "restoring")
 
     def _answer(self, change: Callable[[float], float], state: str) -> None:
@@ -216,9 +218,6 @@ class Torch(Kind):
         self._scores(lambda value: math.nan)
 
     def refuse(self) -> None:
-        def fail(value: float) -> float:
-            raise CallFailed("not this one")
-
         self._scores(fail)
 
     def _scores(self, change: Callable[[float], float]) -> None:

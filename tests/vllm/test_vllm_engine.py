@@ -60,14 +60,10 @@ def test_more_than_the_servers_own_bound_is_refused_in_one_line_and_never_sent(f
 
 
 def test_an_interpreter_without_vllm_is_named_at_the_first_start(fake: Fake, tmp_path: Path) -> None:
-    (tmp_path / "bare").mkdir()
-    bare = fake_python(tmp_path / "bare", has_vllm=False)
-    engine = fake.engine(vllm={"python": bare})
-    with pytest.raises(EngineFailed, match=rf"services\.rm\.vllm\.python: there is no vllm in the environment of {bare}"):
-        engine.start(CUDA[:1])
-    engine = fake.engine(vllm={"python": tmp_path / "nowhere"})
-    with pytest.raises(EngineFailed, match=r"services\.rm\.vllm\.python: .*nowhere cannot be run"):
-        engine.start(CUDA[:1])
+    fake_python(tmp_path, has_vllm=False)
+    for python, words in ((fake.python, f"there is no vllm in the environment of {fake.python}"), (tmp_path / "none", ".* cannot be run")):
+        with pytest.raises(EngineFailed, match=rf"services\.rm\.vllm\.python: {words}"):
+            fake.started(vllm={"python": python})
 
 
 def test_a_server_that_ends_before_it_answers_is_noticed_at_once_and_quoted_though_its_exit_code_is_0(fake: Fake) -> None:

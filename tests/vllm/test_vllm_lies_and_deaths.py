@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from app.services_file import ServiceConfig
-from tests.vllm.fakes import CUDA, Fake, FakeDevices, gone, until
-from workers.gpu.devices import Device
-from workers.gpu.errors import DeviceError, EngineDied
+from tests.vllm.fakes import CUDA, Fake, gone, until
+from workers.gpu.errors import EngineDied
 from workers.gpu.host import ServiceHost
 from workers.gpu.instances import InstanceName, InstanceStatus
 
@@ -22,7 +21,7 @@ ITEMS = [{"prompt": "a", "response": "b"}]
 
 
 def made(fake: Fake, folder: Path, services: dict[str, ServiceConfig], **more: Any) -> ServiceHost:
-    return ServiceHost(CUDA, services, folder, factory=fake.make, drain_s=60.0, **{"memory": fake.memory, **more})
+    return ServiceHost(CUDA, services, folder, factory=fake.make, drain_s=60.0, memory=fake.memory, **more)
 
 
 @pytest.fixture
@@ -132,32 +131,3 @@ def test_a_server_that_ends_or_cannot_read_its_weights_while_it_is_woken_is_star
     small_host.ensure_resident("rm", (0,))
     status = on(small_host)
     assert (status.starts, status.restores, status.wrong_answers, score(small_host)) == (2, 0, 0, before) and gone(fake.servers()[0])
-
-
-class LostDevices(FakeDevices):
-    """Cannot be read while a test says so."""
-
-    lost = False
-
-    def used_mb(self, device: Device) -> float | None:
-        if self.lost:
-            raise DeviceError("the memory of the GPU cannot be read: GPU is lost")
-        return super().used_mb(device)
-
-
-def test_a_device_that_cannot_be_read_fails_the_change_and_nothing_stays_booked_that_is_not_held(fake: Fake, tmp_path: Path) -> None:
-    devices = LostDevices(fake.memory.folder)
-    host = made(fake, tmp_path, {"rm": fake.config()}, memory=devices)
-    host.ensure_resident("rm", (0,))
-
-    devices.lost = True
-    evict(host)
-    assert (on(host).state, "GPU is lost" in on(host).reason, host.held_mb(0)) == ("failed", True, 0.0)
-    assert gone(fake.servers()[0]) and gone(fake.read("child"))
-    with pytest.raises(DeviceError, match="GPU is lost"):
-        host.ensure_resident("rm", (0,))
-    assert host.held_mb(0) == 0.0
-    devices.lost = False
-    host.ensure_resident("rm", (0,))
-
-    assert (on(host).state, on(host).starts, host.held_mb(0)) == ("resident", 2, 9000.0)

@@ -13,7 +13,7 @@ import pytest
 
 from tests.workers_gpu.cards import Cards, FakeNvml, gpu
 from workers.gpu import nvml
-from workers.gpu.device_memory import CpuMemory, Holdings, NvmlMemory, device_memory, offered
+from workers.gpu.device_memory import CpuMemory, NvmlMemory, device_memory, offered
 from workers.gpu.devices import Device
 from workers.gpu.errors import DeviceError
 
@@ -73,25 +73,6 @@ def test_beside_cpu_devices_a_process_holds_what_it_uses_and_the_device_has_only
         assert held is not None and 64.0 < held < 128.0
         child.communicate()
     assert (CpuMemory().held_mb(CPU, [child.pid]), memory.used_mb(CPU)) == (0.0, None)
-
-
-def test_a_change_is_measured_against_what_the_devices_held_just_before() -> None:
-    cards = Cards(10_000, used={"GPU-0": 500.0})
-    holdings = Holdings(cards, [gpu(0), gpu(1)])
-
-    holdings.begin()
-    cards.take(gpu(0), 4000)
-    cards.take(gpu(1), 3000)
-    holdings.measure([ME])
-    assert (holdings.mb, holdings.exact) == ((4000.0, 3000.0), False)
-    # Between changes others may do what they like
-    cards.take(gpu(0), -500)
-    cards.take(gpu(1), 2000)
-    holdings.begin()
-    cards.take(gpu(0), -3900)
-    cards.take(gpu(1), -3200)
-    holdings.measure([ME])
-    assert holdings.mb == (100.0, 0.0)
 
 
 def test_a_cell_offers_what_is_free_of_it_or_what_is_declared(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,7 @@ from tests.workers_gpu.cards import Cards, Server, gpu
 from tests.workers_gpu.support import at, hosting, of, service
 from workers.gpu.devices import Device
 from workers.gpu.engines.stub import StubEngine
-from workers.gpu.errors import OverBudget
+from workers.gpu.errors import DeviceError, OverBudget
 from workers.gpu.host import ServiceHost
 from workers.gpu.instances import InstanceStatus
 from workers.gpu.reload import described
@@ -129,6 +130,21 @@ def test_a_start_waits_for_memory_that_a_device_does_not_report_as_free_yet() ->
     timer.start()
     host.ensure_resident("a", (0,))
     assert (of(host, "a").state, cards.used["GPU-0"]) == ("resident", 5000.0)
+
+
+def test_a_device_that_cannot_be_read_fails_the_change_and_nothing_stays_booked_that_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = Cards(10_000)
+    host = hosting_servers(cards, Server("a", 5000, cards))
+    host.ensure_resident("a", (0,))
+    with monkeypatch.context() as lost:
+        lost.setattr(cards, "used_mb", Mock(side_effect=DeviceError("GPU is lost")))
+        host.evict(at("a", 0))
+        assert (of(host, "a").state, "GPU is lost" in of(host, "a").reason, host.held_mb(0)) == ("failed", True, 0.0)
+        with pytest.raises(DeviceError, match="GPU is lost"):
+            host.ensure_resident("a", (0,))
+        assert host.held_mb(0) == 0.0
+    host.ensure_resident("a", (0,))
+    assert (of(host, "a").state, of(host, "a").starts, host.held_mb(0)) == ("resident", 2, 5000.0)
 
 
 def test_memory_that_others_took_costs_a_sleeper_and_then_is_refused_with_figures() -> None:
