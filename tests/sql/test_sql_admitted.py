@@ -14,6 +14,7 @@ from tangram.action import Action, Cost
 from tangram.elasticity import LARGEST_AMOUNT
 from tangram.wire import LONGEST_ID
 from tests.scheduler.deployed import Deployment
+from tests.sql import tables
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def comes(intake: Deployment, action_id: str, header: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("cost", [{"memory_mb": 8 << 30}, {"cores": [1, 1 << 60]}])
-def test_amounts_that_no_column_holds_are_refused(intake: Deployment, tables: Any, engine: Engine, cost: dict[str, Any]) -> None:
+def test_amounts_that_no_column_holds_are_refused(intake: Deployment, engine: Engine, cost: dict[str, Any]) -> None:
     # When the memory of an environment is given in bytes, or so much of something else is asked for
     header = {"kind": "cpu.open", "environment": "e"} if "memory_mb" in cost else {"kind": "my.task"}
     comes(intake, "a", {**header, "cost": cost})
@@ -46,7 +47,7 @@ def test_amounts_that_no_column_holds_are_refused(intake: Deployment, tables: An
     assert tables.rows(engine, "environments") == []
 
 
-def test_the_largest_amounts_and_the_longest_names_are_kept(intake: Deployment, tables: Any, engine: Engine) -> None:
+def test_the_largest_amounts_and_the_longest_names_are_kept(intake: Deployment, engine: Engine) -> None:
     job, name = wide_text(LONGEST_ID), wide_text(LONGEST_ID - 1)
     words = {"job": job, "trajectory": name, "action_class": name, "client": name}
     opening = Action(kind="cpu.open", environment=name, owner=name, cost=Cost.of(memory_mb=LARGEST_AMOUNT), **words)
@@ -61,7 +62,7 @@ def test_the_largest_amounts_and_the_longest_names_are_kept(intake: Deployment, 
     assert [row["status"] for row in tables.rows(engine, "actions") if row["id"] == name] == ["succeeded"]
 
 
-def test_an_id_that_cannot_be_stored_is_refused(intake: Deployment, tables: Any, engine: Engine) -> None:
+def test_an_id_that_cannot_be_stored_is_refused(intake: Deployment, engine: Engine) -> None:
     # When an action has an id that not even the result store could hold, it is dropped
     comes(intake, "a\ud800", Action(kind="my.task").to_header())
     assert intake.broker.is_done()

@@ -10,6 +10,7 @@ from sqlalchemy import Engine, event
 
 from app.journal.writing import SqlJournal
 from scheduler.live.entries import EndsPublished, Entry, InstancesForgotten, MessageFailed
+from tests.sql import make, tables
 
 NEXT_ENVIRONMENT_STATES = {
     None: ["waiting"],
@@ -24,7 +25,7 @@ KINDS = ("action", "action", "action", "resize", "resize", "told", "redelivery",
 
 
 @st.composite
-def histories(draw: st.DrawFn, make: Any) -> list[Entry]:
+def histories(draw: st.DrawFn) -> list[Entry]:
     """Draw entries of a few actions, environments and nodes that live side by side, with redelivered messages."""
     entries: list[Entry] = []
     attempts: dict[str, int] = {}
@@ -84,8 +85,8 @@ def write_in_batches(engine: Engine, entries: list[Entry], cuts: set[int]) -> No
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
-def test_any_batches_leave_the_same_rows(shared_engine: Engine, make: Any, tables: Any, data: st.DataObject) -> None:
-    entries = data.draw(histories(make))
+def test_any_batches_leave_the_same_rows(shared_engine: Engine, data: st.DataObject) -> None:
+    entries = data.draw(histories())
     tables.empty(shared_engine)
     write_in_batches(shared_engine, entries, set(range(1, len(entries))))
     expected = tables.everything(shared_engine)
@@ -95,7 +96,7 @@ def test_any_batches_leave_the_same_rows(shared_engine: Engine, make: Any, table
     assert tables.everything(shared_engine) == expected
 
 
-def test_a_batch_of_many_entries_takes_as_many_statements_as_one_of_few(shared_engine: Engine, make: Any, tables: Any) -> None:
+def test_a_batch_of_many_entries_takes_as_many_statements_as_one_of_few(shared_engine: Engine) -> None:
     tables.empty(shared_engine)
     sent: list[str] = []
 
@@ -122,9 +123,9 @@ def test_a_batch_of_many_entries_takes_as_many_statements_as_one_of_few(shared_e
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
-def test_a_batch_written_twice_leaves_the_same_rows(shared_engine: Engine, make: Any, tables: Any, data: st.DataObject) -> None:
+def test_a_batch_written_twice_leaves_the_same_rows(shared_engine: Engine, data: st.DataObject) -> None:
     # Given a batch whose commit arrived, though its answer did not
-    entries = data.draw(histories(make))
+    entries = data.draw(histories())
     tables.empty(shared_engine)
     with SqlJournal(shared_engine) as journal:
         journal.write(entries)

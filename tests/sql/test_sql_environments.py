@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import Engine
 
 from app.journal.environments import IDLE_JOB_S, SILENCE_S, EnvironmentStatus, environments
+from tests.sql import make
 
 NOW = 10_000.0
 
@@ -21,7 +22,7 @@ def found(engine: Engine, silences: Mapping[str, float | None] | None = None, jo
     return {one.id: one for one in environments(engine, NOW, silent_s, job=job, lease_s=3600.0)}
 
 
-def test_environments_are_listed_with_owner_age_lease_and_what_runs_in_them(engine: Engine, make: Any, write: Any) -> None:
+def test_environments_are_listed_with_owner_age_lease_and_what_runs_in_them(engine: Engine, write: Any) -> None:
     # Given an environment with a lease of its own, one with the system's that is in use, one that is opening, and one that has ended
     write(
         make.environment("open", NOW - 100, id="own", owner="host:7", client="c", ends_at=NOW + 50, used_at=NOW - 100),
@@ -39,7 +40,7 @@ def test_environments_are_listed_with_owner_age_lease_and_what_runs_in_them(engi
     assert list(found(engine, job="other")) == ["opening"]
 
 
-def test_an_orphan_is_one_whose_client_is_silent_or_whose_job_has_had_no_action_for_long(engine: Engine, make: Any, write: Any) -> None:
+def test_an_orphan_is_one_whose_client_is_silent_or_whose_job_has_had_no_action_for_long(engine: Engine, write: Any) -> None:
     # Given environments of clients, and detached ones of a busy job, of one that was active lately and of one that was not
     write(*[make.environment("open", 1.0, id=client, client=client) for client in ("lively", "silent", "forgotten")])
     write(*[make.environment("open", 1.0, id=job, job=job) for job in ("busy", "recent", "idle")])

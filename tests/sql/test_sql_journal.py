@@ -15,6 +15,7 @@ from scheduler.model import Grant, GrantFacts
 from scheduler.model.commands import NoteDraining
 from scheduler.model.copied import shared
 from scheduler.model.events import EnvironmentGone
+from tests.sql import make, tables
 
 
 def held(entry: ActionGranted) -> tuple[Grant, float]:
@@ -22,7 +23,7 @@ def held(entry: ActionGranted) -> tuple[Grant, float]:
     return Grant(**shared(GrantFacts, entry)), entry.granted_at
 
 
-def test_a_received_action_waits(engine: Engine, make: Any, tables: Any, write: Any) -> None:
+def test_a_received_action_waits(engine: Engine, write: Any) -> None:
     entry = make.received(action_class="pytest", service="rm-a", cost={"quota:search": [1]}, priority=7)
     write(entry)
     row = tables.row(engine, "actions")
@@ -33,7 +34,7 @@ def test_a_received_action_waits(engine: Engine, make: Any, tables: Any, write: 
     assert tables.row(engine, "jobs") == {"name": "coding", "first_seen_at": 100.0}
 
 
-def test_a_whole_life_ends_with_times_and_without_the_message(engine: Engine, make: Any, tables: Any, write: Any) -> None:
+def test_a_whole_life_ends_with_times_and_without_the_message(engine: Engine, write: Any) -> None:
     for entry in (make.received(), make.granted(), make.ended(background_s=0.5)):
         write(entry)
     row = tables.row(engine, "actions")
@@ -48,7 +49,7 @@ def test_a_whole_life_ends_with_times_and_without_the_message(engine: Engine, ma
     assert (grant["granted_at"], grant["released_at"]) == (101.0, 103.0)
 
 
-def test_the_message_of_an_end_without_a_worker_is_kept_until_the_result_is_stored(engine: Engine, make: Any, tables: Any) -> None:
+def test_the_message_of_an_end_without_a_worker_is_kept_until_the_result_is_stored(engine: Engine) -> None:
     with SqlJournal(engine) as journal:
         # Given two ends lately that the scheduler itself has to store, one of them in the batch in which the action came in
         now = time.time()
@@ -64,7 +65,7 @@ def test_the_message_of_an_end_without_a_worker_is_kept_until_the_result_is_stor
     assert tables.rows(engine, "messages") == [{"action": "a2", "message": '["args"]'}]
 
 
-def test_a_requeued_action_waits_again_and_its_next_try_is_a_second_grant(engine: Engine, make: Any, tables: Any, write: Any) -> None:
+def test_a_requeued_action_waits_again_and_its_next_try_is_a_second_grant(engine: Engine, write: Any) -> None:
     write(make.received(), make.granted(), make.requeued())
     row = tables.row(engine, "actions")
     assert (row["status"], row["reason"], row["node"], row["attempts"]) == ("waiting", "node n1 was lost", None, 1)
@@ -74,7 +75,7 @@ def test_a_requeued_action_waits_again_and_its_next_try_is_a_second_grant(engine
     assert [grant["released_at"] for grant in tables.rows(engine, "grants")] == [102.0, None]
 
 
-def test_a_redelivered_message_changes_nothing(engine: Engine, make: Any, tables: Any, write: Any) -> None:
+def test_a_redelivered_message_changes_nothing(engine: Engine, write: Any) -> None:
     write(make.received(), make.granted(), make.ended())
     before = tables.everything(engine)
     write(make.received(at=200.0))
@@ -82,7 +83,7 @@ def test_a_redelivered_message_changes_nothing(engine: Engine, make: Any, tables
 
 
 @pytest.mark.parametrize("commits", [1, 2])
-def test_the_first_end_stands(engine: Engine, make: Any, tables: Any, commits: int, write: Any) -> None:
+def test_the_first_end_stands(engine: Engine, commits: int, write: Any) -> None:
     entries = [make.received(), make.granted(), make.ended(status="cancelled", reason="by the trainer"), make.ended(at=110.0)]
     for part in [entries] if commits == 1 else [entries[:3], entries[3:]]:
         write(*part)
@@ -90,7 +91,7 @@ def test_the_first_end_stands(engine: Engine, make: Any, tables: Any, commits: i
     assert (row["status"], row["reason"], row["ended_at"]) == ("cancelled", "by the trainer", 103.0)
 
 
-def test_unfinished_actions_come_back_in_order_of_reception_with_what_they_hold(engine: Engine, make: Any, write: Any) -> None:
+def test_unfinished_actions_come_back_in_order_of_reception_with_what_they_hold(engine: Engine, write: Any) -> None:
     # Given, received at the same instant, actions that wait, run, and wait for their second try, and one that ended
     received = [make.received(id) for id in ("z", "running", "again", "done")]
     write(*received, *map(make.granted, ("running", "again", "done")), make.requeued("again"), make.ended("done"))
@@ -102,7 +103,7 @@ def test_unfinished_actions_come_back_in_order_of_reception_with_what_they_hold(
     assert (found[0].message, found[0].submitted_at, found[0].received_at) == ('["args"]', 99.5, 100.0)
 
 
-def test_what_a_resized_action_holds_now_is_what_comes_back(engine: Engine, make: Any, tables: Any) -> None:
+def test_what_a_resized_action_holds_now_is_what_comes_back(engine: Engine) -> None:
     # Given two running actions, of which one was started in the background
     with SqlJournal(engine) as journal:
         journal.write([make.received("grows"), make.granted("grows", units=1, core_ids=(), background=True)])
@@ -127,7 +128,7 @@ def test_what_a_resized_action_holds_now_is_what_comes_back(engine: Engine, make
     assert (row["core_ids"], row["units"], row["background"], row["resized_at"], row["released_at"]) == ([], 3, True, 103.0, 104.0)
 
 
-def test_environments_and_nodes_come_back_until_they_are_gone(engine: Engine, make: Any) -> None:
+def test_environments_and_nodes_come_back_until_they_are_gone(engine: Engine) -> None:
     with SqlJournal(engine) as journal:
         journal.write([make.environment("opening", 1.0), make.environment("open", 2.0, pod_cores=2, client="c1", used_at=2.0)])
         journal.write([make.environment("open", 9.0, pod_cores=2, client="c1", used_at=9.0)])
@@ -138,7 +139,7 @@ def test_environments_and_nodes_come_back_until_they_are_gone(engine: Engine, ma
     assert found.nodes == [make.node("up", 1.0)]
 
 
-def test_environments_that_are_gone_are_known_for_a_while(engine: Engine, make: Any) -> None:
+def test_environments_that_are_gone_are_known_for_a_while(engine: Engine) -> None:
     now = time.time()
     with SqlJournal(engine) as journal:
         # Given environments that were closed and lost lately, one that was lost long ago, and one that stands
@@ -151,7 +152,7 @@ def test_environments_that_are_gone_are_known_for_a_while(engine: Engine, make: 
         )
 
 
-def test_what_is_still_to_be_told_of_a_lost_environment_names_its_node(engine: Engine, make: Any) -> None:
+def test_what_is_still_to_be_told_of_a_lost_environment_names_its_node(engine: Engine) -> None:
     now = time.time()
     with SqlJournal(engine) as journal:
         journal.write([make.received("a1", now), make.received("a2", now), make.environment("open", now)])
@@ -161,20 +162,20 @@ def test_what_is_still_to_be_told_of_a_lost_environment_names_its_node(engine: E
         assert [(end.id, end.environment_lost_on) for end in journal.unfinished().unpublished] == [("a1", "n1"), ("a2", "")]
 
 
-def test_an_environment_keeps_the_times_of_its_life(engine: Engine, make: Any, tables: Any, write: Any) -> None:
+def test_an_environment_keeps_the_times_of_its_life(engine: Engine, write: Any) -> None:
     for state, at in (("waiting", 1.0), ("opening", 2.0), ("open", 3.0), ("closing", 4.0), ("closed", 5.0)):
         write(make.environment(state, at))
     row = tables.row(engine, "environments")
     assert (row["state"], row["created_at"], row["opened_at"], row["changed_at"], row["ended_at"]) == ("closed", 1.0, 3.0, 5.0, 5.0)
 
 
-def test_services_are_known_from_the_nodes_that_offer_them(engine: Engine, make: Any, tables: Any, write: Any) -> None:
+def test_services_are_known_from_the_nodes_that_offer_them(engine: Engine, write: Any) -> None:
     write(make.node("up", 1.0, services={"rm-a": {"cells": 1}}), make.node("lost", 2.0))
     assert tables.row(engine, "services") == {"name": "rm-a", "node": "n1", "description": {"cells": 1}, "changed_at": 1.0}
     assert tables.row(engine, "nodes")["joined_at"] == 1.0
 
 
-def test_what_is_kept_may_have_any_characters(engine: Engine, make: Any, tables: Any, write: Any) -> None:
+def test_what_is_kept_may_have_any_characters(engine: Engine, write: Any) -> None:
     said, kept = "a\0b \ud800 é", "a\N{REPLACEMENT CHARACTER}b ? é"
     excerpt = {"command": "false", "exit_code": 1, "stdout": said, "stderr": ""}
     write(make.received(), make.ended(status="failed", reason=said, excerpt=excerpt), make.received("a2"), make.ended("a2"))
@@ -182,7 +183,7 @@ def test_what_is_kept_may_have_any_characters(engine: Engine, make: Any, tables:
     assert rows == {"a1": (kept, {**excerpt, "stdout": kept}), "a2": ("", None)}
 
 
-def test_a_node_drains_whatever_else_is_said_of_it_until_that_is_undone(engine: Engine, make: Any) -> None:
+def test_a_node_drains_whatever_else_is_said_of_it_until_that_is_undone(engine: Engine) -> None:
     with SqlJournal(engine) as journal:
         # Given a node that is drained in the batch in which it joins, and one that nobody knows
         journal.write([NoteDraining(name="n1", draining=True), NoteDraining(name="nobody", draining=True), make.node("up", 1.0)])

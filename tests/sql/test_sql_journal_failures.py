@@ -9,9 +9,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine, event, text
@@ -25,6 +24,7 @@ from app.journal.unfinished import Unfinished
 from app.journal.writing import JournalError, LeaseLost, SqlJournal
 from app.local.processes import wait_until
 from tangram.clock import Clock, installed
+from tests.sql import make, tables
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -54,7 +54,7 @@ def nobody_writes(engine: Engine) -> bool:
         return connection.execute(text(f"SELECT count(*) FROM pg_stat_activity WHERE {clients} AND state <> 'idle'")).scalar_one() == 0
 
 
-def test_a_killed_writer_leaves_whole_batches(engine: Engine, tables: Any) -> None:
+def test_a_killed_writer_leaves_whole_batches(engine: Engine) -> None:
     # Given a process that journals batches of 20 actions, each received and granted
     url = engine.url.render_as_string(hide_password=False)
     writer = subprocess.Popen([sys.executable, "-c", WRITER, url], cwd=ROOT, stdout=subprocess.PIPE, text=True)
@@ -79,7 +79,7 @@ def test_a_killed_writer_leaves_whole_batches(engine: Engine, tables: Any) -> No
         assert len(journal.unfinished().actions) == len(actions)
 
 
-def test_a_full_disk_is_one_clear_line_and_none_of_the_batch(own: Engine, make: Any, tables: Any) -> None:
+def test_a_full_disk_is_one_clear_line_and_none_of_the_batch(own: Engine) -> None:
     def cap(connection: sqlite3.Connection, _: object) -> None:
         connection.execute("PRAGMA max_page_count=1")
 
@@ -99,17 +99,7 @@ def test_a_full_disk_is_one_clear_line_and_none_of_the_batch(own: Engine, make: 
         assert len(tables.rows(own, "actions")) == 2
 
 
-def test_a_database_locked_for_too_long_is_one_clear_line(own: Engine, make: Any) -> None:
-    event.listen(own, "connect", lambda connection, _: connection.execute("PRAGMA busy_timeout=20"))
-    with closing(sqlite3.connect(str(own.url.database), isolation_level=None)) as other, SqlJournal(own) as journal:
-        other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(JournalError, match="database is locked"):
-            journal.write([make.received()])
-        other.execute("ROLLBACK")
-        journal.write([make.received()])
-
-
-def test_readers_do_not_hold_up_the_journal(own: Engine, make: Any, tables: Any) -> None:
+def test_readers_do_not_hold_up_the_journal(own: Engine) -> None:
     with own.connect() as reader, SqlJournal(own) as journal:
         assert reader.execute(text("SELECT count(*) FROM actions")).scalar_one() == 0
         # When the journal writes, it does not wait
@@ -118,7 +108,7 @@ def test_readers_do_not_hold_up_the_journal(own: Engine, make: Any, tables: Any)
     assert len(tables.rows(own, "actions")) == 1
 
 
-def test_a_broken_connection_is_made_anew(postgres: Engine, make: Any, tables: Any) -> None:
+def test_a_broken_connection_is_made_anew(postgres: Engine) -> None:
     others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
     with SqlJournal(postgres) as journal:
         journal.write([make.received()])
@@ -130,7 +120,7 @@ def test_a_broken_connection_is_made_anew(postgres: Engine, make: Any, tables: A
     assert len(tables.rows(postgres, "grants")) == 1
 
 
-def test_a_server_that_stays_away_is_one_clear_line_after_the_given_time(make: Any) -> None:
+def test_a_server_that_stays_away_is_one_clear_line_after_the_given_time() -> None:
     journal = SqlJournal(open_engine("postgresql+psycopg://user:secret@127.0.0.1:1/x"), retry_s=0.3)
     began = time.monotonic()
     with pytest.raises(JournalError, match="onnection refused") as caught:
@@ -140,7 +130,7 @@ def test_a_server_that_stays_away_is_one_clear_line_after_the_given_time(make: A
     assert "secret" not in str(caught.value)
 
 
-def test_what_the_database_refuses_is_not_tried_again(postgres: Engine, make: Any, tables: Any) -> None:
+def test_what_the_database_refuses_is_not_tried_again(postgres: Engine) -> None:
     with SqlJournal(postgres, retry_s=200.0) as journal:
         began = time.monotonic()
         with pytest.raises(JournalError, match="out of range"):
@@ -169,7 +159,7 @@ class Later(Clock):
 
 
 @pytest.mark.parametrize("ahead", ["time", "monotonic"])
-def test_a_lease_is_looked_at_only_where_it_may_have_been_taken(engine: Engine, make: Any, tables: Any, ahead: str) -> None:
+def test_a_lease_is_looked_at_only_where_it_may_have_been_taken(engine: Engine, ahead: str) -> None:
     sent: list[str] = []
     event.listen(engine, "before_cursor_execute", lambda *call: sent.append(call[2]))
     old = Lease(engine, "scheduler", "old", 10.0)
@@ -195,7 +185,7 @@ def limited(postgres: Engine) -> Iterator[Engine]:
     engine.dispose()
 
 
-def test_a_scheduler_that_stands_still_before_its_commit_has_not_written(postgres: Engine, limited: Engine, make: Any, tables: Any) -> None:
+def test_a_scheduler_that_stands_still_before_its_commit_has_not_written(postgres: Engine, limited: Engine) -> None:
     # Given a scheduler that stands still when it has looked at its lease and is about to commit
     old = Lease(postgres, "scheduler", "old", 2.0)
     old.acquire(time.time())
@@ -246,7 +236,7 @@ class Slow(Clock):
     monotonic = time
 
 
-def test_nobody_takes_the_lease_of_a_scheduler_that_reads_for_longer_than_it_lasts(postgres: Engine, make: Any, tables: Any) -> None:
+def test_nobody_takes_the_lease_of_a_scheduler_that_reads_for_longer_than_it_lasts(postgres: Engine) -> None:
     with SqlJournal(postgres) as journal:
         journal.write([make.received(f"a{number}") for number in range(10)])
     with installed(slow := Slow()):
@@ -264,7 +254,7 @@ def is_connected(engine: Engine, pid: int) -> bool:
         return connection.execute(text(f"SELECT 1 FROM pg_stat_activity WHERE pid = {pid}")).first() is not None
 
 
-def test_without_its_lease_a_scheduler_writes_nothing(engine: Engine, make: Any, tables: Any) -> None:
+def test_without_its_lease_a_scheduler_writes_nothing(engine: Engine) -> None:
     lease = Lease(engine, "scheduler", "a", 10.0)
     with SqlJournal(engine, lease=lease) as journal, pytest.raises(LeaseLost):
         journal.write([make.received()])

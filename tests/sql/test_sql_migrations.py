@@ -28,6 +28,7 @@ from app.journal.migrating import downgrade, upgrade
 from app.journal.models import Action, ActionHour, Base, Environment, EnvironmentHour, Node, ServiceInstance
 from scheduler.model.lifecycle import ACTION, ENVIRONMENT, NODE, SERVICE
 from tangram.ends import CAUSES, FAULTS
+from tests.sql import make, tables
 
 
 def test_migrations_build_what_the_models_say(engine: Engine) -> None:
@@ -154,7 +155,7 @@ def test_a_journal_of_before_the_first_revision_is_refused_in_one_line(tmp_path:
     engine.dispose()
 
 
-def test_actions_of_before_have_nothing_in_the_background_and_the_same_act(engine: Engine, make: Any, write: Any) -> None:
+def test_actions_of_before_have_nothing_in_the_background_and_the_same_act(engine: Engine, write: Any) -> None:
     # Given an action with a wait in the background, as it is after a migration back, and one to the latest revision
     write(make.received(), make.granted(), make.ended(background_s=0.5))
     url = engine.url.render_as_string(hide_password=False)
@@ -166,7 +167,7 @@ def test_actions_of_before_have_nothing_in_the_background_and_the_same_act(engin
     assert tuple(row) == (1.5, 0.0, 0.25, 2.0, 3.75)
 
 
-def test_grants_of_before_are_the_same_in_the_view(engine: Engine, make: Any, tables: Any, write: Any) -> None:
+def test_grants_of_before_are_the_same_in_the_view(engine: Engine, write: Any) -> None:
     # Given actions that wait for their first and second try, run in their first and second, and ended while they ran and while they waited
     ids = ("new", "again", "first", "second", "ended", "cancelled")
     write(*(make.received(id, 100.0 + at) for at, id in enumerate(ids)), *(make.granted(id) for id in ids[1:]))

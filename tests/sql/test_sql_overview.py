@@ -20,6 +20,7 @@ from app.journal.recent import Recent
 from app.journal.status import status
 from app.journal.waits import Fact, explain
 from scheduler.model.commands import NoteDraining
+from tests.sql import make
 
 NOW = 10_000.0
 SHOWN: dict[str, Any] = {
@@ -32,7 +33,7 @@ SHOWN: dict[str, Any] = {
 
 
 @pytest.fixture
-def filled(engine: Engine, make: Any, write: Any) -> Engine:
+def filled(engine: Engine, write: Any) -> Engine:
     """Node n1 of two cores: `runs` holds both, `first` and `second` wait, `over` has ended well, `gone` by our fault."""
     write(
         make.node("up", NOW - 500, cores=2, kinds=["cpu"], labels=["isolation:none"]),
@@ -86,7 +87,7 @@ def test_the_overview_puts_the_present_and_the_last_hour_together(filled: Engine
     assert (node["cores_granted"], node["ours"], node["isolation"], node["memory_held_mb"]) == (2, 1, "none", 512)
 
 
-def test_an_action_whose_environment_is_paused_says_who_holds_the_memory(filled: Engine, make: Any, write: Any) -> None:
+def test_an_action_whose_environment_is_paused_says_who_holds_the_memory(filled: Engine, write: Any) -> None:
     # Given two environments on a node that grants memory by action, one of which is paused
     write(
         make.environment("open", NOW - 90, id="e2", memory_mb=900, job="hungry"),
@@ -106,7 +107,7 @@ def test_an_action_whose_environment_is_paused_says_who_holds_the_memory(filled:
     assert not said["calm"]
 
 
-def test_what_a_breaker_holds_back_and_a_node_that_rests_are_told(engine: Engine, make: Any, write: Any) -> None:
+def test_what_a_breaker_holds_back_and_a_node_that_rests_are_told(engine: Engine, write: Any) -> None:
     # Given a job that is held back, with an open, a command in its environment, a task and a command in an environment that is open
     write(
         make.node("up", NOW - 500, cores=2, kinds=["cpu"]),
@@ -128,7 +129,7 @@ def test_what_a_breaker_holds_back_and_a_node_that_rests_are_told(engine: Engine
     assert (found["jobs"][0]["held_back"], found["nodes"][0]["rests_s"]) == (held, 7.5)
 
 
-def test_cores_of_pods_are_granted_whether_an_action_runs_on_them_or_not(engine: Engine, make: Any, write: Any) -> None:
+def test_cores_of_pods_are_granted_whether_an_action_runs_on_them_or_not(engine: Engine, write: Any) -> None:
     # Given a node of eight cores with a pod in use, one that is idle, one that is being opened, and a task outside of all
     write(
         make.node("up", NOW - 500, cores=8, kinds=["cpu"]),
@@ -159,7 +160,7 @@ def test_what_ended_an_hour_ago_counts_no_longer(filled: Engine) -> None:
     assert list(recent) == []
 
 
-def test_a_minute_that_was_not_over_at_the_last_look_is_read_again(filled: Engine, make: Any, write: Any) -> None:
+def test_a_minute_that_was_not_over_at_the_last_look_is_read_again(filled: Engine, write: Any) -> None:
     # Given a look in the first seconds of a minute
     recent, minute = Recent(), NOW // 60 * 60
     read(recent, filled, minute + 5)
@@ -170,7 +171,7 @@ def test_a_minute_that_was_not_over_at_the_last_look_is_read_again(filled: Engin
     assert sum(ended.actions for ended in recent if ended.ours) == 3
 
 
-def test_the_close_of_a_lost_environment_is_no_failure(filled: Engine, make: Any, write: Any) -> None:
+def test_the_close_of_a_lost_environment_is_no_failure(filled: Engine, write: Any) -> None:
     # Given a job whose environment was lost, and closed after that
     lost: dict[str, Any] = {"status": "lost", "by_worker": False, "cause": "environment_lost", "kind": "cpu.close"}
     write(make.received("close", NOW - 10, kind="cpu.close", job="closing", cost={}))
@@ -199,7 +200,7 @@ def test_why_names_the_holders_the_place_in_the_queue_and_the_share(filled: Engi
     assert texts(filled, None, "second")["second"][0].startswith("No scheduler shows itself")
 
 
-def test_an_action_without_an_environment_has_one_place_in_the_queue_for_any_node(engine: Engine, make: Any, write: Any) -> None:
+def test_an_action_without_an_environment_has_one_place_in_the_queue_for_any_node(engine: Engine, write: Any) -> None:
     # Given five nodes, and twenty tasks that wait for cores of any of them
     names = [f"t{number:02}" for number in range(20)]
     write(*[make.node("up", NOW - 500, name=f"n{number}", cores=2, kinds=["cpu"]) for number in range(5)])
@@ -217,7 +218,7 @@ def test_an_action_without_an_environment_has_one_place_in_the_queue_for_any_nod
     assert len(asked) == 8, asked
 
 
-def test_what_needs_no_cores_is_not_said_to_wait_for_any(filled: Engine, make: Any, write: Any) -> None:
+def test_what_needs_no_cores_is_not_said_to_wait_for_any(filled: Engine, write: Any) -> None:
     # Given an environment on a node whose cores are held, one that has cores of its own, and files to be read in each
     write(
         make.environment("open", NOW - 400, id="pod", pod_cores=1),
@@ -226,7 +227,7 @@ def test_what_needs_no_cores_is_not_said_to_wait_for_any(filled: Engine, make: A
     assert not any(why(filled, {**SHOWN, "jobs": {}}, "e1", "pod").values())
 
 
-def test_an_open_says_which_environments_hold_the_memory(engine: Engine, make: Any, write: Any) -> None:
+def test_an_open_says_which_environments_hold_the_memory(engine: Engine, write: Any) -> None:
     # Given a node whose memory is taken
     write(
         make.node("up", NOW - 500, cores=2, kinds=["cpu"], memory_mb=1000),
@@ -243,7 +244,7 @@ def test_an_open_says_which_environments_hold_the_memory(engine: Engine, make: A
     assert within[1] == opening[0]
 
 
-def test_an_open_says_which_environments_hold_the_places_of_a_node(engine: Engine, make: Any, write: Any) -> None:
+def test_an_open_says_which_environments_hold_the_places_of_a_node(engine: Engine, write: Any) -> None:
     # Given a node that is full of environments, one that has a place, and one that bounds their number by nothing
     write(
         *(make.node("up", NOW - 500, name=f"n{most}", cores=2, kinds=["cpu"], environments_max=most) for most in (1, 2, None)),
@@ -255,7 +256,7 @@ def test_an_open_says_which_environments_hold_the_places_of_a_node(engine: Engin
     assert [(holder.sort, holder.id) for holder in opening[0].holders] == [("environment", "on-n1")]
 
 
-def test_why_names_a_draining_node_where_that_keeps_an_action_waiting(engine: Engine, make: Any, write: Any) -> None:
+def test_why_names_a_draining_node_where_that_keeps_an_action_waiting(engine: Engine, write: Any) -> None:
     # Given a node of everything that is draining, and one that is not but has no GPUs
     services = {"rm": {"cells": [1]}}
     write(
@@ -281,7 +282,7 @@ def test_why_names_a_draining_node_where_that_keeps_an_action_waiting(engine: En
     assert facts["within"] == ["It needs 1 core of node n1, where its environment is: 0 of 2 are held."]
 
 
-def test_why_names_a_silent_node_also_where_an_action_is_bound_to_it(engine: Engine, make: Any, write: Any) -> None:
+def test_why_names_a_silent_node_also_where_an_action_is_bound_to_it(engine: Engine, write: Any) -> None:
     # Given a node that is silent, an environment on it, and what could only run there
     write(
         make.node("silent", NOW - 20, name="n1", cores=2, kinds=["cpu"]),
@@ -295,7 +296,7 @@ def test_why_names_a_silent_node_also_where_an_action_is_bound_to_it(engine: Eng
     assert facts["open"] == facts["within"] == [silent] and facts["build"][0] == silent
 
 
-def test_lists_are_paged_and_filtered(engine: Engine, make: Any, write: Any) -> None:
+def test_lists_are_paged_and_filtered(engine: Engine, write: Any) -> None:
     write(*[make.received(f"w{number:02}", NOW - 100 + number) for number in range(60)])
     write(*[make.received(f"e{number:02}", NOW - 200 + number) for number in range(60)])
     write(*[make.ended(f"e{number:02}", NOW - 90 + number) for number in range(60)])
@@ -332,7 +333,7 @@ def look(lanes: Lanes, engine: Engine, now: float) -> None:
         lanes.read(connection, read_present(connection, now))
 
 
-def test_the_timeline_closes_what_has_given_its_cores_back(filled: Engine, make: Any, write: Any) -> None:
+def test_the_timeline_closes_what_has_given_its_cores_back(filled: Engine, write: Any) -> None:
     lanes = Lanes(NOW)
     look(lanes, filled, NOW)
     first = lanes.since(0)
@@ -343,7 +344,7 @@ def test_the_timeline_closes_what_has_given_its_cores_back(filled: Engine, make:
     assert [(bar[0], bar[4]) for bar in lanes.since(first["version"])["bars"]] == [("runs", 2000)]
 
 
-def test_the_timeline_reads_what_ended_before_a_look_that_failed(filled: Engine, make: Any, write: Any) -> None:
+def test_the_timeline_reads_what_ended_before_a_look_that_failed(filled: Engine, write: Any) -> None:
     lanes = Lanes(NOW)
     look(lanes, filled, NOW)
     # When an action ends, the next look fails, and the one after that does not

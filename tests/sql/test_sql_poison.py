@@ -17,6 +17,7 @@ from scheduler.model import events
 from scheduler.model.commands import Command
 from tangram.wire import CLAIM_KEY_PREFIX
 from tests.scheduler.deployed import Deployment
+from tests.sql import tables
 
 CORES = 128
 
@@ -105,17 +106,6 @@ def test_the_third_scheduler_goes_on_without_an_action_on_which_two_have_failed(
     ((job, reason),) = fragile.rows("SELECT job, reason FROM actions WHERE id = 'poison'")
     assert job == "coding"
     assert "failed on it 2 times" in reason and "failed_messages" in reason and "'action poison'" in reason
-
-
-def test_one_failure_sets_nothing_aside(fragile: Fragile) -> None:
-    fragile.fails_on = is_poison(events.Submitted)
-    fragile.send("poison")
-    fragile.fail_and_succeed(1)
-    # When the next one has no such bug
-    fragile.fails_on = lambda event: False
-    fragile.service.step()
-    assert fragile.running == ["poison"]
-    assert status(fragile.engine, 0.0).set_aside == ()
 
 
 def test_an_action_whose_report_breaks_schedulers_has_failed_and_its_node_is_told(fragile: Fragile) -> None:
@@ -224,7 +214,7 @@ def test_ticks_on_which_schedulers_fail_are_shown_and_go_on(fragile: Fragile, ca
     assert list(fragile.ended()) == ["late"]
 
 
-def test_a_failure_that_cannot_be_written_down_stops_the_scheduler_with_what_it_failed_on(fragile: Fragile, tables: Any) -> None:
+def test_a_failure_that_cannot_be_written_down_stops_the_scheduler_with_what_it_failed_on(fragile: Fragile) -> None:
     fragile.fails_on = is_poison(events.Submitted)
     fragile.send("poison")
 
@@ -238,7 +228,7 @@ def test_a_failure_that_cannot_be_written_down_stops_the_scheduler_with_what_it_
     assert tables.rows(fragile.engine, "failed_messages") == []
 
 
-def test_a_failure_counts_once_for_each_scheduler(engine: Engine, tables: Any) -> None:
+def test_a_failure_counts_once_for_each_scheduler(engine: Engine) -> None:
     failed = {"message": "action a", "kind": "action", "action": "a", "traceback": "Traceback\nKeyError: 'a\0'\n"}
     with SqlJournal(engine) as journal:
         # Given a failure that is written twice, as after a connection that broke

@@ -20,6 +20,7 @@ from app.journal.writing import SqlJournal
 from scheduler.learning.durations import Observation
 from scheduler.live.entries import InstancesForgotten
 from tangram.elasticity import FLAT, Amdahl, Table
+from tests.sql import make, tables
 
 
 def test_a_report_and_the_status_of_nothing_are_empty(engine: Engine) -> None:
@@ -30,7 +31,7 @@ def test_a_report_and_the_status_of_nothing_are_empty(engine: Engine) -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.floats(0, 1000), min_size=1, max_size=20))
-def test_act_figures_are_those_of_numpy(shared_engine: Engine, make: Any, tables: Any, executions: list[float]) -> None:
+def test_act_figures_are_those_of_numpy(shared_engine: Engine, executions: list[float]) -> None:
     tables.empty(shared_engine)
     with SqlJournal(shared_engine) as journal:
         journal.write([make.received(f"a{number}") for number in range(len(executions))])
@@ -42,7 +43,7 @@ def test_act_figures_are_those_of_numpy(shared_engine: Engine, make: Any, tables
     assert (total.act.count, total.mean_queue_s, total.mean_overhead_s) == (len(executions), 1.0, 0.25)
 
 
-def test_groups_are_by_kind_and_by_job(engine: Engine, make: Any, write: Any) -> None:
+def test_groups_are_by_kind_and_by_job(engine: Engine, write: Any) -> None:
     # Given actions of two kinds and two jobs, one that failed, one cancelled and one that waits
     write(make.received("a"), make.ended("a"))
     write(make.received("b", job="search", kind="api.call"), make.ended("b", execution_s=4.0, status="failed"))
@@ -58,7 +59,7 @@ def test_groups_are_by_kind_and_by_job(engine: Engine, make: Any, write: Any) ->
     }
 
 
-def test_core_seconds_reserved_and_used(engine: Engine, make: Any, write: Any) -> None:
+def test_core_seconds_reserved_and_used(engine: Engine, write: Any) -> None:
     # Given an action that held 2 cores for 1 s, lost its node, then 4 cores for 3 s, and one that held a cell for 5 s
     write(make.received(), make.granted(at=101.0), make.requeued(at=102.0))
     write(make.granted(at=110.0, attempt=2, units=4, core_ids=(0, 1, 2, 3)), make.ended(at=113.0, cpu_s=1.5, unit_s=14.0))
@@ -87,13 +88,13 @@ def test_core_seconds_reserved_and_used(engine: Engine, make: Any, write: Any) -
         (Selection(jobs=("coding",), since=150.0), 0),
     ],
 )
-def test_a_selection_says_which_actions_count(engine: Engine, make: Any, selection: Selection, count: int, write: Any) -> None:
+def test_a_selection_says_which_actions_count(engine: Engine, selection: Selection, count: int, write: Any) -> None:
     write(make.received("a"), make.ended("a"), make.received("b", kind="cpu.open", trajectory="t2"), make.ended("b"))
     write(make.received("c", 200.0, job="other"), make.ended("c"))
     assert act_report(engine, selection).total.act.count == count
 
 
-def test_observations_are_the_last_successes_oldest_first(engine: Engine, make: Any, write: Any) -> None:
+def test_observations_are_the_last_successes_oldest_first(engine: Engine, write: Any) -> None:
     declared = [
         {"action_class": "pytest", "cost": {"cores": [1, 2, 4]}, "parallel_fraction": 0.9},
         {"action_class": "pytest"},
@@ -123,13 +124,13 @@ def test_observations_are_the_last_successes_oldest_first(engine: Engine, make: 
     assert observations(engine, limit=0) == []
 
 
-def test_what_an_action_held_in_its_last_try_is_taken_where_an_earlier_one_was_lost(engine: Engine, make: Any, write: Any) -> None:
+def test_what_an_action_held_in_its_last_try_is_taken_where_an_earlier_one_was_lost(engine: Engine, write: Any) -> None:
     write(make.received(), make.granted(), make.requeued(), make.granted(at=110.0, attempt=2))
     write(make.ended(at=112.0, dop=1, unit_s=99.0))
     assert [one.held_units for one in observations(engine)] == [1.0]
 
 
-def test_status_says_what_waits_and_where_things_run(engine: Engine, make: Any, write: Any) -> None:
+def test_status_says_what_waits_and_where_things_run(engine: Engine, write: Any) -> None:
     # Given two nodes of which one is lost, environments, and actions in several states
     write(make.node("up", 1.0), make.node("up", 1.0, name="a-lost-one"), make.node("lost", 2.0, name="a-lost-one"))
     write(make.environment("open", 1.0), make.environment("opening", 1.0, id="e2"), make.environment("closed", 1.0, id="e3"))
@@ -145,7 +146,7 @@ def test_status_says_what_waits_and_where_things_run(engine: Engine, make: Any, 
     assert found.oldest_wait_s == 50.5
 
 
-def test_status_says_where_services_are_and_what_they_hold(engine: Engine, make: Any, write: Any) -> None:
+def test_status_says_where_services_are_and_what_they_hold(engine: Engine, write: Any) -> None:
     # Given a node that declares two services, one of them at work there, and a lost node on which a third was resident
     declared = {"judge": {"memory_mb": 500}, "idle": {"memory_mb": 1}}
     write(make.node("up", 1.0, services=declared), make.node("up", 1.0, name="n2", services={"old": {}}))
@@ -163,7 +164,7 @@ def test_status_says_where_services_are_and_what_they_hold(engine: Engine, make:
     assert (found["old"].declared, old.state, old.reason, old.host_mb) == ({}, "lost", "node n2 is lost; it was host", 0.0)
 
 
-def test_what_is_forgotten_of_a_node_is_absent_until_it_is_told_again(engine: Engine, make: Any, tables: Any, write: Any) -> None:
+def test_what_is_forgotten_of_a_node_is_absent_until_it_is_told_again(engine: Engine, write: Any) -> None:
     write(make.instance("resident", 1.0, memory_mb=5.0), make.instance("host", 1.0, cell_ids=(2,)))
     write(make.instance("resident", 1.0, node="n2"))
     # When the worker of one of them joins anew, with one of its instances
@@ -176,7 +177,7 @@ def test_what_is_forgotten_of_a_node_is_absent_until_it_is_told_again(engine: En
     ]
 
 
-def test_instances_of_nodes_that_left_for_good_are_deleted_when_another_joins(engine: Engine, make: Any, tables: Any, write: Any) -> None:
+def test_instances_of_nodes_that_left_for_good_are_deleted_when_another_joins(engine: Engine, write: Any) -> None:
     for name, state, at in (("old", "left", 10.0), ("recent", "lost", 50_000.0), ("up", "up", 10.0)):
         write(make.node("up", 1.0, name=name), make.instance("resident", 1.0, node=name), make.node(state, at, name=name))
     # When a worker joins more than a day after the first has left
@@ -184,7 +185,7 @@ def test_instances_of_nodes_that_left_for_good_are_deleted_when_another_joins(en
     assert {row["node"] for row in tables.rows(engine, "service_instances")} == {"recent", "up"}
 
 
-def test_a_run_finds_its_actions_again(engine: Engine, make: Any, write: Any) -> None:
+def test_a_run_finds_its_actions_again(engine: Engine, write: Any) -> None:
     first = start_run(engine, policy="fcfs", trace="x.jsonl", jobs=["other"], options={}, started_at=10.0)
     run_id = start_run(engine, policy="elastic", trace="x.jsonl", jobs=["coding"], options={"nodes": 2}, started_at=50.0)
     for id, at, job in (("in", 60.0, "coding"), ("before", 40.0, "coding"), ("foreign", 60.0, "other")):
@@ -197,7 +198,7 @@ def test_a_run_finds_its_actions_again(engine: Engine, make: Any, write: Any) ->
     assert load_run(engine, first).policy == "fcfs"
 
 
-def test_a_run_that_was_broken_off_ends_with_the_next_one_of_its_job(engine: Engine, make: Any, write: Any) -> None:
+def test_a_run_that_was_broken_off_ends_with_the_next_one_of_its_job(engine: Engine, write: Any) -> None:
     # Given a run of two jobs without an end, one of another job after it, and one that shares a job
     words = {"policy": "elastic", "trace": "x.jsonl", "options": {}}
     broken = start_run(engine, jobs=["coding", "math"], started_at=50.0, **words)
@@ -217,7 +218,7 @@ def test_a_run_that_is_not_there_is_named(engine: Engine) -> None:
             look()
 
 
-def test_the_past_of_a_job_is_its_actions_its_grants_its_pods_and_the_nodes_that_they_name(engine: Engine, make: Any, write: Any) -> None:
+def test_the_past_of_a_job_is_its_actions_its_grants_its_pods_and_the_nodes_that_they_name(engine: Engine, write: Any) -> None:
     # Given an environment with two cores for itself, an action that lost its node and was granted again, one that waits, and another job
     write(make.node("up", 1.0), make.node("up", 1.0, name="n2", cores=4, cells=2), make.node("up", 1.0, name="idle"))
     opening = [make.received("o", 90.0, kind="cpu.open"), make.granted("o", 91.0), make.environment("open", 92.0, pod_cores=2)]
@@ -248,7 +249,7 @@ def test_the_past_of_a_job_is_its_actions_its_grants_its_pods_and_the_nodes_that
     assert {one.id for one in of_time.actions} == {"b"}
 
 
-def test_declarations_have_the_headers_and_the_services_that_they_name(engine: Engine, make: Any, write: Any) -> None:
+def test_declarations_have_the_headers_and_the_services_that_they_name(engine: Engine, write: Any) -> None:
     services = {"judge": {"cells": [1]}, "unused": {"cells": [1]}}
     write(make.node("up", 1.0, cells=2, services=services))
     write(make.received("g", kind="gpu.score", service="judge", environment=None, cost={"cells": [1]}), make.ended("g"))

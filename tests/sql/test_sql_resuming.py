@@ -14,6 +14,7 @@ from scheduler.cpu.cores import CoreGroup
 from scheduler.model import QuotaSpec
 from scheduler.model.state import Node
 from tests.scheduler.deployed import NODE, Deployment
+from tests.sql import tables
 
 
 class Deployed(Deployment):
@@ -52,10 +53,9 @@ def begin(engine: Engine) -> Iterator[Callable[..., Deployed]]:
         yield start
 
 
-def states(engine: Engine) -> dict[str, str]:
-    """Return the states of environments as the journal has them."""
-    with engine.connect() as connection:
-        return {row.id: row.state for row in connection.exec_driver_sql("select id, state from environments")}
+def written(engine: Engine, table: str, key: str, column: str) -> dict[str, Any]:
+    """Return what the journal has in a column, by the key of its table."""
+    return {row[key]: row[column] for row in tables.rows(engine, table)}
 
 
 def test_a_lease_that_was_renewed_before_the_environment_stood_is_kept(begin: Callable[..., Deployed]) -> None:
@@ -122,7 +122,7 @@ def test_what_the_system_closes_goes_on_closing_and_its_memory_is_free_once(begi
     for _ in range(3):
         one.beat()
         assert one.node.memory_free == 1000
-    assert states(engine) == {"e0": "closed"}
+    assert written(engine, "environments", "id", "state") == {"e0": "closed"}
 
 
 def test_an_environment_that_was_cancelled_while_it_opened_is_closed_when_it_stands(begin: Callable[..., Deployed]) -> None:
@@ -139,27 +139,17 @@ def test_an_environment_that_was_cancelled_while_it_opened_is_closed_when_it_sta
 
 def test_a_silent_node_has_its_full_time_under_the_next_scheduler(begin: Callable[..., Deployed], engine: Engine) -> None:
     # Given a node that is silent, with a command in an environment
-    def state() -> str:
-        with engine.connect() as connection:
-            return str(connection.exec_driver_sql("select state from nodes").scalar_one())
-
     one = begin("elastic", beat_s=1.0, node_lost_s=60.0)
     one.open("e")
     one.exec("x", "e")
     one.wait(50.0)
-    assert state() == "silent"
+    assert tables.row(engine, "nodes")["state"] == "silent"
     # When another scheduler goes on, then the node is lost once it has been silent for its time under that one
     one.start("elastic", beat_s=1.0, node_lost_s=60.0)
     one.wait(59.0)
-    assert (state(), one.running) == ("silent", ["x"])
+    assert (tables.row(engine, "nodes")["state"], one.running) == ("silent", ["x"])
     one.wait(2.0)
-    assert (state(), one.running) == ("lost", [])
-
-
-def drains(engine: Engine) -> dict[str, bool]:
-    """Return which nodes are draining, as the journal has it."""
-    with engine.connect() as connection:
-        return {row.name: bool(row.draining) for row in connection.exec_driver_sql("select name, draining from nodes")}
+    assert (tables.row(engine, "nodes")["state"], one.running) == ("lost", [])
 
 
 def test_a_draining_node_goes_on_draining_under_the_next_scheduler(begin: Callable[..., Deployed], engine: Engine) -> None:
@@ -179,28 +169,22 @@ def test_a_draining_node_goes_on_draining_under_the_next_scheduler(begin: Callab
     assert "open-e1" in one.running
     one.start("elastic")
     assert not one.node.draining
-    assert drains(engine) == {"n": False}
+    assert written(engine, "nodes", "name", "draining") == {"n": False}
 
 
-def test_a_node_that_was_drained_while_it_was_away_drains_when_it_comes_back(begin: Callable[..., Deployed], engine: Engine) -> None:
-    # Given a node that has left, and a scheduler that knows only the journal
+def test_the_drain_of_a_node_that_is_not_there_is_kept_until_it_joins(begin: Callable[..., Deployed], engine: Engine) -> None:
+    # Given a node that has left, one that was never there, and a scheduler that knows only the journal
     one = begin("elastic")
     one.told({"type": "left", "name": "n"})
     one.start("elastic")
     one.drain("n")
-    # When it joins under the next one
+    one.drain("new")
+    # When both join, one under this scheduler and one under the next
+    one.join("new")
     one.start("elastic")
     one.join(incarnation="2")
     assert one.node.draining
-    assert drains(engine) == {"n": True}
-
-
-def test_a_drain_that_comes_before_its_node_first_joins_is_kept(begin: Callable[..., Deployed], engine: Engine) -> None:
-    one = begin("elastic")
-    one.drain("new")
-    assert drains(engine) == {"n": False}
-    one.join("new")
-    assert drains(engine) == {"n": False, "new": True}
+    assert written(engine, "nodes", "name", "draining") == {"n": True, "new": True}
 
 
 def test_an_environment_that_no_node_can_hold_ends_with_its_open(begin: Callable[..., Deployed], engine: Engine) -> None:
@@ -212,7 +196,8 @@ def test_an_environment_that_no_node_can_hold_ends_with_its_open(begin: Callable
     assert one.waiting == ["open-large"]
     # When another scheduler goes on; then it refuses the open, and no environment is left
     one.start("elastic")
-    assert (one.broker.end("open-large"), states(engine)) == (("rejected", "impossible"), {"large": "closed"})
+    assert one.broker.end("open-large") == ("rejected", "impossible")
+    assert written(engine, "environments", "id", "state") == {"large": "closed"}
 
 
 def test_what_an_action_that_has_ended_took_of_a_quota_still_counts(begin: Callable[..., Deployed]) -> None:
@@ -278,6 +263,5 @@ def test_the_next_scheduler_knows_whose_an_environment_is(begin: Callable[..., D
     environment = one.core.state.environments["e"]
     assert (environment.client, environment.last_used) == ("c", opened_at)
     one.cancel("t")
-    with engine.connect() as connection:
-        (found,) = connection.exec_driver_sql("select state, trajectory, client, owner from environments")
-    assert tuple(found) == ("closing", "t", "c", "host:7")
+    row = tables.row(engine, "environments")
+    assert (row["state"], row["trajectory"], row["client"], row["owner"]) == ("closing", "t", "c", "host:7")

@@ -23,6 +23,7 @@ from app.journal.writing import LeaseLost, SqlJournal
 from app.local.processes import wait_until
 from scheduler.live.entries import Entry, MessageFailed
 from tangram.settings import Settings
+from tests.sql import make, tables
 
 NOW = 100 * DAY_S
 OLD, RECENT = NOW - 50 * DAY_S, NOW - 5 * DAY_S
@@ -33,7 +34,7 @@ def pruned(engine: Engine, history: int = 0, now: float = NOW) -> int:
 
 
 def life(
-    make: Any, id: str, ended_at: float, *, cores: int = 2, job: str = "coding", kind: str = "cpu.exec", environment: str = "e1", **end: Any
+    id: str, ended_at: float, *, cores: int = 2, job: str = "coding", kind: str = "cpu.exec", environment: str = "e1", **end: Any
 ) -> list[Entry]:
     """Return the whole life of an action that ends at a time."""
     received = make.received(id, ended_at - 3.25, job=job, kind=kind, environment=environment)
@@ -41,12 +42,12 @@ def life(
 
 
 @pytest.fixture
-def live(make: Any, write: Any) -> Callable[..., None]:
+def live(write: Any) -> Callable[..., None]:
     """Return what journals the whole life of an action."""
-    return lambda id, ended_at, **more: write(*life(make, id, ended_at, **more))
+    return lambda id, ended_at, **more: write(*life(id, ended_at, **more))
 
 
-def test_what_ended_long_ago_goes_with_its_grants_and_the_rest_stays(engine: Engine, make: Any, tables: Any, live: Any, write: Any) -> None:
+def test_what_ended_long_ago_goes_with_its_grants_and_the_rest_stays(engine: Engine, live: Any, write: Any) -> None:
     # Given old and recent actions and environments, and some of long ago that have not ended
     live("old", OLD)
     live("recent", RECENT)
@@ -74,7 +75,7 @@ def test_what_ended_long_ago_goes_with_its_grants_and_the_rest_stays(engine: Eng
     }
 
 
-def test_successes_go_before_all_else_that_ended(engine: Engine, tables: Any, live: Any) -> None:
+def test_successes_go_before_all_else_that_ended(engine: Engine, live: Any) -> None:
     # Given successes and failures of five days ago and of lately, one of them a success that is learned from
     for at, when in ((RECENT, "recent"), (NOW - 60.0, "now")):
         live(f"good-{when}", at)
@@ -89,11 +90,11 @@ def test_successes_go_before_all_else_that_ended(engine: Engine, tables: Any, li
     assert [row["id"] for row in tables.rows(engine, "actions")] == ["bad-now", "bad-recent"]
 
 
-def test_a_journal_above_its_size_gives_up_its_oldest_successes(own: Engine, make: Any, tables: Any) -> None:
+def test_a_journal_above_its_size_gives_up_its_oldest_successes(own: Engine) -> None:
     with SqlJournal(own) as journal:
         for number in range(300):
             end = {} if number % 10 else {"status": "failed", "cause": "exit"}
-            journal.write(life(make, f"a{number:03}", NOW - DAY_S + number, **end))
+            journal.write(life(f"a{number:03}", NOW - DAY_S + number, **end))
     before = _size_mb(own)
     # When the journal is a little larger than it may be
     Retention(own, keep_days=30, history=0, most_mb=before - 0.02).prune(NOW)
@@ -103,11 +104,11 @@ def test_a_journal_above_its_size_gives_up_its_oldest_successes(own: Engine, mak
     assert _size_mb(own) < before
 
 
-def test_a_journal_loses_no_more_than_it_has_to(own: Engine, make: Any, tables: Any) -> None:
+def test_a_journal_loses_no_more_than_it_has_to(own: Engine) -> None:
     # Given 600 successes, half of them too old, as many as make the journal too large; and later ones, the last of them of this hour
     ends = [NOW - 5 * DAY_S] * 300 + [NOW - DAY_S] * 290 + [NOW - 3000.0] * 10
     with SqlJournal(own) as journal:
-        journal.write([entry for number, at in enumerate(ends) for entry in life(make, f"a{number:03}", at)])
+        journal.write([entry for number, at in enumerate(ends) for entry in life(f"a{number:03}", at)])
     most_mb = _size_mb(own) - 0.06
     assert Retention(own, keep_days=30, keep_succeeded_days=3, history=0, most_mb=most_mb).prune(NOW) == 300
     # Then the journal is small enough. And where it never becomes so, what may come again stays
@@ -120,7 +121,7 @@ def _size_mb(engine: Engine) -> float:
         return size_mb(connection)
 
 
-def test_totals_count_what_was_rolled_up(engine: Engine, make: Any, write: Any) -> None:
+def test_totals_count_what_was_rolled_up(engine: Engine, write: Any) -> None:
     rng = np.random.default_rng(1)
     executions = [float(seconds) for seconds in rng.lognormal(0.0, 1.5, 120)]
     entries: list[Entry] = []
@@ -129,7 +130,7 @@ def test_totals_count_what_was_rolled_up(engine: Engine, make: Any, write: Any) 
         at = (OLD if number % 3 else RECENT) + 60.0 * number
         cause = {"failed": ("sandbox_failed", "disk_limit")[number % 2], "cancelled": "cancelled"}.get(end, "exit" if number % 5 else "")
         job = ("x", "y")[number % 2]
-        entries += life(make, f"a{number}", at, job=job, execution_s=execution_s, status=end, cause=cause)
+        entries += life(f"a{number}", at, job=job, execution_s=execution_s, status=end, cause=cause)
     write(*entries, make.environment("open", OLD, pod_cores=3), make.environment("closed", OLD + 10.0, pod_cores=3))
     reports = [lambda: act_report(engine), lambda: act_report(engine, Selection(jobs=("y",), kind="cpu.exec"))]
     before, found = [report() for report in reports], status(engine, NOW)
@@ -167,7 +168,7 @@ def test_hours_count_where_all_of_them_was_selected(engine: Engine, live: Any) -
         assert act_report(engine, selection).total.act.count == count, selection
 
 
-def test_what_goes_later_is_added_to_its_hour(engine: Engine, live: Any, tables: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_goes_later_is_added_to_its_hour(engine: Engine, live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "BATCH", 2)
     for number in range(5):
         live(f"a{number}", OLD + 60.0 + number, execution_s=1.0)
@@ -180,7 +181,7 @@ def test_what_goes_later_is_added_to_its_hour(engine: Engine, live: Any, tables:
 
 
 @pytest.mark.parametrize("doomed", ["action_hours", "earlier_grants", "actions"])
-def test_a_batch_that_breaks_off_neither_loses_nor_doubles(engine: Engine, live: Any, tables: Any, doomed: str) -> None:
+def test_a_batch_that_breaks_off_neither_loses_nor_doubles(engine: Engine, live: Any, doomed: str) -> None:
     live("a", OLD)
     before = tables.everything(engine)
 
@@ -209,7 +210,7 @@ def test_what_durations_are_learned_from_stays(engine: Engine, live: Any) -> Non
     assert len(learned) == 3
 
 
-def test_what_recovery_reads_stays(engine: Engine, make: Any, live: Any) -> None:
+def test_what_recovery_reads_stays(engine: Engine, live: Any) -> None:
     # Given ends of the last hour, one of them not told yet, and one that drew on a quota
     now = time.time()
     with SqlJournal(engine) as journal:
@@ -224,7 +225,7 @@ def test_what_recovery_reads_stays(engine: Engine, make: Any, live: Any) -> None
         assert journal.unfinished() == before
 
 
-def test_the_cores_of_a_pod_stay_known_while_it_stands(engine: Engine, make: Any, live: Any, tables: Any) -> None:
+def test_the_cores_of_a_pod_stay_known_while_it_stands(engine: Engine, live: Any) -> None:
     # Given two pods that were opened long ago, one of which has been closed since
     with SqlJournal(engine) as journal:
         for id in ("stands", "closed"):
@@ -235,7 +236,7 @@ def test_the_cores_of_a_pod_stay_known_while_it_stands(engine: Engine, make: Any
         assert journal.unfinished().pods == {"stands": (4, 5)}
 
 
-def test_the_actions_of_a_recorded_run_stay(engine: Engine, live: Any, tables: Any) -> None:
+def test_the_actions_of_a_recorded_run_stay(engine: Engine, live: Any) -> None:
     # Given an old run, and actions of its job in its time and before, and of another job
     run_id = start_run(engine, policy="elastic", trace="x", jobs=["x"], options={}, started_at=OLD)
     finish_run(engine, run_id, summary={}, ended_at=OLD + 100.0)
@@ -249,7 +250,7 @@ def test_the_actions_of_a_recorded_run_stay(engine: Engine, live: Any, tables: A
     assert act_report(engine, Selection.of_run(load_run(engine, run_id))).total.by_status == {"succeeded": 1}
 
 
-def test_only_the_scheduler_that_leads_removes(engine: Engine, live: Any, tables: Any) -> None:
+def test_only_the_scheduler_that_leads_removes(engine: Engine, live: Any) -> None:
     live("old", OLD)
     lease, other = Lease(engine, "scheduler", "a", 10.0), Lease(engine, "scheduler", "b", 10.0)
     lease.acquire(1.0)
@@ -260,12 +261,10 @@ def test_only_the_scheduler_that_leads_removes(engine: Engine, live: Any, tables
     assert Retention(engine, keep_days=30, history=0, lease=other).prune(NOW) == 1
 
 
-def test_it_happens_by_itself_while_the_journal_is_written(
-    engine: Engine, live: Any, make: Any, write: Any, tables: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_happens_by_itself_while_the_journal_is_written(engine: Engine, live: Any, write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "FIRST_LOOK_S", 0.0)
     monkeypatch.setattr(retention, "BATCH", 50)
-    write(*(entry for number in range(150) for entry in life(make, f"old{number}", OLD + number)))
+    write(*(entry for number in range(150) for entry in life(f"old{number}", OLD + number)))
     with Pruning(Retention(engine, keep_days=30, history=0), clock=lambda: NOW):
         for number in range(50):
             live(f"a{number}", RECENT + number)
