@@ -79,17 +79,7 @@ async def test_the_same_words_awaited_and_leaving_by_an_exception_closes_what_wa
             await other.exec("echo")
     assert caught.value.node == "n1"
     peer.until(lambda: peer.controls)
-    assert peer.kinds() == [
-        "cpu.open",
-        "cpu.write_file",
-        "cpu.exec",
-        "cpu.exec",
-        "cpu.close",
-        "cpu.open",
-        "cpu.open",
-        "cpu.exec",
-        "cpu.close",
-    ]
+    assert peer.kinds() == [f"cpu.{kind}" for kind in ("open", "write_file", "exec", "exec", "close", "open", "open", "exec", "close")]
     assert peer.seen[5].header["detached"] is True
 
 

@@ -88,42 +88,24 @@ def test_wrong_words_are_named(make: Any, field: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("method", "word", "option"),
     [
-        lambda: calls.open_environment("j", timeout=5),
-        lambda: calls.execute(PLACE, "true", timeout=5),
-        lambda: calls.request(PLACE, 80, timeout=5),
-        lambda: calls.call("j", "q", url="http://x", timeout=5),
-        lambda: calls.score("j", "s", ["x"], {"timeout": 5}),
-        lambda: calls.logprobs("j", "s", [[1]], {"timeout": 5}),
-        lambda: calls.generate("j", "s", ["x"], None, None, None, {"timeout": 5}),
+        *((client.open, "memory_gb", "memory_mb") for client in (Client, AsyncClient)),
+        *((client.call, "uri", "url") for client in (Client, AsyncClient)),
+        *((method, "timeout", "timeout_s") for kind in (Environment, AsyncEnvironment) for method in (kind.exec, kind.submit)),
+        *((call, "timeout", "timeout_s") for call in (calls.open_environment, calls.execute, calls.request, calls.call)),
     ],
 )
-def test_no_option_is_dropped_in_silence(make: Any) -> None:
+def test_a_word_that_is_no_option_names_the_method_and_the_nearest_option(method: Any, word: str, option: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        method(PLACE, "x", **{word: 5})
+    assert str(caught.value) == f"{method.__qualname__}() has no option {word!r}: did you mean {option}?"
+
+
+@pytest.mark.parametrize("call", [calls.score, calls.logprobs, lambda *words: calls.generate(*words[:3], None, None, None, words[3])])
+def test_no_option_of_a_service_is_dropped_in_silence(call: Any) -> None:
     with pytest.raises(TypeError, match="has no option 'timeout': did you mean timeout_s"):
-        make()
-
-
-@pytest.mark.parametrize("client", [Client, AsyncClient])
-def test_a_word_that_is_no_option_names_the_method_and_the_nearest_option(client: Any) -> None:
-    environment = Environment if client is Client else AsyncEnvironment
-    calls_with = {
-        client.open: {"memory_gb": 5},
-        client.call: {"uri": "http://x"},
-        environment.exec: {"timeout": 5},
-        environment.submit: {"timeout": 5},
-    }
-    said = []
-    for method, options in calls_with.items():
-        with pytest.raises(TypeError) as caught:
-            method(None, "x", **options)
-        said.append(str(caught.value))
-    assert said == [
-        f"{client.__name__}.open() has no option 'memory_gb': did you mean memory_mb?",
-        f"{client.__name__}.call() has no option 'uri': did you mean url?",
-        f"{environment.__name__}.exec() has no option 'timeout': did you mean timeout_s?",
-        f"{environment.__name__}.submit() has no option 'timeout': did you mean timeout_s?",
-    ]
+        call("j", "s", [[1]], {"timeout": 5})
 
 
 def test_an_environment_without_a_trajectory_is_one_of_its_own() -> None:

@@ -141,15 +141,17 @@ def test_clocks_that_disagree_never_give_negative_overhead() -> None:
     assert decode("gpu.score", Meta(status="SUCCESS", result=result), time.monotonic(), BLOBS).act.overhead_s == 0.0
 
 
-def test_a_result_that_has_expired_says_so() -> None:
-    value = {"exit_code": 0, "stdout": {"$blob": "tangram-blob-1", "bytes": 70000}, "stderr": ""}
+@pytest.mark.parametrize(
+    ("value", "word"),
+    [
+        ({"exit_code": 0, "stdout": {"$blob": "tangram-blob-1", "bytes": 70000}, "stderr": ""}, "expired"),
+        ({"exit_code": "zero"}, "exit_code"),
+    ],
+    ids=["expired", "unreadable"],
+)
+def test_a_result_that_cannot_be_read_says_why(value: dict[str, object], word: str) -> None:
     result = {"status": "succeeded", "value": value, "dop": 1, "act": {"queue_s": 0, "execution_s": 0}}
-    assert "expired" in outcome(Meta(status="SUCCESS", result=result)).reason
-
-
-def test_an_unreadable_result_names_the_field() -> None:
-    result = {"status": "succeeded", "value": {"exit_code": "zero"}, "dop": 1, "act": {"queue_s": 0, "execution_s": 0}}
-    assert "exit_code" in outcome(Meta(status="SUCCESS", result=result)).reason
+    assert word in outcome(Meta(status="SUCCESS", result=result)).reason
 
 
 JSON = st.recursive(

@@ -10,17 +10,9 @@ from sqlalchemy import Engine, event
 
 from app.journal.writing import SqlJournal
 from scheduler.live.entries import EndsPublished, Entry, InstancesForgotten, MessageFailed
+from scheduler.model.lifecycle import ENVIRONMENT, EnvironmentState
 from tests.sql import make, tables
 
-NEXT_ENVIRONMENT_STATES = {
-    None: ["waiting"],
-    "waiting": ["opening", "closed"],
-    "opening": ["open", "lost"],
-    "open": ["closing", "lost"],
-    "closing": ["closed"],
-    "closed": [],
-    "lost": [],
-}
 KINDS = ("action", "action", "action", "resize", "resize", "told", "redelivery", "environment", "node", "instance", "forget", "failure")
 
 
@@ -30,12 +22,12 @@ def histories(draw: st.DrawFn) -> list[Entry]:
     entries: list[Entry] = []
     attempts: dict[str, int] = {}
     states: dict[str, str] = {}
-    environments: dict[str, str | None] = {}
+    environments: dict[str, EnvironmentState] = {}
     for at in range(1, draw(st.integers(2, 30))):
         id = draw(st.sampled_from("abc"))
         what = draw(st.sampled_from(KINDS))
         if what == "environment":
-            choices = NEXT_ENVIRONMENT_STATES[environments.get(id)]
+            choices = sorted(ENVIRONMENT.after(environments.get(id)))
             if choices:
                 environments[id] = draw(st.sampled_from(choices))
                 entries.append(make.environment(environments[id], float(at), id=id, reason=f"reason {at}"))

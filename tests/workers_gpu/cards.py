@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from itertools import chain
 from types import ModuleType, SimpleNamespace
 
+from tests.workers_gpu.support import Mortal
 from workers.gpu.device_memory import Holdings
 from workers.gpu.devices import MIB, Device
-from workers.gpu.engines.stub import StubEngine
 
 
 def gpu(number: int = 0, memory_mb: int = 10_000) -> Device:
@@ -41,7 +41,7 @@ class Cards:
         self.held[device.uuid, pid] = self.held.get((device.uuid, pid), 0.0) + mb
 
 
-class Server(StubEngine):
+class Server(Mortal):
     """Holds memory of cards as the process of a server does, and keeps `residue_mb` of each while it sleeps.
 
     Where it cannot be measured, it is assumed to hold `assumed_mb`.
@@ -63,11 +63,6 @@ class Server(StubEngine):
         self.on: list[Device] = []
         self.holdings: Holdings | None = None
         self.copied: list[bool] = []
-
-    def die(self) -> None:
-        """End by itself; its memory is free."""
-        self._free()
-        assert self._life.broke("its server ended by itself with signal 9")
 
     def held_mb(self) -> Sequence[float]:
         return self.holdings.mb if self.holdings is not None else ()
