@@ -39,6 +39,11 @@ def with_errback(app: Celery, action_id: str = "a", options: dict[str, Any] | No
     return json.dumps({**MESSAGE, "body": body, "headers": {"id": action_id, **headers}})
 
 
+def lost(action_id: str, message: str = json.dumps(MESSAGE), **more: str) -> UnpublishedEnd:
+    """Return the end of an action that was lost with its node."""
+    return UnpublishedEnd(id=action_id, message=message, status="lost", reason="its node was lost", **more)
+
+
 def store_all(transport: KombuTransport) -> None:
     assert wait_until(lambda: transport.flush() is None and not transport.ends_to_store, 60)
 
@@ -130,19 +135,15 @@ def test_a_try_that_is_given_up_stores_nothing_any_more(stack: Stack) -> None:
 def test_ends_without_a_worker_are_stored_in_order_and_call_what_hangs_on_them(stack: Stack) -> None:
     # Given actions that end without a worker: some fail, one in an environment that is lost, one has nothing to do
     transport = stack.open()
-    transport.store_end(
-        UnpublishedEnd(id="a", message=with_errback(stack.app), status="lost", reason="its node was lost", cause="node_lost")
-    )
-    transport.store_end(
-        UnpublishedEnd(id="b", message=json.dumps(MESSAGE), status="lost", reason="its node was lost", environment_lost_on="n")
-    )
+    transport.store_end(lost("a", with_errback(stack.app), cause="node_lost"))
+    transport.store_end(lost("b", environment_lost_on="n"))
     transport.store_end(UnpublishedEnd(id="c", message=json.dumps(MESSAGE), status="succeeded", reason="it was closed before"))
     assert transport.ends_to_store == 3
     store_all(transport)
     # Then each is there, and the callback of the first was sent
-    with pytest.raises(EnvironmentLost) as lost:
+    with pytest.raises(EnvironmentLost) as caught:
         raise stack.app.backend.get_result("b")
-    assert lost.value.node == "n"
+    assert caught.value.node == "n"
     ends = transport.stored_ends({"a": "my.task", "b": "my.task", "c": "cpu.close"})
     assert [(end.id, end.status, end.reason, end.cause) for end in ends] == [
         ("a", "lost", "its node was lost", "node_lost"),
@@ -164,10 +165,8 @@ def test_ends_without_a_worker_are_stored_in_order_and_call_what_hangs_on_them(s
 def test_an_end_whose_callback_can_never_be_sent_holds_up_no_other(stack: Stack, options: dict[str, Any], headers: dict[str, Any]) -> None:
     # Given two actions that end without a worker, of which the first asks for what nobody can do
     transport = stack.open()
-    transport.store_end(
-        UnpublishedEnd(id="bad", message=with_errback(stack.app, "bad", options, **headers), status="lost", reason="its node was lost")
-    )
-    transport.store_end(UnpublishedEnd(id="good", message=with_errback(stack.app, "good"), status="lost", reason="its node was lost"))
+    transport.store_end(lost("bad", with_errback(stack.app, "bad", options, **headers)))
+    transport.store_end(lost("good", with_errback(stack.app, "good")))
     store_all(transport)
     # Then the trainers of both know, and what can be sent is
     assert [stack.app.backend.get_state(action_id) for action_id in ("bad", "good")] == ["FAILURE", "FAILURE"]
@@ -179,7 +178,7 @@ def test_an_end_whose_callback_cannot_be_sent_is_told_when_the_broker_is_back(st
     transport = stack.open()
     with stack.away("broker"):
         # Given an action that ends without a worker, with a callback for that, and a broker that is away
-        transport.store_end(UnpublishedEnd(id="a", message=with_errback(stack.app), status="lost", reason="its node was lost"))
+        transport.store_end(lost("a", with_errback(stack.app)))
         transport.flush()
         # Then its trainer knows, and the callback is made up for
         assert stack.app.backend.get_state("a") == "FAILURE" and transport.ends_to_store

@@ -8,6 +8,8 @@ import signal
 import stat
 import subprocess
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -19,27 +21,28 @@ from app.local.processes import wait_until
 from app.local.redis_server import RedisServer, RedisUnavailable, find_redis_server
 
 
-def test_it_is_private_and_leaves_only_its_data(tmp_path: Path) -> None:
-    server = RedisServer(tmp_path, log=tmp_path / "redis.log")
+@contextmanager
+def running(folder: Path) -> Iterator[tuple[RedisServer, redis.Redis]]:
+    """Run a server with its data in a folder, and give a client of it; whoever has stopped it does no harm."""
+    server = RedisServer(folder, log=folder / "redis.log")
     try:
-        client = redis.Redis(unix_socket_path=str(server.socket), decode_responses=True)
+        with redis.Redis(unix_socket_path=str(server.socket), decode_responses=True) as client:
+            yield server, client
+    finally:
+        server.stop()
+
+
+def test_it_is_private_and_leaves_only_its_data(tmp_path: Path) -> None:
+    with running(tmp_path) as (server, client):
         wanted = {"port": "0", "save": "", "maxmemory-policy": "noeviction"}
         assert {name: client.config_get(name)[name] for name in wanted} == wanted
         assert stat.S_IMODE(server.socket.stat().st_mode) == 0o700
         assert not [c for c in psutil.Process(server.process.identity.pid).net_connections() if c.status == psutil.CONN_LISTEN]
         client.set("x", "y")
-        client.close()
-    finally:
         server.stop()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["redis", "redis.log"]
     assert stat.S_IMODE((tmp_path / "redis").stat().st_mode) == 0o700
     assert server.process.identity.find() is None
-    # And whoever stops it once more does no harm
-    server.stop()
-
-
-def client_of(server: RedisServer) -> redis.Redis:
-    return redis.Redis(unix_socket_path=str(server.socket), decode_responses=True)
 
 
 def newest_file(folder: Path) -> Path:
@@ -48,12 +51,11 @@ def newest_file(folder: Path) -> Path:
 
 
 def test_what_was_acknowledged_outlives_a_kill(tmp_path: Path) -> None:
-    server = RedisServer(tmp_path, log=tmp_path / "redis.log")
-    try:
+    with running(tmp_path) as (server, client):
         # Given a server that is killed while one writes to it as fast as it answers
         acknowledged = 0
         kill = threading.Timer(0.3, os.kill, (server.process.identity.pid, signal.SIGKILL))
-        with client_of(server) as client, pytest.raises(redis.ConnectionError):
+        with pytest.raises(redis.ConnectionError):
             while True:
                 client.rpush("list", acknowledged)
                 acknowledged += 1
@@ -62,12 +64,9 @@ def test_what_was_acknowledged_outlives_a_kill(tmp_path: Path) -> None:
         assert wait_until(lambda: server.process.ended() == "signal SIGKILL", 60)
         # When it is started again; then nothing is missing, but for the answer to the last command
         server.process.restart()
-        with client_of(server) as client:
-            assert wait_until(lambda: answers(client), 60)
-            kept = [int(word) for word in client.lrange("list", 0, -1)]
-        assert kept in (list(range(acknowledged)), list(range(acknowledged + 1)))
-    finally:
-        server.stop()
+        assert wait_until(lambda: answers(client), 60)
+        kept = [int(word) for word in client.lrange("list", 0, -1)]
+    assert kept in (list(range(acknowledged)), list(range(acknowledged + 1)))
 
 
 def answers(client: redis.Redis) -> bool:
@@ -79,30 +78,22 @@ def answers(client: redis.Redis) -> bool:
 
 def test_data_that_were_cut_short_are_read_up_to_there(tmp_path: Path) -> None:
     # Given data whose last bytes a crash of the machine has kept from the disk
-    server = RedisServer(tmp_path, log=tmp_path / "redis.log")
-    with client_of(server) as client:
+    with running(tmp_path) as (_, client):
         client.set("first", "1")
         client.set("second", "2" * 100)
-    server.stop()
     file = newest_file(tmp_path)
     os.truncate(file, file.stat().st_size - 10)
     # When a server is started; then it has what is whole, and what it takes in is kept, too
     for third in (None, "3"):
-        server = RedisServer(tmp_path, log=tmp_path / "redis.log")
-        try:
-            with client_of(server) as client:
-                assert client.mget("first", "second", "third") == ["1", None, third]
-                client.set("third", "3")
-        finally:
-            server.stop()
+        with running(tmp_path) as (_, client):
+            assert client.mget("first", "second", "third") == ["1", None, third]
+            client.set("third", "3")
 
 
 def test_data_that_cannot_be_read_are_one_clear_line(tmp_path: Path) -> None:
-    server = RedisServer(tmp_path, log=tmp_path / "redis.log")
-    with client_of(server) as client:
+    with running(tmp_path) as (_, client):
         for number in range(100):
             client.set(f"key-{number}", "x" * 100)
-    server.stop()
     file = newest_file(tmp_path)
     content = file.read_bytes()
     file.write_bytes(content[:2000] + b"?" * 2000 + content[4000:])
@@ -117,15 +108,12 @@ def test_a_folder_whose_path_cannot_be_a_socket_gets_a_short_one(tmp_path: Path,
     # Given a folder with a path too long, or too odd, for a socket
     folder = tmp_path / name
     folder.mkdir()
-    server = RedisServer(folder, log=tmp_path / "redis.log")
-    try:
+    with running(folder) as (server, _):
         # Then it listens in a short folder that only its owner can enter
         assert server.socket_folder is not None
         assert stat.S_IMODE(server.socket_folder.stat().st_mode) == 0o700
         assert len(os.fsencode(server.socket)) <= 100
         Connection(server.url).ensure_connection(max_retries=1).release()
-    finally:
-        server.stop()
     assert not server.socket_folder.exists()
 
 

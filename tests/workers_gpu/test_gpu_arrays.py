@@ -50,18 +50,9 @@ def test_what_is_no_number_of_float32_is_refused_with_the_list_named(wrong: Any)
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("dtype", "float16"),
-        ("dtype", ["float32"]),
-        ("dtype", "int32"),
-        ("data", 5),
-        ("data", "!!!!"),
-        ("data", "AAAA"),
-        ("offsets", []),
-        ("offsets", [0, 4]),
-        ("offsets", [1, 3]),
-        ("offsets", [0, 3, 1, 3]),
-        ("offsets", [False, 3]),
-        ("offsets", None),
+        *(("dtype", value) for value in ("float16", ["float32"], "int32")),
+        *(("data", value) for value in (5, "!!!!", "AAAA")),
+        *(("offsets", value) for value in ([], [0, 4], [1, 3], [0, 3, 1, 3], [False, 3], None)),
     ],
 )
 def test_a_damaged_value_is_refused_with_the_key_named(key: str, value: object) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from app.action_task import Call
-from app.services_file import ServiceConfig
 from tangram.errors import ActionCancelled, ActionTimedOut
+from tests.workers_gpu.support import ITEM, at, hosting
 from workers.gpu.call_control import CallControl
 from workers.gpu.devices import Device
 from workers.gpu.engines.abstract import Engine
@@ -19,10 +18,8 @@ from workers.gpu.engines.stub import StubEngine
 from workers.gpu.errors import EngineDied
 from workers.gpu.execution import Execution
 from workers.gpu.host import ServiceHost
-from workers.gpu.instances import InstanceName
 
-NAME = InstanceName("a", (0,))
-ITEM = {"prompt": "p", "response": "r"}
+NAME = at("a", 0)
 
 
 class Mortal(StubEngine):
@@ -55,8 +52,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Mortal:
 
 @pytest.fixture
 def host(cells: list[Device], engine: Mortal) -> ServiceHost:
-    services = {"a": ServiceConfig(engine="stub", task="score", memory_mb=600)}
-    return ServiceHost(cells, services, Path("nowhere"), factory=lambda *_: engine)
+    return hosting(cells, "a", {"a": engine})
 
 
 def call(**header: object) -> Call:
