@@ -29,6 +29,8 @@ pytestmark = pytest.mark.real
 
 ROOT = Path(__file__).resolve().parents[2]
 SLEEP = ("import time", "time.sleep(60)")
+DEAF = ("import signal, subprocess", "signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+"""Begins a program that SIGTERM does not end."""
 
 
 @pytest.fixture
@@ -42,17 +44,25 @@ def python(name: str, *lines: str, **env: str) -> Command:
     return Command(name, (sys.executable, "-u", "-c", "\n".join(lines)), env)
 
 
-def print_environment(*names: str) -> tuple[str, ...]:
-    return ("import os, json", f"print(json.dumps({{name: os.environ.get(name) for name in {names!r}}}))", *SLEEP)
+SHOW = "print(json.dumps({name: os.environ[name] for name in os.environ if name.startswith(('TANGRAM_', 'EXTRA'))}))"
+
+
+def pid_of(stack: EmbeddedStack, name: str) -> int:
+    """Return the process of that name, as the stack's file has it."""
+    return int(json.loads(stack.stack_file.read_text())["pids"][name])
+
+
+def log_of(stack: EmbeddedStack, name: str) -> str:
+    """Return what a process has printed, once there is any of it."""
+    log = stack.state_dir / "logs" / f"{name}.log"
+    stack.wait_ready(lambda: bool(log.read_text().strip()), 60)
+    return log.read_text()
 
 
 def test_a_stack_is_redis_a_migrated_database_and_processes(state_dir: Path) -> None:
-    names = ("TANGRAM_BROKER_URL", "TANGRAM_RESULT_URL", "TANGRAM_DATABASE_URL", "TANGRAM_STATE_DIR", "EXTRA")
-    with EmbeddedStack(state_dir, [python("worker", *print_environment(*names), EXTRA="1")]) as stack:
-        log = state_dir / "logs" / "worker.log"
-        stack.wait_ready(lambda: bool(log.read_text().strip()), 60)
+    with EmbeddedStack(state_dir, [python("worker", "import os, json", SHOW, *SLEEP, EXTRA="1")]) as stack:
         # Then the process knows where all is
-        assert json.loads(log.read_text()) == {**stack.environment, "EXTRA": "1"}
+        assert {**stack.environment, "EXTRA": "1"}.items() <= json.loads(log_of(stack, "worker")).items()
         assert stack.broker_url == stack.result_url == f"redis+socket://{state_dir}/redis.sock?virtual_host=0"
         assert redis.Redis(unix_socket_path=str(state_dir / "redis.sock")).ping()
         engine = open_engine(stack.database_url)
@@ -73,26 +83,17 @@ def test_a_stack_is_redis_a_migrated_database_and_processes(state_dir: Path) -> 
 
 def test_a_process_that_will_not_end_is_killed_with_all_its_descendants(state_dir: Path) -> None:
     # Given a process deaf to SIGTERM, with a child in its group and one in a session of its own
-    lines = (
-        "import signal, subprocess, sys",
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN)",
-        "subprocess.Popen(['sleep', '60'])",
-        "subprocess.Popen(['sleep', '60'], start_new_session=True)",
-        "print('ready')",
-        *SLEEP,
-    )
-    with EmbeddedStack(state_dir, [python("deaf", *lines)], stop_timeout_s=0.2) as stack:
-        stack.wait_ready(lambda: "ready" in (state_dir / "logs" / "deaf.log").read_text(), 60)
-        assert len(leftovers(state_dir.parent)) >= 3
+    children = ("subprocess.Popen(['sleep', '60'])", "subprocess.Popen(['sleep', '60'], start_new_session=True)", "print('ready')")
+    with EmbeddedStack(state_dir, [python("deaf", *DEAF, *children, *SLEEP)], stop_timeout_s=0.2) as stack:
+        assert log_of(stack, "deaf") and len(leftovers(state_dir.parent)) >= 3
     assert leftovers(state_dir.parent) == []
 
 
 def test_processes_get_no_time_to_tell_a_redis_that_has_ended(state_dir: Path) -> None:
     # Given a process that has much time to end, and takes it
-    deaf = python("deaf", "import signal", "signal.signal(signal.SIGTERM, signal.SIG_IGN)", "print('ready')", *SLEEP)
-    with EmbeddedStack(state_dir, [deaf], stop_timeout_s=3600) as stack:
-        stack.wait_ready(lambda: "ready" in (state_dir / "logs" / "deaf.log").read_text(), 60)
-        os.kill(json.loads(stack.stack_file.read_text())["pids"]["redis"], signal.SIGKILL)
+    with EmbeddedStack(state_dir, [python("deaf", *DEAF, "print('ready')", *SLEEP)], stop_timeout_s=3600) as stack:
+        assert log_of(stack, "deaf")
+        os.kill(pid_of(stack, "redis"), signal.SIGKILL)
         assert wait_until(lambda: stack.dead() == ["redis"], 60)
         # Then it does not get that
         began = time.monotonic()
@@ -143,17 +144,15 @@ def supervised(stack: EmbeddedStack) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("name", ["redis", "worker"])
 def test_a_process_that_dies_is_noticed_and_started_again(state_dir: Path, name: str) -> None:
-    def started() -> int:
-        return int(json.loads(stack.stack_file.read_text())["pids"][name])
-
-    with EmbeddedStack(state_dir, [python("worker", "print('up')", *SLEEP)]) as stack:
-        pid = started()
+    said: list[str] = []
+    with EmbeddedStack(state_dir, [python("worker", *SLEEP)]) as stack:
+        pid = pid_of(stack, name)
         os.kill(pid, signal.SIGKILL)
         assert wait_until(lambda: stack.dead() == [name], 60)
-        with supervised(stack) as said:
-            assert wait_until(lambda: started() != pid, 60)
+        # Also while the stack starts
+        stack.supervise(threading.Event(), said.append, ready=lambda: pid_of(stack, name) != pid, timeout_s=60)
         assert stack.dead() == []
-        assert said == [f"{name} ended with signal SIGKILL and is started again: see {state_dir / 'logs' / name}.log"]
+    assert said == [f"{name} ended with signal SIGKILL and is started again: see {state_dir / 'logs' / name}.log"]
 
 
 def test_processes_end_in_reverse_order_and_before_redis_after_restarts_too(state_dir: Path) -> None:
@@ -173,7 +172,7 @@ def test_processes_end_in_reverse_order_and_before_redis_after_restarts_too(stat
     with EmbeddedStack(state_dir, [python(name, *lines, NAME=name) for name in names]) as stack:
         stack.wait_ready(lambda: all((state_dir / name).exists() for name in names), 60)
         (state_dir / "first").unlink()
-        os.kill(json.loads(stack.stack_file.read_text())["pids"]["first"], signal.SIGKILL)
+        os.kill(pid_of(stack, "first"), signal.SIGKILL)
         with supervised(stack):
             assert wait_until(lambda: (state_dir / "first").exists(), 60)
     assert (state_dir / "ends").read_text().splitlines() == ["second True", "first True"]
@@ -191,23 +190,6 @@ def test_a_process_that_always_dies_is_given_up_and_its_last_lines_are_said(stat
     assert said[-2:] == ["dying: loading", "dying: no such model: x"]
     assert log.read_text().count("loading") == 6
     assert leftovers(state_dir.parent) == []
-
-
-def test_a_process_that_dies_while_a_stack_starts_is_started_again(state_dir: Path) -> None:
-    # Given a process that dies at its first start, as by the machine's lack of memory
-    died = state_dir / "died"
-    lines = (
-        "from pathlib import Path",
-        f"died = Path({str(died)!r})",
-        "import os",
-        "if not died.exists(): died.touch(); os.abort()",
-        *SLEEP,
-    )
-    said: list[str] = []
-    with EmbeddedStack(state_dir, [python("worker", *lines)]) as stack:
-        stack.supervise(threading.Event(), said.append, ready=died.exists, timeout_s=60)
-        assert stack.dead() == []
-    assert said == [f"worker ended with signal SIGABRT and is started again: see {state_dir / 'logs' / 'worker.log'}"]
 
 
 def test_a_process_that_refuses_what_it_is_given_while_a_stack_starts_is_given_up_at_once(state_dir: Path) -> None:

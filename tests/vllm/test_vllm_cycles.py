@@ -1,4 +1,8 @@
-"""Random cycles over four services on memory for two, with servers and devices as nasty as they are known to be."""
+"""Random cycles over four services on memory for two, with servers and devices as nasty as they are known to be.
+
+With vLLM itself on the CPU, as many as `TANGRAM_REAL_CYCLES` says. `make test-real` shows what these are made of: servers that sleep and
+wake in `tests/engines`, and one that is killed at work in `tests/vllm/real`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import json
 import os
 import random
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +18,8 @@ from pathlib import Path
 import pytest
 
 from app.services_file import ServiceConfig
+from app.tiny_models import make_tiny
+from tests.engines.reference import expected_logprobs, expected_scores, real_python
 from tests.vllm.cycles import Cycles, Question
 from tests.vllm.fakes import CUDA, Fake, FakeDevices, fake_python, until
 from workers.gpu.devices import Device
@@ -23,11 +30,12 @@ pytestmark = pytest.mark.real
 
 CALLERS = 2
 SEEDS = [int(seed) for seed in os.environ.get("TANGRAM_CYCLE_SEEDS", "1").split(",")]
-CYCLES = 200 if "TANGRAM_CYCLE_SEEDS" in os.environ else 40
+CYCLES = 200 if "TANGRAM_CYCLE_SEEDS" in os.environ else 30
 """Cycles of each setting: few where time is short."""
 NATURE = {"model_mb": 3600, "context_mb": 200, "graphs_mb": 120, "growth_mb": [60, 30], "jitter_mb": 10, "noise": 1e-6}
 SERVICES = {"judge": "score", "critic": "score", "teacher": "logprobs", "sage": "logprobs"}
 
+REAL_CYCLES, REAL_MB = int(os.environ.get("TANGRAM_REAL_CYCLES", "0")), 2500
 ON_ONE = {name: [(0,)] for name in SERVICES}
 """One device with memory for two."""
 ON_TWO = {"judge": [(0,), (1,)], "critic": [(0,), (1,)], "teacher": [(0,), (1,)], "sage": [(0, 1)]}
@@ -153,3 +161,39 @@ def test_random_cycles_serve_no_wrong_answer_kill_no_healthy_server_and_leave_no
     until(lambda: [room.held_mb(device) for device in CUDA] == [0.0, 0.0])
     assert [host.held_mb(cell) for cell in range(len(CUDA))] == [0.0, 0.0]
     assert list((tmp_path / "t").iterdir()) == []
+
+
+def real_questions(folder: Path, task: str) -> list[Question]:
+    """Return questions and what transformers answers."""
+    draws = random.Random(folder.name)
+    if task == "score":
+        items = [{"prompt": f"What is {draws.randrange(99)} + 3?", "response": f"{draws.randrange(99)}"} for _ in range(5)]
+        return [Question("score", [item], [score]) for item, score in zip(items, expected_scores(folder, items), strict=True)]
+    sequences = [[draws.randrange(512) for _ in range(draws.randrange(2, 40))] for _ in range(5)]
+    return [Question("logprobs", [ids], said) for ids, said in zip(sequences, expected_logprobs(folder, sequences), strict=True)]
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(not REAL_CYCLES, reason="TANGRAM_REAL_CYCLES says how many")
+def test_random_cycles_of_real_servers_serve_no_wrong_answer_kill_no_healthy_server_and_leave_nothing(tmp_path: Path) -> None:
+    # Given services on memory for half of them
+    vllm = {"python": real_python(), "sleep_on_cpu": True, "start_timeout_s": 600.0, "args": ["--max-model-len", "512"]}
+    services, questions = dict[str, ServiceConfig](), dict[str, list[Question]]()
+    for seed, (name, task) in enumerate(SERVICES.items()):
+        folder = make_tiny(tmp_path / name, "reward" if task == "score" else "teacher", seed=seed)
+        table = {"engine": "vllm", "task": task, "model": folder, "memory_mb": REAL_MB, "max_concurrency": 4, "dtype": "float32"}
+        services[name], questions[name] = ServiceConfig.model_validate({**table, "vllm": vllm}), real_questions(folder, task)
+    host = ServiceHost([Device("cpu:0", "cpu", REAL_MB * len(SERVICES) // 2, "cpu")], services, tmp_path)
+    cycles = Cycles(host, ON_ONE, questions, SEEDS[0], 1e-4)
+    began = time.monotonic()
+    try:
+        cycles.run(REAL_CYCLES, CALLERS)
+        cycles.settle()
+        alive = set(cycles.processes.look())
+    finally:
+        host.close()
+    print(f"{cycles.summary()}, {time.monotonic() - began:.0f} s")
+    assert cycles.wrong == []
+    assert cycles.processes.seen.keys() - alive == cycles.killed - alive
+    cycles.all_gone()
+    assert host.held_mb(0) == 0.0
