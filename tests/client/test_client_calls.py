@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
-import threading
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -141,18 +139,6 @@ def test_a_program_that_just_ends_has_sent_what_it_submitted(redis_urls: Any, tm
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     with redis_urls.client() as redis:
         assert redis.llen("actions") == 300
-
-
-def test_a_forgotten_client_leaves_no_threads(peer: Any, settings: Settings) -> None:
-    before = set(threading.enumerate())
-    client = Client(settings=settings)
-    client.submit(Action(kind="my.task")).result(30)
-    session = weakref.ref(client._session)
-    # When nobody knows it any more
-    del client
-    gc.collect()
-    assert session() is None
-    assert {thread.name for thread in set(threading.enumerate()) - before} == set()
 
 
 def test_a_handle_keeps_its_client_alive(peer: Any, settings: Settings) -> None:

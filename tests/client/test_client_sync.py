@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -321,7 +323,10 @@ def test_a_closed_client_says_so(peer: Any, settings: Settings) -> None:
     waiting.cancel()
 
 
-def test_closing_leaves_no_thread_and_no_connection(peer: Any, settings: Settings, redis_urls: Any) -> None:
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_a_client_that_is_closed_or_forgotten_leaves_no_thread_and_no_connection(
+    peer: Any, settings: Settings, redis_urls: Any, is_closed: bool
+) -> None:
     def connections() -> int:
         with redis_urls.client() as redis:
             return len(redis.client_list())
@@ -331,13 +336,14 @@ def test_closing_leaves_no_thread_and_no_connection(peer: Any, settings: Setting
     threads, before = set(threading.enumerate()), connections()
     client = Client(settings=settings)
     client.submit(Action(kind="my.task")).result(30)
-    client.close()
-    assert {t.name for t in set(threading.enumerate()) - threads} == set()
+    session = weakref.ref(client._session)
+    if is_closed:
+        client.close()
+    del client
+    gc.collect()
+    assert session() is None and {thread.name for thread in set(threading.enumerate()) - threads} == set()
     # Redis notices a closed connection at its next turn.
-    deadline = time.monotonic() + 30
-    while connections() > before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert connections() <= before
+    assert wait_until(lambda: connections() <= before, 60)
 
 
 def test_a_forked_child_is_told_to_open_its_own_client(peer: Any, settings: Settings) -> None:

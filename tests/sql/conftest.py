@@ -77,10 +77,16 @@ def engine(shared_engine: Engine) -> Engine:
 
 
 @pytest.fixture
-def write(engine: Engine) -> Iterator[Callable[..., None]]:
-    """Return what journals entries as one batch."""
+def journal(engine: Engine) -> Iterator[SqlJournal]:
+    """Return the journal of either database."""
     with SqlJournal(engine) as journal:
-        yield lambda *entries: journal.write(entries)
+        yield journal
+
+
+@pytest.fixture
+def write(journal: SqlJournal) -> Callable[..., None]:
+    """Return what journals entries as one batch."""
+    return lambda *entries: journal.write(entries)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,12 +17,11 @@ from tests.sql import tables
 
 
 @pytest.fixture
-def intake(engine: Engine) -> Iterator[Deployment]:
+def intake(journal: SqlJournal) -> Deployment:
     """Return a deployment without any node."""
-    with SqlJournal(engine) as journal:
-        deployment = Deployment(journal)
-        deployment.start()
-        yield deployment
+    deployment = Deployment(journal)
+    deployment.start()
+    return deployment
 
 
 def wide_text(length: int) -> str:

@@ -49,19 +49,18 @@ def test_a_whole_life_ends_with_times_and_without_the_message(engine: Engine, wr
     assert (grant["granted_at"], grant["released_at"]) == (101.0, 103.0)
 
 
-def test_the_message_of_an_end_without_a_worker_is_kept_until_the_result_is_stored(engine: Engine) -> None:
-    with SqlJournal(engine) as journal:
-        # Given two ends lately that the scheduler itself has to store, one of them in the batch in which the action came in
-        now = time.time()
-        journal.write([make.received("a1", now), make.granted("a1", now)])
-        lost = make.ended("a1", now, status="lost", reason="its node was lost", by_worker=False)
-        journal.write([lost, make.received("a2", now), make.ended("a2", now, status="rejected", reason="no", by_worker=False)])
-        assert journal.unfinished().unpublished == (
-            UnpublishedEnd(id="a1", message='["args"]', status="lost", reason="its node was lost"),
-            UnpublishedEnd(id="a2", message='["args"]', status="rejected", reason="no"),
-        )
-        journal.write([EndsPublished(ids=("a1",))])
-        assert [end.id for end in journal.unfinished().unpublished] == ["a2"]
+def test_the_message_of_an_end_without_a_worker_is_kept_until_the_result_is_stored(engine: Engine, journal: SqlJournal) -> None:
+    # Given two ends lately that the scheduler itself has to store, one of them in the batch in which the action came in
+    now = time.time()
+    journal.write([make.received("a1", now), make.granted("a1", now)])
+    lost = make.ended("a1", now, status="lost", reason="its node was lost", by_worker=False)
+    journal.write([lost, make.received("a2", now), make.ended("a2", now, status="rejected", reason="no", by_worker=False)])
+    assert journal.unfinished().unpublished == (
+        UnpublishedEnd(id="a1", message='["args"]', status="lost", reason="its node was lost"),
+        UnpublishedEnd(id="a2", message='["args"]', status="rejected", reason="no"),
+    )
+    journal.write([EndsPublished(ids=("a1",))])
+    assert [end.id for end in journal.unfinished().unpublished] == ["a2"]
     assert tables.rows(engine, "messages") == [{"action": "a2", "message": '["args"]'}]
 
 
@@ -91,12 +90,11 @@ def test_the_first_end_stands(engine: Engine, commits: int, write: Any) -> None:
     assert (row["status"], row["reason"], row["ended_at"]) == ("cancelled", "by the trainer", 103.0)
 
 
-def test_unfinished_actions_come_back_in_order_of_reception_with_what_they_hold(engine: Engine, write: Any) -> None:
+def test_unfinished_actions_come_back_in_order_of_reception_with_what_they_hold(journal: SqlJournal, write: Any) -> None:
     # Given, received at the same instant, actions that wait, run, and wait for their second try, and one that ended
     received = [make.received(id) for id in ("z", "running", "again", "done")]
     write(*received, *map(make.granted, ("running", "again", "done")), make.requeued("again"), make.ended("done"))
-    with SqlJournal(engine) as journal:
-        found = journal.unfinished().actions
+    found = journal.unfinished().actions
     assert [action.id for action in found] == ["z", "running", "again"]
     assert [(action.grant, action.granted_at) for action in found] == [(None, None), held(make.granted("running")), (None, None)]
     assert found[0].header == received[0].header
@@ -128,38 +126,35 @@ def test_what_a_resized_action_holds_now_is_what_comes_back(engine: Engine) -> N
     assert (row["core_ids"], row["units"], row["background"], row["resized_at"], row["released_at"]) == ([], 3, True, 103.0, 104.0)
 
 
-def test_environments_and_nodes_come_back_until_they_are_gone(engine: Engine) -> None:
-    with SqlJournal(engine) as journal:
-        journal.write([make.environment("opening", 1.0), make.environment("open", 2.0, pod_cores=2, client="c1", used_at=2.0)])
-        journal.write([make.environment("open", 9.0, pod_cores=2, client="c1", used_at=9.0)])
-        journal.write([make.environment("open", 1.0, id="e2"), make.environment("closed", 3.0, id="e2")])
-        journal.write([make.node("up", 1.0), make.node("up", 1.0, name="n2"), make.node("lost", 5.0, name="n2")])
-        found = journal.unfinished()
+def test_environments_and_nodes_come_back_until_they_are_gone(journal: SqlJournal) -> None:
+    journal.write([make.environment("opening", 1.0), make.environment("open", 2.0, pod_cores=2, client="c1", used_at=2.0)])
+    journal.write([make.environment("open", 9.0, pod_cores=2, client="c1", used_at=9.0)])
+    journal.write([make.environment("open", 1.0, id="e2"), make.environment("closed", 3.0, id="e2")])
+    journal.write([make.node("up", 1.0), make.node("up", 1.0, name="n2"), make.node("lost", 5.0, name="n2")])
+    found = journal.unfinished()
     assert found.environments == [make.environment("open", 9.0, pod_cores=2, client="c1", used_at=9.0)]
     assert found.nodes == [make.node("up", 1.0)]
 
 
-def test_environments_that_are_gone_are_known_for_a_while(engine: Engine) -> None:
+def test_environments_that_are_gone_are_known_for_a_while(journal: SqlJournal) -> None:
     now = time.time()
-    with SqlJournal(engine) as journal:
-        # Given environments that were closed and lost lately, one that was lost long ago, and one that stands
-        journal.write([make.environment("closed", now - 9.0, id="closed", reason="unused", node=None)])
-        journal.write([make.environment("lost", now - 5.0, id="lost", reason="it burned")])
-        journal.write([make.environment("lost", now - 86_400.0, id="old"), make.environment("open", now, id="open")])
-        assert journal.unfinished().gone == (
-            EnvironmentGone(id="closed", state="closed", node="", reason="unused", at=now - 9.0),
-            EnvironmentGone(id="lost", state="lost", node="n1", reason="it burned", at=now - 5.0),
-        )
+    # Given environments that were closed and lost lately, one that was lost long ago, and one that stands
+    journal.write([make.environment("closed", now - 9.0, id="closed", reason="unused", node=None)])
+    journal.write([make.environment("lost", now - 5.0, id="lost", reason="it burned")])
+    journal.write([make.environment("lost", now - 86_400.0, id="old"), make.environment("open", now, id="open")])
+    assert journal.unfinished().gone == (
+        EnvironmentGone(id="closed", state="closed", node="", reason="unused", at=now - 9.0),
+        EnvironmentGone(id="lost", state="lost", node="n1", reason="it burned", at=now - 5.0),
+    )
 
 
-def test_what_is_still_to_be_told_of_a_lost_environment_names_its_node(engine: Engine) -> None:
+def test_what_is_still_to_be_told_of_a_lost_environment_names_its_node(journal: SqlJournal) -> None:
     now = time.time()
-    with SqlJournal(engine) as journal:
-        journal.write([make.received("a1", now), make.received("a2", now), make.environment("open", now)])
-        lost = make.ended("a1", now, status="lost", reason="it burned", by_worker=False)
-        cancelled = make.ended("a2", now, status="cancelled", reason="enough", by_worker=False)
-        journal.write([lost, cancelled, make.environment("lost", now, reason="it burned")])
-        assert [(end.id, end.environment_lost_on) for end in journal.unfinished().unpublished] == [("a1", "n1"), ("a2", "")]
+    journal.write([make.received("a1", now), make.received("a2", now), make.environment("open", now)])
+    lost = make.ended("a1", now, status="lost", reason="it burned", by_worker=False)
+    cancelled = make.ended("a2", now, status="cancelled", reason="enough", by_worker=False)
+    journal.write([lost, cancelled, make.environment("lost", now, reason="it burned")])
+    assert [(end.id, end.environment_lost_on) for end in journal.unfinished().unpublished] == [("a1", "n1"), ("a2", "")]
 
 
 def test_an_environment_keeps_the_times_of_its_life(engine: Engine, write: Any) -> None:
@@ -183,15 +178,14 @@ def test_what_is_kept_may_have_any_characters(engine: Engine, write: Any) -> Non
     assert rows == {"a1": (kept, {**excerpt, "stdout": kept}), "a2": ("", None)}
 
 
-def test_a_node_drains_whatever_else_is_said_of_it_until_that_is_undone(engine: Engine) -> None:
-    with SqlJournal(engine) as journal:
-        # Given a node that is drained in the batch in which it joins, and one that nobody knows
-        journal.write([NoteDraining(name="n1", draining=True), NoteDraining(name="nobody", draining=True), make.node("up", 1.0)])
-        assert [(node.name, node.draining) for node in status(engine, 2.0).nodes] == [("n1", True)]
-        journal.write([make.node("up", 2.0, cores=4)])
-        journal.write([make.node("lost", 3.0)])
-        assert journal.unfinished().draining == ("n1",)
-        journal.write([make.node("up", 4.0)])
-        assert journal.unfinished().draining == ("n1",)
-        journal.write([NoteDraining(name="n1", draining=True), NoteDraining(name="n1", draining=False)])
-        assert journal.unfinished().draining == ()
+def test_a_node_drains_whatever_else_is_said_of_it_until_that_is_undone(engine: Engine, journal: SqlJournal) -> None:
+    # Given a node that is drained in the batch in which it joins, and one that nobody knows
+    journal.write([NoteDraining(name="n1", draining=True), NoteDraining(name="nobody", draining=True), make.node("up", 1.0)])
+    assert [(node.name, node.draining) for node in status(engine, 2.0).nodes] == [("n1", True)]
+    journal.write([make.node("up", 2.0, cores=4)])
+    journal.write([make.node("lost", 3.0)])
+    assert journal.unfinished().draining == ("n1",)
+    journal.write([make.node("up", 4.0)])
+    assert journal.unfinished().draining == ("n1",)
+    journal.write([NoteDraining(name="n1", draining=True), NoteDraining(name="n1", draining=False)])
+    assert journal.unfinished().draining == ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -40,17 +40,16 @@ class Deployed(Deployment):
 
 
 @pytest.fixture
-def begin(engine: Engine) -> Iterator[Callable[..., Deployed]]:
+def begin(journal: SqlJournal) -> Callable[..., Deployed]:
     """Return what begins a deployment under a policy."""
-    with SqlJournal(engine) as journal:
 
-        def start(policy: str, **more: Any) -> Deployed:
-            deployment = Deployed(journal, time.time())
-            deployment.start(policy, **more)
-            deployment.join()
-            return deployment
+    def start(policy: str, **more: Any) -> Deployed:
+        deployment = Deployed(journal, time.time())
+        deployment.start(policy, **more)
+        deployment.join()
+        return deployment
 
-        yield start
+    return start
 
 
 def written(engine: Engine, table: str, key: str, column: str) -> dict[str, Any]:

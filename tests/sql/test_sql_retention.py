@@ -210,30 +210,28 @@ def test_what_durations_are_learned_from_stays(engine: Engine, live: Any) -> Non
     assert len(learned) == 3
 
 
-def test_what_recovery_reads_stays(engine: Engine, live: Any) -> None:
+def test_what_recovery_reads_stays(engine: Engine, journal: SqlJournal, live: Any) -> None:
     # Given ends of the last hour, one of them not told yet, and one that drew on a quota
     now = time.time()
-    with SqlJournal(engine) as journal:
-        live("lately", now - 60.0)
-        journal.write([make.received("untold", now - 60.0), make.ended("untold", now - 50.0, status="lost", by_worker=False)])
-        quota = {"cost": {"quota:search": [1]}}
-        journal.write([make.received("spent", now - 60.0, **quota), make.granted("spent", now - 60.0), make.ended("spent", now - 59.0)])
-        live("old", now - 2 * DAY_S)
-        before = journal.unfinished()
-        assert (len(before.ended), len(before.unpublished), len(before.spent)) == (3, 1, 1)
-        assert Retention(engine, keep_days=1, history=0).prune(now) == 1
-        assert journal.unfinished() == before
+    live("lately", now - 60.0)
+    journal.write([make.received("untold", now - 60.0), make.ended("untold", now - 50.0, status="lost", by_worker=False)])
+    quota = {"cost": {"quota:search": [1]}}
+    journal.write([make.received("spent", now - 60.0, **quota), make.granted("spent", now - 60.0), make.ended("spent", now - 59.0)])
+    live("old", now - 2 * DAY_S)
+    before = journal.unfinished()
+    assert (len(before.ended), len(before.unpublished), len(before.spent)) == (3, 1, 1)
+    assert Retention(engine, keep_days=1, history=0).prune(now) == 1
+    assert journal.unfinished() == before
 
 
-def test_the_cores_of_a_pod_stay_known_while_it_stands(engine: Engine, live: Any) -> None:
+def test_the_cores_of_a_pod_stay_known_while_it_stands(engine: Engine, journal: SqlJournal, live: Any) -> None:
     # Given two pods that were opened long ago, one of which has been closed since
-    with SqlJournal(engine) as journal:
-        for id in ("stands", "closed"):
-            live(f"open-{id}", OLD, kind="cpu.open", environment=id)
-            journal.write([make.environment("open", OLD, id=id, pod_cores=2)])
-        journal.write([make.environment("closed", RECENT, id="closed", pod_cores=2)])
-        assert Retention(engine, keep_days=30, history=0, most_mb=0.001).prune(NOW) == 1
-        assert journal.unfinished().pods == {"stands": (4, 5)}
+    for id in ("stands", "closed"):
+        live(f"open-{id}", OLD, kind="cpu.open", environment=id)
+        journal.write([make.environment("open", OLD, id=id, pod_cores=2)])
+    journal.write([make.environment("closed", RECENT, id="closed", pod_cores=2)])
+    assert Retention(engine, keep_days=30, history=0, most_mb=0.001).prune(NOW) == 1
+    assert journal.unfinished().pods == {"stands": (4, 5)}
 
 
 def test_the_actions_of_a_recorded_run_stay(engine: Engine, live: Any) -> None:
