@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -145,17 +146,12 @@ def test_a_name_that_no_database_can_hold_is_unknown_and_no_outage(engine: Engin
         assert asyncio.run(Journal(engine).action(name)) is None
 
 
-class Later(Clock):
-    """The system's clock, but one of its two times is 5 s ahead."""
-
-    def __init__(self, ahead: str) -> None:
-        self._ahead = ahead
-
-    def time(self) -> float:
-        return super().time() + 5.0 * (self._ahead == "time")
-
-    def monotonic(self) -> float:
-        return super().monotonic() + 5.0 * (self._ahead == "monotonic")
+def clock(**times: Callable[[], float]) -> Clock:
+    """Return the system's clock, but for one of its times, or both."""
+    made = Clock()
+    for name, look in times.items():
+        setattr(made, name, look)
+    return made
 
 
 @pytest.mark.parametrize("ahead", ["time", "monotonic"])
@@ -172,7 +168,8 @@ def test_a_lease_is_looked_at_only_where_it_may_have_been_taken(engine: Engine, 
         assert sent and not any("leases" in statement for statement in sent)
         # And one of a scheduler that has stood still for half of its lease does, by whichever clock that shows
         Lease(engine, "scheduler", "standby", 10.0).acquire(time.time() + 60.0)
-        with installed(Later(ahead)), pytest.raises(LeaseLost, match="another scheduler"):
+        later = clock(**{ahead: lambda: getattr(time, ahead)() + 5.0})
+        with installed(later), pytest.raises(LeaseLost, match="another scheduler"):
             journal.write([make.received("late")])
     assert {row["id"] for row in tables.rows(engine, "actions")} == {"first", "second"}
 
@@ -223,29 +220,18 @@ def test_reading_at_the_start_may_take_longer_than_a_transaction_may_stand_still
         assert journal.unfinished().actions == []
 
 
-class Slow(Clock):
-    """A clock that goes on by 4 s between two looks at it."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def time(self) -> float:
-        self.now += 4.0
-        return self.now
-
-    monotonic = time
-
-
 def test_nobody_takes_the_lease_of_a_scheduler_that_reads_for_longer_than_it_lasts(postgres: Engine) -> None:
     with SqlJournal(postgres) as journal:
         journal.write([make.received(f"a{number}") for number in range(10)])
-    with installed(slow := Slow()):
+    # Given a clock that goes on by 4 s between two looks at it
+    look = count(1000.0, 4.0).__next__
+    with installed(clock(time=look, monotonic=look)):
         lease = Lease(postgres, "scheduler", "slow", 20.0)
-        lease.acquire(slow.time())
+        lease.acquire(look())
         ends_at = tables.row(postgres, "leases")["expires_at"]
         with SqlJournal(postgres, lease=lease) as journal:
-            assert len(journal.unfinished().actions) == 10 and slow.now > ends_at
-    assert Lease(postgres, "scheduler", "standby", 20.0).acquire(slow.now) is None
+            assert len(journal.unfinished().actions) == 10 and look() > ends_at
+    assert Lease(postgres, "scheduler", "standby", 20.0).acquire(look()) is None
 
 
 def is_connected(engine: Engine, pid: int) -> bool:
