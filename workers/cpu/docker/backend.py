@@ -137,8 +137,7 @@ class ContainerBackend(Backend):
     def _prepare(self, control: ProtocolFolder, cwd: str) -> str:
         """Write what the shell starts with; return the FIFO on which it waits."""
         start, launch = f"{control.folder}/{START}", f"{control.folder}/{LAUNCH}"
-        # A new one each time: on the last may wait a shell that an earlier worker has started and no worker knows of.
-        remove_file(start)
+        remove_file(start)  # On it may wait a shell that a killed worker has started, of which no worker knows.
         make_fifo(start, READ_BY_SHELL)
         control.keep_state()
         argv = " ".join(map(shlex.quote, self._container.dialect.argv(control)))
