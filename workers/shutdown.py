@@ -12,7 +12,7 @@
 | handing over | its beats say so; what the scheduler granted before it read one runs on | nothing runs: gone; SIGINT: leaving |
 | | | TANGRAM_HAND_OVER_S are over, or SIGTERM: gone |
 | gone | as after kill -9: environments and the commands in them wait for the next worker | no environment stands: |
-| | (`cpu/process/handover.py`); all else that runs is lost | leaving, instead of it |
+| | (`cpu/handover/protocol.py`); all else that runs is lost | leaving, instead of it |
 | leaving | the scheduler is told that it leaves; what runs is stopped, environments are closed | |
 
 To a beat that says so, the scheduler answers `tangram.let_go`. This comes behind all that it has granted, so nothing is granted in vain.

@@ -1,6 +1,6 @@
 """Ends what a killed worker has left on this machine for the next one.
 
-The process environments of a CPU worker outlive it; `workers/cpu/process/handover.py` says how. The process that keeps them listens on a
+The environments of a CPU worker outlive it; `workers/cpu/handover/protocol.py` says how. The process that keeps them listens on a
 socket in the folder of the worker's sandbox. Only the user of the worker can reach it.
 
 Rules: the standard library only; the fork server imports this file.

@@ -23,8 +23,8 @@ from tests.scheduler.deployed import Deployment
 from tests.workers_cpu.conftest import make
 from tests.workers_cpu.support import open_one, printed, until, worker_to_be_killed
 from workers.cpu.abstract import ExecRequest
-from workers.cpu.process import handover
-from workers.cpu.process.handover import VERSION, take_over
+from workers.cpu.handover import protocol
+from workers.cpu.handover.protocol import VERSION, take_over
 from workers.cpu.process.isolation import Folders
 from workers.cpu.shell.run_memory import FORMAT, NAMES, RunMemory
 
@@ -138,7 +138,7 @@ def test_a_worker_says_which_version_it_cannot_adopt(
         assert worker.is_idle()
         worker.kill()
     # Given a next release, which speaks another version
-    monkeypatch.setattr(handover, "VERSION", VERSION + 1)
+    monkeypatch.setattr(protocol, "VERSION", VERSION + 1)
     with closing(make(tmp_path, "none", keep_s=KEEP_S)) as box:
         assert not box.environments() and f"in version {VERSION}, and this release adopts {VERSION + 1}" in caplog.text
 

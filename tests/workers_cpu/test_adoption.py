@@ -17,9 +17,9 @@ import pytest
 
 from app.local.kept_environments import SOCKET, end_kept
 from workers.cpu.abstract import ExecRequest
+from workers.cpu.handover.protocol import VERSION
 from workers.cpu.memory.pause_trial import Memory
 from workers.cpu.process.groups import find_groups
-from workers.cpu.process.handover import VERSION
 from workers.cpu.process.isolation import IsolationChoice
 from workers.cpu.process.limits import ProcessLimits
 from workers.cpu.process.sandbox import ProcessSandbox

@@ -16,7 +16,7 @@ import pytest
 from tests.freezing import freeze
 from workers.cpu import control_files
 from workers.cpu.base import take_base
-from workers.cpu.process.fork_client import ForkClient
+from workers.cpu.handover.fork_client import ForkClient
 from workers.cpu.process.sandbox import ProcessSandbox
 
 from .conftest import make

@@ -50,7 +50,7 @@ def test_a_sandbox_waits_for_what_ends_the_commands_of_a_killed_worker(tmp_path:
     with worker_to_be_killed(tmp_path / "box", ("e1", "main", f"setsid sleep {nap} &"), ("e1", "main", f"sleep {nap}")) as worker:
         assert sleepers(nap, 2)
         below = {process.pid for process in tree.descendants(worker.process.pid)}
-        cleanup = below.intersection(processes_with("workers.cpu.process.fork_server"))
+        cleanup = below.intersection(processes_with("workers.cpu.handover.fork_server"))
         for pid in cleanup:
             freeze(pid)
         worker.kill()

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from workers.cpu.errors import SandboxInUse
-from workers.cpu.process.handover import Kept, take_over
+from workers.cpu.handover.protocol import Kept, take_over
 
 log = logging.getLogger(__name__)
 

@@ -33,10 +33,10 @@ from workers.cpu.docker.init import WORK
 from workers.cpu.docker.meter import GroupMeter
 from workers.cpu.docker.network import ContainerNetwork
 from workers.cpu.errors import ContainerFailed, SandboxError, SessionUnavailable
+from workers.cpu.handover.fork_client import ForkClient
+from workers.cpu.handover.protocol import End
 from workers.cpu.ports.network import Network
 from workers.cpu.process import tree
-from workers.cpu.process.fork_client import ForkClient
-from workers.cpu.process.handover import End
 from workers.cpu.shell.backend import Backend, Backends, Event, Exited, Gone, HungUp, Refused, Spawned
 from workers.cpu.shell.dialect import READ_BY_SHELL, ProtocolFolder, make_fifo, remove_file
 

@@ -9,7 +9,7 @@
 
 The worker holds three things of it: the writing end of `alive`, which keeps the container init waiting; a descriptor of
 process 1, readable once that has ended; and the control groups through which grants are written. Of the first there is a copy in the
-process that keeps environments for the next worker (`process/handover.py`), once it is an environment's.
+process that keeps environments for the next worker (`handover/protocol.py`), once it is an environment's.
 """
 
 from __future__ import annotations

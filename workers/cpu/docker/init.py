@@ -4,7 +4,7 @@ Only text is made here. The script uses nothing but what every POSIX shell has b
 program.
 
 1. It reads the FIFO `alive`, which the worker holds open for writing as long as it lives, and for a while what keeps environments for the
-   next worker does (`process/handover.py`). When both have gone, the init reads the end of the file and exits. The kernel then ends every
+   next worker does (`handover/protocol.py`). When both have gone, the init reads the end of the file and exits. The kernel then ends every
    process of the container, and the engine removes it. A worker that vanishes leaves nothing behind.
 2. Opening a FIFO for reading waits until somebody has it open for writing: for ever, if the worker has gone. So the init first opens it
    for both, which does not wait, and keeps only the reading end. `hello`, by which it then says that it is up, does not wait either.

@@ -60,14 +60,14 @@ from workers.cpu.errors import (
     SandboxError,
     SnapshotUnsupported,
 )
+from workers.cpu.handover.adoption import Adoption
+from workers.cpu.handover.fork_client import ForkClient
+from workers.cpu.handover.protocol import End, Kept
 from workers.cpu.leftovers import Leftovers
 from workers.cpu.memory.allowance import Allowance
 from workers.cpu.memory.pause_trial import BY_LIMIT, Memory, problem_of
 from workers.cpu.memory.watcher import Watcher
 from workers.cpu.opening import Opening
-from workers.cpu.process.adoption import Adoption
-from workers.cpu.process.fork_client import ForkClient
-from workers.cpu.process.handover import End, Kept
 from workers.cpu.process.isolation import Folders
 from workers.cpu.shell.output import Drain
 from workers.cpu.shell.record import Record

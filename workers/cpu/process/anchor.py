@@ -21,9 +21,9 @@ from contextlib import contextmanager
 
 from workers.cpu import control_files
 from workers.cpu.errors import FilesUnreachable, SessionUnavailable
+from workers.cpu.handover.fork_client import ForkClient, close
 from workers.cpu.ports.network import Network
 from workers.cpu.process import tree
-from workers.cpu.process.fork_client import ForkClient, close
 from workers.cpu.process.groups import Groups
 from workers.cpu.process.namespace import READY
 

@@ -21,14 +21,14 @@ from dataclasses import dataclass
 from workers.cpu.abstract import Holding
 from workers.cpu.cores import CoreMap
 from workers.cpu.errors import SessionUnavailable
+from workers.cpu.handover.fork_client import ForkClient, close
+from workers.cpu.handover.protocol import End
 from workers.cpu.memory.allowance import Allowance
 from workers.cpu.ports.network import HostNetwork, Network
 from workers.cpu.process import tree
 from workers.cpu.process.anchor import Anchor
 from workers.cpu.process.background import Background
-from workers.cpu.process.fork_client import ForkClient, close
 from workers.cpu.process.groups import Groups, MemoryGroup
-from workers.cpu.process.handover import End
 from workers.cpu.process.members import Members
 from workers.cpu.process.meter import TreeMeter
 from workers.cpu.shell.backend import Backend, Backends, Event, Exited, Gone, HungUp, Refused, Spawned

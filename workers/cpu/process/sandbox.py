@@ -45,20 +45,20 @@ from workers.cpu.cores import CoreMap
 from workers.cpu.disk_floor import DiskFloor
 from workers.cpu.errors import EnvironmentExists, EnvironmentGone, ImageUnsupported, ProcessesLeft, SandboxError, SessionUnavailable
 from workers.cpu.files import HostFiles, RegularFiles, RootedFiles
+from workers.cpu.handover.adoption import Adoption
+from workers.cpu.handover.fork_client import ForkClient
+from workers.cpu.handover.protocol import End
 from workers.cpu.leftovers import Leftovers
 from workers.cpu.memory.allowance import Allowance
 from workers.cpu.memory.pause_trial import BY_LIMIT, NO_GROUPS, Memory, problem_of
 from workers.cpu.memory.watcher import Watcher
 from workers.cpu.opening import Opening
 from workers.cpu.process import seccomp
-from workers.cpu.process.adoption import Adoption
 from workers.cpu.process.anchor import Anchor
 from workers.cpu.process.backend import ProcessBackends, ShellSetup
 from workers.cpu.process.background import background_of
 from workers.cpu.process.environment import ProcessEnvironment
-from workers.cpu.process.fork_client import ForkClient
 from workers.cpu.process.groups import Groups, MemoryGroup, find_groups
-from workers.cpu.process.handover import End
 from workers.cpu.process.isolation import (
     CONTROL,
     HOME,
@@ -98,7 +98,7 @@ class ProcessSandbox(Sandbox):
     background that is asked for does not work here.
 
     Args:
-        base: holds everything. What a sandbox that was closed has left in it is removed; see `adoption.py` for one that was not.
+        base: holds everything. What a sandbox that was closed has left in it is removed; see `handover/adoption.py` for one that was not.
         shell: the shell program; by default bash, where there is none, sh.
         search_path: PATH of the commands; by default the worker's own.
         limits: resource limits of every process.

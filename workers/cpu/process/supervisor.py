@@ -1,6 +1,6 @@
 """The supervisor of one session: it starts the shell, owns everything below it, and ends it.
 
-The fork server forks it with a socket to the worker, see `fork_server.py`. It is a *child subreaper*: all descendants of a session
+The fork server forks it with a socket to the worker, see `handover/fork_server.py`. It is a *child subreaper*: all descendants of a session
 stay below its supervisor, whatever they call and also when the shell has ended. With bubblewrap it is in the namespaces of its
 environment and under a filter of system calls, see `namespace.py`: ids that it says and is told are those inside. Commands there can see
 it, kill it and lower its limits, but not trace it. One whose limit on descriptors was lowered ends as if it were killed.

@@ -32,10 +32,10 @@ from signal import SIGINT, SIGKILL
 from typing import ClassVar
 
 from workers.cpu.abstract import Holding, Usage
+from workers.cpu.handover.protocol import End
 from workers.cpu.memory.allowance import Allowance
 from workers.cpu.ports.network import Network
 from workers.cpu.process import tree
-from workers.cpu.process.handover import End
 from workers.cpu.shell.dialect import ProtocolFolder
 
 TICKS_S = 0.02

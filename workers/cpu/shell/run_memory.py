@@ -1,7 +1,7 @@
 """What a command has printed, and how it stands, in memory that outlives the worker.
 
-Each session has two files in memory (`memfd_create`), whose descriptors the fork server has copies of (`process/handover.py`). A worker may
-be killed at any moment, so nothing is written at its end. What a successor needs is there already:
+Each session has two files in memory (`memfd_create`), whose descriptors the fork server has copies of (`handover/protocol.py`). A worker
+may be killed at any moment, so nothing is written at its end. What a successor needs is there already:
 
 | where             | what                                                                   | written                                |
 |-------------------|------------------------------------------------------------------------|----------------------------------------|

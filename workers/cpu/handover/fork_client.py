@@ -15,10 +15,10 @@ from pathlib import Path
 
 from app.local.kept_environments import END
 from workers.cpu.errors import SessionUnavailable
+from workers.cpu.handover.fork_server import MADE
+from workers.cpu.handover.protocol import Kept, listen
 from workers.cpu.ports.loopback import LOOPBACKS
 from workers.cpu.process import tree
-from workers.cpu.process.fork_server import MADE
-from workers.cpu.process.handover import Kept, listen
 
 STOP_LIMIT_S, ANSWER_LIMIT_S = 15.0, 60.0
 SOCKETS_LIMIT_S = 10.0
@@ -120,7 +120,7 @@ class ForkClient:
         in_container: bool = False,
         thawing: tuple[str, str] | None = None,
     ) -> None:
-        """Have descriptors of a session kept open for a successor, by name; see `handover.py`.
+        """Have descriptors of a session kept open for a successor, by name; see `protocol.py`.
 
         What is `in_container` is kept until there are no descriptors of it. Nothing else need be here for that. It may be paused when it is
         to end, and what is frozen cannot end: `thawing` is the file and the value that let it go on.
@@ -179,7 +179,7 @@ class ForkClient:
                     "-s",
                     "-S",
                     "-m",
-                    "workers.cpu.process.fork_server",
+                    "workers.cpu.handover.fork_server",
                     str(self._keep_s),
                     *map(str, passed),
                     self._freezer or "",

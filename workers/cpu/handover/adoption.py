@@ -1,4 +1,4 @@
-"""A worker goes on with the environments that the worker before it has left; `handover.py` says how they outlived that.
+"""A worker goes on with the environments that the worker before it has left; `protocol.py` says how they outlived that.
 
 | an environment                                               | is                             |
 |--------------------------------------------------------------|--------------------------------|
@@ -33,9 +33,9 @@ from typing import Any, Generic, TypeVar
 from workers.cpu.abstract import Holding
 from workers.cpu.base import remove_tree
 from workers.cpu.errors import SandboxError, SessionUnavailable
+from workers.cpu.handover.fork_client import ForkClient, close
+from workers.cpu.handover.protocol import STREAMS, End, Kept
 from workers.cpu.process import tree
-from workers.cpu.process.fork_client import ForkClient, close
-from workers.cpu.process.handover import STREAMS, End, Kept
 from workers.cpu.process.isolation import Folders
 from workers.cpu.shell.backend import Backend, Exited, Gone, HungUp
 from workers.cpu.shell.environment import ShellEnvironment

@@ -1,8 +1,8 @@
 """The process that forks supervisors: one for a sandbox.
 
-Run as `python -m workers.cpu.process.fork_server <keep_s> <listener> <lock> <freezer>`, with a SOCK_SEQPACKET socket of Unix as standard
+Run as `python -m workers.cpu.handover.fork_server <keep_s> <listener> <lock> <freezer>`, with a SOCK_SEQPACKET socket of Unix as standard
 input. The descriptor `lock` is held by this process and the supervisors while they live, but by no command. On `listener` comes the next
-worker, within `keep_s` seconds after this one has died; with 0 there is none, see `handover.py`. Where there is no such descriptor, it is
+worker, within `keep_s` seconds after this one has died; with 0 there is none, see `protocol.py`. Where there is no such descriptor, it is
 -1. The freezers of environments begin with `freezer`, which may be empty.
 
     worker ── fork server ── supervisor (one a session) ── shell ── the commands
@@ -14,8 +14,8 @@ id. Where it cannot be forked, that is 0, and why. The other is the worker's, of
 | message, as JSON                     | the forked process                                                                   |
 |--------------------------------------|--------------------------------------------------------------------------------------|
 | `{"supervisor": anchor, "groups": …}` | is a supervisor, which serves the socket; inside of the anchor if one is named      |
-| `{"anchor": [program, argument, …]…}` | is bwrap, the anchor of an environment's namespaces; see `namespace.py`             |
-| `{"view": steps, …}`                 | is the holder of such namespaces without bubblewrap; see `view.py`                   |
+| `{"anchor": [program, argument, …]…}` | is bwrap, the anchor of an environment's namespaces; see `process/namespace.py`     |
+| `{"view": steps, …}`                 | is the holder of such namespaces without bubblewrap; see `process/view.py`           |
 | `{"sockets": anchor}`                | enters the network of an environment, makes sockets there, sends these, and ends     |
 | `{"keep": environment, "control": …}`| none: with descriptors of a session, by name, which outlive the worker. Those of a   |
 |                                      | container have no supervisor to go with: they are kept until none are named          |
@@ -27,7 +27,7 @@ groups of the session, whose names are `groups` followed by the id of the superv
 
 | state of a supervisor | meaning                                              | next                                                |
 |-----------------------|------------------------------------------------------|-----------------------------------------------------|
-| running               | it serves its socket, see `supervisor.py`            | the worker closes its end, or it is killed: ended   |
+| running               | it serves its socket, see `process/supervisor.py`    | the worker closes its end, or it is killed: ended   |
 | ended                 | it has been reaped; what it left is killed           | nothing is left: the socket is closed               |
 
 A supervisor that was killed leaves its processes to the fork server, which is a child subreaper. The worker gets the event `killed`, so
@@ -51,9 +51,9 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from workers.cpu.control_files import is_removed, thaw
+from workers.cpu.handover.protocol import MOST_KEPT, VERSION, End, KeptOfContainers, ends_of, hand_over, welcome, written_to
 from workers.cpu.ports.loopback import make_sockets
 from workers.cpu.process import seccomp, tree
-from workers.cpu.process.handover import MOST_KEPT, VERSION, End, KeptOfContainers, ends_of, hand_over, welcome, written_to
 from workers.cpu.process.members import Members, kill
 from workers.cpu.process.namespace import become_bwrap, enter, enter_network
 from workers.cpu.process.socket_server import PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, Wakeup, end_first, prctl, rename, serve
