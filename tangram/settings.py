@@ -200,7 +200,11 @@ class Settings(BaseSettings):
     metrics_jobs: Count = Field(default=50, description="Jobs that figures for Prometheus tell apart; further ones count as `other`.")
     otel: bool = Field(default=False, description="Send OpenTelemetry spans of actions; `OTEL_EXPORTER_OTLP_ENDPOINT` says where to.")
 
-    node_name: str | None = Field(default=None, description="Name of this worker's node; by default host name and kind.")
+    node_name: str | None = Field(
+        default=None,
+        description="Name of this worker's node; by default host name and kind. In a container of compose's, a worker with "
+        "`TANGRAM_SANDBOX=docker` takes host, project, service and number.",
+    )
     cores: Count | None = Field(default=None, description="Cores that a CPU worker offers; by default those of its affinity mask.")
     reserved_cores: NonNegativeInt = Field(
         default=0, description="Cores that a CPU worker leaves to the system, whole physical ones where that can be."

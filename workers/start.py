@@ -24,6 +24,7 @@ from celery import signals
 
 from app.action_task import NodeRuntime, call_of
 from app.celery import app
+from app.own_container import node_name
 from app.preconditions import needed_for_metrics, require_broker, require_store
 from app.runtime import runtime
 from app.services_file import ConfigError, ServicesFile, check_models, load_services_file
@@ -82,7 +83,7 @@ def run(pool: Pool, settings: Settings, include: Sequence[str] = (), log_level: 
     store = open_store(addresses.result_url, settings.connect_timeout_s, STORE_CONNECTIONS)
     require_store(store, addresses.result_url)
     require_broker(app, settings.connect_timeout_s)
-    sole = UniqueName(store, name_of(pool, settings), settings.beat_s)
+    sole = UniqueName(store, node_name(pool, settings), settings.beat_s)
     sole.take()  # before anything of a worker before this one is cleared away
     blobs = Blobs(store, patience_s=math.inf)
     prepared = _SET_UP[pool](settings, blobs)
@@ -184,14 +185,9 @@ def _trace(settings: Settings, pool: Pool) -> None:
         trace_tasks(tracer)
 
 
-def name_of(pool: Pool, settings: Settings) -> str:
-    """Return the name of the node that a worker of a pool is."""
-    return settings.node_name or f"{socket.gethostname()}-{pool}"
-
-
 def describe(pool: Pool, settings: Settings, **offers: Any) -> WireNode:
     """Return how a worker of a pool presents itself, with what it `offers`."""
-    name = name_of(pool, settings)
+    name = node_name(pool, settings)
     description: WireNode = {
         "name": name,
         "kinds": [pool],

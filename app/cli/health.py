@@ -17,6 +17,7 @@ from app.journal.database import database_errors, open_engine
 from app.journal.leader import SCHEDULER_LEASE
 from app.journal.models import LeaseRow
 from app.local.embedded import StackFile
+from app.own_container import node_name
 from tangram.connection import read_stack_file
 from tangram.errors import TangramError
 from tangram.settings import Settings
@@ -50,8 +51,7 @@ def _worker(process: ProcessKind, settings: Settings) -> str:
     from app.celery import make_app
     from app.preconditions import require_broker
 
-    host = socket.gethostname()
-    workers = [f"{node}@{host}" for node in _nodes(process, settings, host)]  # as Celery calls them
+    workers = [f"{node}@{socket.gethostname()}" for node in _nodes(process, settings)]  # as Celery calls them
     app = make_app(settings)
     require_broker(app, settings.connect_timeout_s)
     answers = app.control.ping(destination=workers, timeout=settings.connect_timeout_s)
@@ -60,13 +60,11 @@ def _worker(process: ProcessKind, settings: Settings) -> str:
     return f"worker {', '.join(workers)} answers"
 
 
-def _nodes(process: ProcessKind, settings: Settings, host: str) -> list[str]:
+def _nodes(process: ProcessKind, settings: Settings) -> list[str]:
     """Return the names of the nodes that are meant: that of the settings, else those of `tangram up`, else the one that a worker makes."""
-    if settings.node_name:
-        return [settings.node_name]
-    if settings.broker_url is None and settings.stack_file.exists():
+    if not settings.node_name and settings.broker_url is None and settings.stack_file.exists():
         names = read_stack_file(settings.stack_file, StackFile).pids
         if nodes := [name for name in names if name.startswith(f"{process}-")]:
             return nodes
         raise TangramError(f"the stack in {settings.state_dir} has no {process} node")
-    return [f"{host}-{process}"]  # as workers/start.py
+    return [node_name(process, settings)]
