@@ -105,10 +105,10 @@ def make_with_volume() -> str:
     return VOLUME
 
 
-def make_with_python(name: str) -> None:
+def make_with_python(name: str, *, more: Mapping[str, Path] | None = None, links: Mapping[str, str] | None = None) -> None:
     """Import an image with this Python, without packages of others, and this machine's tools in the place of busybox'.
 
-    Debian's packages for the same take a minute to fetch and unpack.
+    It has `more` files and `links`, by their path inside. Debian's packages for the same take a minute to fetch and unpack.
     """
     library = Path(sysconfig.get_path("stdlib"))
     python = Path(os.path.realpath(sys.executable))
@@ -121,7 +121,7 @@ def make_with_python(name: str) -> None:
     linked = [python, *tools.values(), *(path for path in programs.values() if path.suffix == ".so")]
     programs |= _libraries(linked) | {f"bin/{tool}": path for tool, path in tools.items()}
     programs[str(python).lstrip("/")] = python
-    make_busybox(name, programs=programs, links={"bin/python3": str(python)})
+    make_busybox(name, programs={**programs, **(more or {})}, links={"bin/python3": str(python), **(links or {})})
 
 
 def _libraries(programs: Sequence[Path]) -> dict[str, Path]:

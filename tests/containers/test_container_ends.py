@@ -167,7 +167,7 @@ def test_an_engine_that_does_not_tell_its_events_holds_up_no_other_end(told: Fak
     # Given an engine that never says what has happened, and containers that have ended
     told.events = None
     engine, monitor, noted = DockerEngine(told.address), ContainerMonitor(60.0), list[str]()
-    engine._api.timeout = 0.2  # whatever comes later than that counts as no answer, too
+    engine.api.timeout = 0.2  # whatever comes later than that counts as no answer, too
     try:
         for _ in range(3):
             container = ended(None)

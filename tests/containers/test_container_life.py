@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,13 +13,14 @@ import pytest
 from tests.sandboxes.test_life import of
 from tests.workers_cpu.support import RUN, admit, printed, processes_with, run, until
 from workers.cpu.docker.environment import ContainerEnvironment
+from workers.cpu.docker.keeper import LABEL
 from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
 from workers.cpu.errors import ContainerFailed, EnvironmentGone, ImageMissing
 
 from .conftest import node_name
-from .images import make_busybox
-from .support import StuckEngine, box_of, containers, docker, groups_of, processes_of, waits_for_its_worker, worker
+from .images import BUSYBOX, make_busybox
+from .support import StuckEngine, box_of, containers, docker, engine, groups_of, processes_of, waits_for_its_worker, worker
 
 pytestmark = pytest.mark.real
 
@@ -53,6 +54,20 @@ def test_a_container_that_starts_after_its_worker_was_killed_goes_by_itself(tmp_
         killed.kill()
         docker("start", container)
         assert until(lambda: containers(node) == [])
+
+
+@pytest.mark.parametrize("keeper_image", ["tangram-test-missing:1", BUSYBOX])
+def test_a_worker_says_so_whose_keeper_cannot_be_started_and_its_environments_end_with_it(
+    tmp_path: Path, options: ContainerOptions, keeper_image: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Given an image that is not here, or one in which there is no Python
+    node, known = node_name("keeper"), {"label": f"{LABEL}={node_name('keeper')}"}
+    box = ContainerSandbox(tmp_path / "box", node=node, options=options, keep_s=60, keeper_image=keeper_image)
+    with closing(box):
+        (said,) = [message for message in caplog.messages if message.startswith("environments end with this worker")]
+        assert "engine says" in said or "No such image" in said
+        assert not box.outlives_worker and printed(box.open(of("e1")), "echo works") == "works\n"
+    assert until(lambda: not engine().containers(all=True, filters=known))
 
 
 def test_a_sandbox_leaves_the_containers_of_other_nodes(tmp_path: Path, options: ContainerOptions, env: ContainerEnvironment) -> None:

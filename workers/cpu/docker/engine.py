@@ -1,4 +1,4 @@
-"""The Docker engine, as far as containers of environments need it; the only file that knows the `docker` SDK.
+"""The Docker engine, as far as containers of environments need it. Of the `docker` SDK know this, `keeper.py` and `app/own_container.py`.
 
 What the engine answers is checked and typed here. Every request has a time limit: an engine that does not answer in time fails only
 the action that asked. Pulls are made in `pull.py`.
@@ -80,8 +80,8 @@ class DockerEngine:
         scheme, _, path = parse_host(url).partition("://")
         self._socket = path if scheme == "http+unix" else None
         try:
-            self._api = docker.APIClient(base_url=url, timeout=timeout_s, version="auto", max_pool_size=32, num_pools=32)
-            self._info = self._api.info()
+            self.api = docker.APIClient(base_url=url, timeout=timeout_s, version="auto", max_pool_size=32, num_pools=32)
+            self._info = self.api.info()
         except (DockerException, requests.RequestException) as error:
             raise EngineUnavailable(f"no Docker engine answers: {error}") from error
 
@@ -106,9 +106,9 @@ class DockerEngine:
 
     def can_limit_disk(self, image: str, node: str) -> bool:
         """Say whether the engine's storage can hold a container to an amount of disk, by trying it."""
-        host = self._api.create_host_config(storage_opt={"size": "64m"})
+        host = self.api.create_host_config(storage_opt={"size": "64m"})
         try:
-            made = self._api.create_container(image, ["true"], host_config=host, labels={NODE_LABEL: node})
+            made = self.api.create_container(image, ["true"], host_config=host, labels={NODE_LABEL: node})
         except APIError:
             return False
         self.remove(made["Id"])
@@ -122,7 +122,7 @@ class DockerEngine:
         Raises `ContainerFailed` when the engine refuses; `ImageMissing` when the image has gone.
         """
         options, limits, memory = spec.options, spec.options.limits, spec.memory_mb << 20
-        host = self._api.create_host_config(
+        host = self.api.create_host_config(
             auto_remove=True,
             cap_drop=["ALL"],
             security_opt=["no-new-privileges:true"],
@@ -148,8 +148,8 @@ class DockerEngine:
                 Ulimit(name="fsize", soft=limits.disk_mb << 20, hard=limits.disk_mb << 20),
             ],
         )
-        with _refusals(f"container for image {spec.image!r}"):
-            made = self._api.create_container(
+        with refusals(f"container for image {spec.image!r}"):
+            made = self.api.create_container(
                 spec.image,
                 entrypoint=["/bin/sh"],
                 command=["-c", SCRIPT],
@@ -174,18 +174,18 @@ class DockerEngine:
             entries.append(entry)
         linked = tarfile.TarInfo(link[0].lstrip("/"))
         linked.type, linked.linkname = tarfile.SYMTYPE, link[1]
-        with _refusals("folders of a container"):
+        with refusals("folders of a container"):
             try:
-                url = self._api._url("/containers/{0}/archive", container_id)
+                url = self.api._url("/containers/{0}/archive", container_id)
                 params = {"path": "/", "noOverwriteDirNonDir": "true"}
-                self._api._raise_for_status(self._api._put(url, params=params, data=_packed([*entries, linked])))
+                self.api._raise_for_status(self.api._put(url, params=params, data=_packed([*entries, linked])))
             except APIError:
-                self._api.put_archive(container_id, "/", _packed(entries))
+                self.api.put_archive(container_id, "/", _packed(entries))
 
     def start(self, container_id: str) -> None:
         """Start a container. Raises `ContainerFailed` when it cannot be started."""
-        with _refusals("a container"):
-            self._api.start(container_id)
+        with refusals("a container"):
+            self.api.start(container_id)
 
     def running(self, container_id: str) -> tuple[int, str, tuple[str, ...]]:
         """Return process 1 of a container, the folder of its own layer and those of its volumes, as the engine's host sees them.
@@ -193,8 +193,8 @@ class DockerEngine:
         The layer's folder is empty where the engine does not tell; volumes are those that the image asks for. Raises `ContainerFailed` when
         it has ended.
         """
-        with _refusals("a container"):
-            found = self._api.inspect_container(container_id)
+        with refusals("a container"):
+            found = self.api.inspect_container(container_id)
         pid: int = found["State"]["Pid"]
         if pid <= 0:
             raise ContainerFailed("a container has ended, maybe as soon as it was started: has its image a /bin/sh?")
@@ -209,10 +209,10 @@ class DockerEngine:
         `may_be_full`. Otherwise a kill by somebody is not told apart that comes so soon after a command alone was ended for memory.
         """
         try:
-            state = self._api.inspect_container(container_id)["State"]
+            state = self.api.inspect_container(container_id)["State"]
             if state.get("Running"):
                 time.sleep(HEARS_WITHIN_S)
-                state = self._api.inspect_container(container_id)["State"]
+                state = self.api.inspect_container(container_id)["State"]
         except NotFound:
             state = {}
         except (DockerException, requests.RequestException):
@@ -230,7 +230,7 @@ class DockerEngine:
         # Without `until` the engine would go on to send what happens next. The SDK's own `events` has no time limit.
         params = {"since": 1, "until": f"{time.time():.9f}", "filters": wanted}
         try:
-            said = self._api._result(self._api._get(self._api._url("/events"), params=params), binary=True)
+            said = self.api._result(self.api._get(self.api._url("/events"), params=params), binary=True)
             events = [json.loads(line) for line in said.splitlines()]
             end = next(event for event in events if event["Action"] == "die")
             # Labels of the image may stand in the place of an attribute.
@@ -244,10 +244,10 @@ class DockerEngine:
 
     def run(self, container_id: str, argv: Sequence[str]) -> tuple[str, int]:
         """Start a program in a container, attached to nothing; return the engine's id for it and its process id."""
-        with _refusals("a program in a container"):
-            started: str = self._api.exec_create(container_id, list(argv), stdout=False, stderr=False)["Id"]
-            self._api.exec_start(started, detach=True)
-            pid: int = self._api.exec_inspect(started)["Pid"]
+        with refusals("a program in a container"):
+            started: str = self.api.exec_create(container_id, list(argv), stdout=False, stderr=False)["Id"]
+            self.api.exec_start(started, detach=True)
+            pid: int = self.api.exec_inspect(started)["Pid"]
         return started, pid
 
     def exit_code(self, started: str) -> int | None:
@@ -256,7 +256,7 @@ class DockerEngine:
         An engine forgets programs some minutes after they have ended: then it is the code of one that was killed.
         """
         try:
-            code: int | None = self._api.exec_inspect(started)["ExitCode"]
+            code: int | None = self.api.exec_inspect(started)["ExitCode"]
         except NotFound:
             return int(KILLED)
         except (DockerException, requests.RequestException):
@@ -265,22 +265,22 @@ class DockerEngine:
 
     def update_memory(self, container_id: str, memory_mb: int) -> None:
         """Hold a container to another amount of memory."""
-        with _refusals("the memory of a container"):
-            self._api.update_container(container_id, mem_limit=memory_mb << 20, memswap_limit=memory_mb << 20)
+        with refusals("the memory of a container"):
+            self.api.update_container(container_id, mem_limit=memory_mb << 20, memswap_limit=memory_mb << 20)
 
     def written_bytes(self, container_id: str) -> int:
         """Return what a container has written to its own layer; 0 where it has gone."""
         try:
-            answer = self._api._result(self._api._get(self._api._url("/containers/{0}/json", container_id), params={"size": 1}), True)
+            answer = self.api._result(self.api._get(self.api._url("/containers/{0}/json", container_id), params={"size": 1}), True)
         except (DockerException, requests.RequestException):
             return 0
         return int(answer.get("SizeRw") or 0)
 
     def remove(self, container_id: str) -> None:
         """Remove a container, running or not; nothing where it has gone or is going."""
-        with _refusals("the removal of a container"):
+        with refusals("the removal of a container"):
             try:
-                self._api.remove_container(container_id, force=True, v=True)
+                self.api.remove_container(container_id, force=True, v=True)
             except NotFound:
                 return
             except APIError as error:
@@ -289,21 +289,25 @@ class DockerEngine:
 
     def left_by(self, node: str) -> list[str]:
         """Return the containers that an earlier worker of this node has left."""
-        with _refusals("the list of containers"):
-            return [each["Id"] for each in self._api.containers(all=True, filters={"label": f"{NODE_LABEL}={node}"})]
+        return self.labelled(NODE_LABEL, node)
+
+    def labelled(self, label: str, value: str) -> list[str]:
+        """Return the containers that have a label with this value."""
+        with refusals("the list of containers"):
+            return [each["Id"] for each in self.api.containers(all=True, filters={"label": f"{label}={value}"})]
 
     def has_network(self, name: str) -> bool:
         """Say whether there is a network of that name; `none` is one."""
-        with _refusals("the list of networks"):
-            return any(each["Name"] == name for each in self._api.networks(names=[name]))
+        with refusals("the list of networks"):
+            return any(each["Name"] == name for each in self.api.networks(names=[name]))
 
     # -- images --------------------------------------------------------------------------------------------------
 
     def image(self, reference: str) -> Image | None:
         """Return an image that is here; None where it is not."""
-        with _refusals(f"image {reference!r}"):
+        with refusals(f"image {reference!r}"):
             try:
-                found = self._api.inspect_image(reference)
+                found = self.api.inspect_image(reference)
             except ImageNotFound:
                 return None
         return Image(reference=reference, id=found["Id"], bytes=int(found["Size"]))
@@ -312,10 +316,10 @@ class DockerEngine:
         """Return the request that fetches an image with the credentials of Docker's own configuration."""
         name, tag = split_reference(reference)
         # Credentials may be short-lived ones that somebody renews.
-        self._api.reload_config()
-        login = get_config_header(self._api, resolve_repository_name(name)[0])
+        self.api.reload_config()
+        login = get_config_header(self.api, resolve_repository_name(name)[0])
         return PullRequest(
-            url=f"{'http://docker' if self._socket else self._api.base_url}/v{self._api.api_version}/images/create",
+            url=f"{'http://docker' if self._socket else self.api.base_url}/v{self.api.api_version}/images/create",
             socket=self._socket,
             params={"fromImage": name, "tag": tag},
             headers={"X-Registry-Auth": login.decode()} if login else {},
@@ -325,22 +329,22 @@ class DockerEngine:
     def commit(self, container_id: str, repository: str, tag: str, node: str) -> str:
         """Make an image of a container's files, and return its reference. Raises `ContainerFailed`."""
         label = f"LABEL {SNAPSHOT_LABEL}={node}"
-        with _refusals("a snapshot"):
-            self._api.commit(container_id, repository=repository, tag=tag, changes=[label], pause=False)
+        with refusals("a snapshot"):
+            self.api.commit(container_id, repository=repository, tag=tag, changes=[label], pause=False)
         return f"{repository}:{tag}"
 
     def remove_snapshots(self, node: str) -> None:
         """Remove the snapshots of a node's environments that no container uses."""
-        with _refusals("the list of images"):
-            found = self._api.images(filters={"label": f"{SNAPSHOT_LABEL}={node}"})
+        with refusals("the list of images"):
+            found = self.api.images(filters={"label": f"{SNAPSHOT_LABEL}={node}"})
         for each in found:
             with suppress(APIError):
-                self._api.remove_image(each["Id"], force=True)
+                self.api.remove_image(each["Id"], force=True)
 
     def remove_image(self, reference: str) -> bool:
         """Remove an image; False where it is in use, be it by a container of somebody else that does not run."""
         try:
-            self._api.remove_image(reference)
+            self.api.remove_image(reference)
         except ImageNotFound:
             return True
         except APIError:
@@ -349,7 +353,7 @@ class DockerEngine:
 
     def close(self) -> None:
         """Close the connection."""
-        self._api.close()
+        self.api.close()
 
 
 def split_reference(reference: str) -> tuple[str, str]:
@@ -381,7 +385,7 @@ def _major(version: str) -> int:
 
 
 @contextmanager
-def _refusals(what: str) -> Iterator[None]:
+def refusals(what: str) -> Iterator[None]:
     """Turn what the engine says into the project's errors."""
     try:
         yield

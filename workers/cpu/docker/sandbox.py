@@ -48,6 +48,7 @@ from workers.cpu.docker.environment import ContainerEnvironment
 from workers.cpu.docker.files import ContainerFiles
 from workers.cpu.docker.images import SNAPSHOTS, Images
 from workers.cpu.docker.init import ALIVE, INSIDE, STATES, STATES_INSIDE, WORK
+from workers.cpu.docker.keeper import start_keeper
 from workers.cpu.docker.monitor import ContainerMonitor
 from workers.cpu.docker.options import LEAST_MEMORY_MB, ContainerOptions
 from workers.cpu.docker.pool import Pool
@@ -114,6 +115,7 @@ class ContainerSandbox(Sandbox):
         memory: with `elastic`, environments are paused at their allowance where a trial of that works. The trial has a group beside the
             worker's, in version 2 one at the top.
         keep_s: seconds for which environments wait for another sandbox in `base` when this process dies.
+        keeper_image: the image of the container that this process is in, if any; what keeps environments runs in one of its own then.
 
     """
 
@@ -128,6 +130,7 @@ class ContainerSandbox(Sandbox):
         max_file_bytes: int = DEFAULT_MAX_FILE_BYTES,
         memory: Memory = "fixed",
         keep_s: float = 0.0,
+        keeper_image: str | None = None,
     ) -> None:
         self._options, self._node = options or ContainerOptions(), node
         self._engine = engine or DockerEngine(timeout_s=self._options.start_timeout_s)
@@ -142,7 +145,7 @@ class ContainerSandbox(Sandbox):
         self._base = Path(os.path.realpath(base))
         self._base_lock, self._cleanup_lock, kept = take_base(self._base, ("control", "environments"), keep_s)
         self._keep_s = keep_s
-        self._fork_client = ForkClient(self._cleanup_lock, self._base, keep_s, kept, self._drop_records)
+        self._fork_client = self._made_fork_client(kept, keeper_image)
         for warning in self._engine.warnings:
             log.warning("%s", warning)
         left, folders = self._engine.left_by(node), list((self._base / "control").iterdir())
@@ -161,6 +164,23 @@ class ContainerSandbox(Sandbox):
         if kept is not None:
             self._adopt(kept)
         self._remove_left(left, folders)
+
+    def _made_fork_client(self, kept: Kept | None, keeper_image: str | None) -> ForkClient:
+        """Return what asks the process that keeps environments, which runs by then where it has a container of its own."""
+
+        def start() -> Kept:
+            return start_keeper(self._engine, keeper_image or "", self._node, self._base, self._keep_s, self._options.start_timeout_s)
+
+        given = (self._cleanup_lock, self._base, self._keep_s, kept, self._drop_records)
+        client = ForkClient(*given, start_keeper=start if keeper_image else None)
+        if keeper_image and client.keeps and kept is None:
+            try:
+                client.start()
+            except SandboxError as error:
+                log.warning("environments end with this worker, since what would keep them for the next one cannot be started: %s", error)
+                self._keep_s = 0.0
+                return ForkClient(self._cleanup_lock)
+        return client
 
     def _adopt(self, kept: Kept) -> None:
         """Go on with what the worker before this one has left."""

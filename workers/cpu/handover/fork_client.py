@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -23,7 +24,10 @@ from workers.cpu.process import tree
 STOP_LIMIT_S, ANSWER_LIMIT_S = 15.0, 60.0
 SOCKETS_LIMIT_S = 10.0
 ANSWER_BYTES = _REASON_BYTES = 1024
-_ROOT = Path(__file__).resolve().parents[3]
+PYTHON = (sys.executable, "-s", "-S", "-m")
+"""What runs a module of this project that needs the standard library alone."""
+ENVIRONMENT = {"PYTHONPATH": str(Path(__file__).resolve().parents[3]), "PATH": os.defpath, "LANG": "C.UTF-8"}
+"""A bare one: commands are of the same user and can read /proc/<pid>/environ of a supervisor."""
 
 
 class AdoptedProcess:
@@ -58,6 +62,7 @@ class ForkClient:
     It and the supervisors hold the descriptor `lock` as long as they live, if there is one. Environments that are paused go on before it
     ends, so that they can end: their freezers begin with `freezer`. In the folder `base` it waits `keep_s` seconds
     for a successor of a worker that has died. `on_restart` is called when it was killed, and another is about to be started.
+    Where there is `start_keeper`, that starts it, as one that waits for a successor (`keeper.py`).
     """
 
     def __init__(
@@ -68,8 +73,9 @@ class ForkClient:
         adopted: Kept | None = None,
         on_restart: Callable[[], None] = lambda: None,
         freezer: str | None = None,
+        start_keeper: Callable[[], Kept] | None = None,
     ) -> None:
-        self._freezer = freezer
+        self._freezer, self._start_keeper = freezer, start_keeper
         self._guard, self._base, self._keep_s, self._on_restart = lock, base, keep_s, on_restart
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | AdoptedProcess | None = AdoptedProcess(adopted.server) if adopted is not None else None
@@ -105,6 +111,11 @@ class ForkClient:
             reason = said.decode(errors="replace") or "it ended at once"
             raise SessionUnavailable(f"the network of an environment cannot be entered: {reason}")
         return [socket.socket(fileno=descriptor) for descriptor in descriptors]
+
+    def start(self) -> None:
+        """Start the fork server now, not with the first request, unless it lives. Raises what `start_keeper` does."""
+        with self._lock:
+            self._living()
 
     @property
     def keeps(self) -> bool:
@@ -166,27 +177,33 @@ class ForkClient:
         return self._channel or self._start()
 
     def _start(self) -> socket.socket:
+        return self._start_here() if self._start_keeper is None else self._come_to(self._start_keeper)
+
+    def _come_to(self, start_keeper: Callable[[], Kept]) -> socket.socket:
+        """Have a keeper be started, which takes the lock itself and hands it over."""
+        assert self._guard is not None
+        fcntl.flock(self._guard, fcntl.LOCK_UN)
+        try:
+            kept = start_keeper()
+        except BaseException:
+            fcntl.flock(self._guard, fcntl.LOCK_EX)
+            raise
+        os.dup2(kept.lock, self._guard, inheritable=False)
+        os.close(kept.lock)
+        self._process, self._channel = AdoptedProcess(kept.server), kept.channel
+        return kept.channel
+
+    def _start_here(self) -> socket.socket:
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # A bare environment: commands are of the same user and can read /proc/<pid>/environ of a supervisor.
-        environment = {"PYTHONPATH": str(_ROOT), "PATH": os.defpath, "LANG": "C.UTF-8"}
         with theirs, contextlib.ExitStack() as listening:
             passed = [-1, -1 if self._guard is None else self._guard]
             if self._base is not None and self.keeps:
                 passed[0] = listening.enter_context(listen(self._base)).fileno()
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-s",
-                    "-S",
-                    "-m",
-                    "workers.cpu.handover.fork_server",
-                    str(self._keep_s),
-                    *map(str, passed),
-                    self._freezer or "",
-                ],
+                [*PYTHON, "workers.cpu.handover.fork_server", str(self._keep_s), *map(str, passed), self._freezer or ""],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
-                env=environment,
+                env=ENVIRONMENT,
                 cwd="/",
                 start_new_session=True,
                 pass_fds=[descriptor for descriptor in passed if descriptor >= 0],

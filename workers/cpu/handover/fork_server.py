@@ -170,7 +170,7 @@ class ForkServer:
             # One that came over a socket would otherwise be inherited by the shells.
             os.set_inheritable(descriptor, False)
         asked = json.loads(message)
-        self.is_told_to_end = "end" in asked
+        self.is_told_to_end |= "end" in asked
         if "keep" in asked:
             self.keep(asked, descriptors)
         elif len(descriptors) == 2:

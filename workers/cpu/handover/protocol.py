@@ -2,7 +2,8 @@
 
 A supervisor ends when its connection to the worker ends. So does what holds the namespaces, and so does a container. A program that prints
 ends when nobody reads its output any more. All these need an open end in a living process. The fork server outlives the worker, and has
-copies of the worker's ends. A copy is made once a session, never for a command:
+copies of the worker's ends. With a container its processes end, so where the worker is one, the fork server is in another (`keeper.py`). A
+copy is made once a session, never for a command:
 
 | name              | what is kept of a session                                                                       |
 |-------------------|-------------------------------------------------------------------------------------------------|
