@@ -44,7 +44,6 @@ START, LAUNCH, SHELL = "start", "launch", "shell"
 log = logging.getLogger(__name__)
 
 KILL_LIMIT_S, CLOSE_GRACE_S, CODE_LIMIT_S, PAUSE_S = 10.0, 0.2, 1.0, 0.003
-
 SIGKILL_CODE = 128 + signal.SIGKILL
 
 
