@@ -77,17 +77,16 @@ def is_removed(folder: str) -> bool:
     return not os.path.exists(folder)
 
 
-def thaw(prefix: str, files: Iterable[Sequence[str]] = ()) -> None:
+def thaw(prefix: str, files: Iterable[Sequence[str]] = ()) -> bool:
     """Let everything go on in the freezers of version 1 whose folders begin with `prefix`, and remove those that are not in use.
 
-    An empty prefix is that of none. Write besides to each of `files`, by path and value.
+    An empty prefix is that of none. Write besides to each of `files`, by path and value. Return whether no freezer is left.
     """
     folders = glob.glob(f"{glob.escape(prefix)}-*") if prefix else []
     for path, value in (*((f"{folder}/freezer.state", "THAWED") for folder in folders), *files):
         with contextlib.suppress(OSError):
             write(path, value)
-    for folder in folders:
-        is_removed(folder)
+    return all([is_removed(folder) for folder in folders])
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,10 @@ class ForkServer:
             self.wakeup.wait(left_s)
             self.reap()
         kill(Members(os.getpid()), set(), 2 * CLOSE_GRACE_S, self.wakeup, self.reap)
-        thaw(self.freezer)  # Now they are empty, and removed.
+        # Now they are empty, and removed. The kernel may take a moment to see that.
+        deadline = time.monotonic() + SHUTDOWN_LIMIT_S
+        while not thaw(self.freezer) and time.monotonic() < deadline:
+            time.sleep(RETRY_S)
 
     def has_successor(self) -> bool:
         """Wait for the next worker, now that this one has died; return whether one is there."""
