@@ -205,8 +205,8 @@ def test_a_scheduler_that_stands_still_before_its_commit_has_not_written(postgre
 def test_reading_at_the_start_may_take_longer_than_a_transaction_may_stand_still(
     postgres: Engine, limited: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Given a scheduler whose lease lets transactions stand still for 40 ms, and a journal in which much is unfinished
-    lease = Lease(postgres, "scheduler", "slow", 0.1)
+    # Given a scheduler whose lease lets transactions stand still for 400 ms, and a journal in which much is unfinished
+    lease = Lease(postgres, "scheduler", "slow", 1.0)
     lease.acquire(time.time())
     load = writing.load_unfinished
 
