@@ -65,14 +65,6 @@ def test_every_key_of_an_action_is_read() -> None:
     assert action.extra == {"items": [1, {"a": None}]}
 
 
-def test_quotas_may_limit_tokens_and_share_an_account() -> None:
-    limits = '"rate_per_s": 5, "concurrency": 2, "tokens_per_min": 60, "account": "acme"'
-    header = HEADER.replace('"rate_per_s": 5, "concurrency": 2', limits).replace('"search": {', f'"chat": {{{limits}}}, "search": {{')
-    trace = read(header + LINE % '{"kind": "api.call", "quota": "chat", "tokens": 7, "work_s": 1}')
-    assert [(quota.tokens_per_min, quota.account) for quota in trace.quotas.values()] == [(60.0, "acme")] * 2
-    assert next(trace.actions()).tokens == 7
-
-
 def test_actions_of_one_step_stay_together() -> None:
     trace = read(STEPS % f'[{{"actions": [{EXEC}, {EXEC}]}}, {{"action": {EXEC}}}]')
     assert [len(step.actions) for step in trace.trajectories[0].steps] == [2, 1]
@@ -157,6 +149,9 @@ WRONG_FILES = {
     HEADER.replace("[1, 2]", "[2, 1]"): "f.jsonl:1: services.rm.cells: amounts must be ascending",
     HEADER.replace('"warm": true', '"warm": "yes"'): "f.jsonl:1: services.rm.warm: ",
     HEADER.replace('"rate_per_s": 5', '"rate_per_s": 0'): "f.jsonl:1: quotas.search.rate_per_s: should be greater than 0",
+    HEADER.replace(
+        '"search": {', '"b": {"rate_per_s": 9, "concurrency": 1}, "search": {"account": "b", '
+    ): "f.jsonl:1: quotas.search: account",
     HEADER.replace('"rate_per_s": 5', '"x": Infinity, "rate_per_s": 5'): "f.jsonl:1: quotas.search.x: holds a number",
 }
 
