@@ -92,11 +92,16 @@ def test_a_wrong_field_is_named(field: str, value: Any) -> None:
 
 WRONG_CORES: list[Any] = [[], [2, 1], [1, 1], [0], [True], [1.0], [HUGE], {"1": 2}, "4", None, [[1]], [*range(1, 4098)]]
 WRONG_COSTS: list[Any] = [{"disk": 1}, {"quota:": 1}, {3: 1}, {"cores": [1, 2], "cells": [1, 2]}, [1], {f"quota:{n}": 1 for n in range(65)}]
+WRONG_TOKENS: list[Any] = [{"tokens:llm": 5}, {"quota:llm": 1, "tokens:llm": [5, 6]}]
 
 
 @pytest.mark.parametrize(
     ("field", "amounts"),
-    [*(("cost.cores", {"cores": cores}) for cores in WRONG_CORES), *(("cost", amounts) for amounts in WRONG_COSTS)],
+    [
+        *(("cost.cores", {"cores": cores}) for cores in WRONG_CORES),
+        *(("cost", amounts) for amounts in WRONG_COSTS),
+        *(("cost.tokens:llm", amounts) for amounts in WRONG_TOKENS),
+    ],
     ids=shown,
 )
 def test_a_wrong_cost_is_named(field: str, amounts: Any) -> None:
