@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -106,7 +106,7 @@ class Ledger:
 
     def _resize(self, command: commands.Resize) -> None:
         book = self._granted(command.id, command.attempt)
-        assert command.node == book.grant.node and command.node not in self.silent
+        assert command.node == book.grant.node and command.node not in self.silent and not book.stopped
         assert len(set(command.core_ids)) == len(command.core_ids)
         assert book.grant.core_ids != command.core_ids, "a resize that changes nothing"
         assert command.background == (not command.core_ids)
@@ -177,26 +177,21 @@ class Ledger:
         for book in self.actions.values():
             assert book.ends == (book.state not in ("waiting", "running"))
 
-    def check_cores(self) -> None:
-        """No core bears more than one grant."""
-        held: defaultdict[tuple[str | None, int], float] = defaultdict(float)
+    def check_cores(self) -> set[tuple[str | None, int]]:
+        """No core bears more than one grant. Return the cores that are held, with their nodes."""
         pods = {e.id: e for e in self.environments.values() if e.pod_core_ids}
-        for pod in pods.values():
-            for core in pod.pod_core_ids:
-                held[pod.node, core] += 1.0
-        in_pods: defaultdict[tuple[str | None, int], float] = defaultdict(float)
+        held = Counter((pod.node, core) for pod in pods.values() for core in pod.pod_core_ids)
+        in_pods: Counter[tuple[str | None, int]] = Counter()
         for book in self.running().values():
             if book.action.kind == "cpu.open":
                 continue
-            pod_of = pods.get(book.action.environment or "")
-            if pod_of is not None:
-                assert set(book.grant.core_ids) <= set(pod_of.pod_core_ids)
-            for core in book.grant.core_ids:
-                (in_pods if pod_of is not None else held)[book.grant.node, core] += 1.0
-        for books in (held, in_pods):
-            assert max(books.values(), default=0.0) <= 1.0, "a core is granted twice"
+            pod = pods.get(book.action.environment or "")
+            assert pod is None or set(book.grant.core_ids) <= set(pod.pod_core_ids)
+            (held if pod is None else in_pods).update((book.grant.node, core) for core in book.grant.core_ids)
+        assert max([*held.values(), *in_pods.values()], default=0) <= 1, "a core is granted twice"
         for node, core in held:
             assert node not in self.nodes or any(core in domain for domain in self.nodes[node].core_domains())
+        return set(held)
 
     def held_by_job(self) -> dict[str, dict[str, float]]:
         """Return what the running actions of each job hold of the resources that fairness counts."""

@@ -9,7 +9,6 @@ import pytest
 
 from scheduler.core.breaker import LONGEST_PAUSE_S, SHORTEST_PAUSE_S, TOGETHER_S, WINDOW_S
 from scheduler.model import QuotaSpec, ServiceSpec, events
-from tests.scheduler.inside import check_places
 
 OURS = {"status": "failed", "cause": "sandbox_failed"}
 PROGRAMS = {"status": "timed_out", "cause": "timeout"}
@@ -112,37 +111,35 @@ def test_pauses_double_with_each_trial_that_fails_by_our_fault(unwell: Any) -> N
         pauses.append(tried_after_s(unwell, *unwell.waiting))
         unwell.finish(unwell.started[-1], **OURS)
     assert pauses == [SHORTEST_PAUSE_S, 10.0, 20.0, 40.0, LONGEST_PAUSE_S, LONGEST_PAUSE_S]
-    # And begin anew where the job was well for long
-    unwell.finish(trial(unwell, *unwell.waiting))
-    unwell.tick(LONGEST_PAUSE_S)
-    unwell.several(unwell.run, "a", range(20, 25))
-    unwell.several(unwell.finish, "a", range(20, 24), **OURS)
-    unwell.run("a30")
-    assert tried_after_s(unwell, "a30") == SHORTEST_PAUSE_S
 
 
-def test_a_job_that_fails_again_soon_after_waits_for_longer(unwell: Any) -> None:
+@pytest.mark.parametrize(("well_s", "pause_s"), [(0.0, 2 * SHORTEST_PAUSE_S), (LONGEST_PAUSE_S, SHORTEST_PAUSE_S)])
+def test_pauses_begin_anew_only_where_the_job_was_well_for_long(unwell: Any, well_s: float, pause_s: float) -> None:
     unwell.run("a4")
     unwell.finish(trial(unwell, "a4"))
+    unwell.tick(well_s)
     unwell.several(unwell.run, "a", range(5, 9))
     unwell.several(unwell.finish, "a", range(5, 9), **OURS)
     unwell.run("a9")
-    assert tried_after_s(unwell, "a9") == 2 * SHORTEST_PAUSE_S
+    assert tried_after_s(unwell, "a9") == pause_s
 
 
 @pytest.mark.parametrize(
-    ("how", "held"),
+    ("how", "share", "held"),
     [
-        ([OURS] * 3, False),  # too few
-        ([OURS] + [{}] * 4, False),  # no more than the share
-        ([{}] * 2 + [OURS] * 2, True),
-        ([PROGRAMS] * 4, False),
-        ([{"status": "cancelled", "cause": "cancelled"}] * 4, False),
+        ([OURS] * 3, 0.2, False),  # too few
+        ([OURS] + [{}] * 4, 0.2, False),  # no more than the share
+        ([{}] * 2 + [OURS] * 2, 0.2, True),
+        ([OURS] * 30, 1.0, False),
+        ([PROGRAMS] * 4, 0.2, False),
+        ([{"status": "cancelled", "cause": "cancelled"}] * 4, 0.2, False),
     ],
-    ids=["few", "share", "ours", "program", "caller"],
+    ids=["few", "share", "ours", "never", "program", "caller"],
 )
-def test_a_job_is_held_back_by_its_share_of_our_faults_among_enough_ends(world: Any, how: list[dict[str, Any]], held: bool) -> None:
-    w = world(breaker_share=0.2, breaker_least=4).node(cores=16)
+def test_a_job_is_held_back_by_its_share_of_our_faults_among_enough_ends(
+    world: Any, how: list[dict[str, Any]], share: float, held: bool
+) -> None:
+    w = world(breaker_share=share, breaker_least=4).node(cores=16)
     ends(w, *how)
     w.run("next")
     assert ("next" not in w.grants) == held
@@ -266,13 +263,5 @@ def test_a_breaker_that_closes_and_opens_again_at_once_holds_all_back_once(world
     w.node("n1", cores=16)
     # Then the two still wait, and each starts once
     assert w.waiting == ["a3", "a4"]
-    check_places(w.core)
     w.finish(trial(w, "a3"))
     assert w.started[3:] == ["a3", "a4"]
-
-
-def test_jobs_are_not_held_back_where_the_share_is_one(world: Any) -> None:
-    w = world(breaker_share=1.0, breaker_least=1).node(cores=16)
-    ends(w, *[OURS] * 30)
-    w.run("next")
-    assert "next" in w.grants

@@ -226,28 +226,32 @@ class CoreMachine(RuleBasedStateMachine):
         self.submit(Action(kind="cpu.open", cost=Cost.of(**cost), **fields))
 
     @rule(
-        environment=st.sampled_from(ENVIRONMENTS),
+        place=st.sampled_from([*zip(ENVIRONMENTS, JOBS, strict=True), (ENVIRONMENTS[0], JOBS[1])]),
         kind=st.sampled_from(["cpu.exec", "cpu.exec", "cpu.exec", "cpu.read_file"]),
-        job=st.sampled_from(JOBS),
         trajectory=st.sampled_from(TRAJECTORIES),
-        session=st.sampled_from([None, "main", "other"]),
-        cores=st.sampled_from([(1,), (1, 2, 4), (2,), (2, 4), (4,)]),
+        session=st.sampled_from([None, None, "main", "other"]),
+        cores=st.sampled_from([(1,), (1,), (1, 2, 4), (2,), (2, 4), (4,)]),
         work_s=st.sampled_from([None, 0.0, 3.0, 50.0]),
-        memory_mb=st.sampled_from([None, 60]),
+        memory_mb=st.sampled_from([None, None, 60]),
         quota=st.sampled_from([None, None, None, "narrow", "even"]),
         priority=st.sampled_from([5, 5, 9]),
         queue_timeout_s=st.sampled_from([None, None, 5.0]),
         idempotent=st.booleans(),
         preemptible=st.sampled_from([True, True, True, False]),
         action_class=CLASSES,
+        times=st.sampled_from([1, 1, 2, 6]),
     )
-    def run_in_environment(self, kind: str, cores: tuple[int, ...], memory_mb: int | None, quota: str | None, **fields: Any) -> None:
+    def run_in_environment(
+        self, place: tuple[str, str], kind: str, cores: tuple[int, ...], memory_mb: int | None, quota: str | None, times: int, **fields: Any
+    ) -> None:
         amounts: dict[str, tuple[int, ...]] = {}
         if kind == "cpu.exec":
             amounts = {CORES: cores} | ({f"quota:{quota}": (1,)} if quota else {})
         if memory_mb:
             amounts[MEMORY_MB] = (memory_mb,)
-        self.submit(Action(kind=kind, cost=Cost(amounts), curve=Amdahl(0.9), **fields), late_s=0.5)
+        for _ in range(times):
+            environment, job = place
+            self.submit(Action(kind=kind, environment=environment, job=job, cost=Cost(amounts), curve=Amdahl(0.9), **fields), late_s=0.5)
 
     @rule(environment=st.sampled_from(ENVIRONMENTS), job=st.sampled_from(JOBS), seldom=SELDOM)
     def close(self, environment: str, job: str, seldom: bool = True) -> None:
@@ -259,6 +263,9 @@ class CoreMachine(RuleBasedStateMachine):
             [
                 {CORES: (1,)},
                 {CORES: (1, 2, 4)},
+                {CORES: (1, 2, 3, 4)},
+                {CORES: (1, 8)},
+                {CORES: (2, 3, 8)},
                 {CORES: (3,), MEMORY_MB: (60,)},
                 {CORES: (1,), MEMORY_MB: (60, 600)},
                 {CORES: (8,)},
@@ -268,11 +275,11 @@ class CoreMachine(RuleBasedStateMachine):
                 {},
             ]
         ),
-        curve=st.sampled_from([FLAT, Amdahl(0.95)]),
+        curve=st.sampled_from([FLAT, Amdahl(0.98), Amdahl(0.9), Amdahl(0.5)]),
         job=st.sampled_from(JOBS),
         trajectory=st.sampled_from(TRAJECTORIES),
         requires=st.sampled_from([(), (), (), (), ("x",)]),
-        work_s=st.sampled_from([None, 3.0]),
+        work_s=st.sampled_from([None, 3.0, 50.0]),
         queue_timeout_s=st.sampled_from([None, None, 5.0]),
         idempotent=st.booleans(),
         priority=st.sampled_from([5, 5, 9]),
@@ -282,29 +289,6 @@ class CoreMachine(RuleBasedStateMachine):
     def run_anywhere(self, cost: dict[str, tuple[int, ...]], times: int, **fields: Any) -> None:
         for _ in range(times):
             self.submit(Action(kind="build", cost=Cost(cost), **fields))
-
-    @rule(
-        name=st.sampled_from(["instant", "short", "medium", "endless"]),
-        cores=st.sampled_from([1, 1, (1, 2, 4)]),
-        priority=st.sampled_from([5, 5, 9]),
-        times=st.integers(1, 6),
-        number=st.integers(0, 2),
-        session=st.sampled_from([None, None, "main"]),
-    )
-    def run_commands(self, number: int, cores: Any, name: str, times: int, **fields: Any) -> None:
-        place = {"environment": ENVIRONMENTS[number], "job": JOBS[number], "idempotent": True}
-        for _ in range(times):
-            self.submit(Action(kind="cpu.exec", cost=Cost.of(cores=cores), curve=Amdahl(0.9), action_class=name, **place, **fields))
-
-    @rule(
-        job=st.sampled_from(JOBS),
-        units=st.sampled_from([(1, 2, 4), (1, 2, 3, 4), (1, 8), (2, 3, 8)]),
-        fraction=st.sampled_from([0.98, 0.9, 0.5]),
-        times=st.integers(1, 3),
-    )
-    def run_elastically(self, job: str, units: tuple[int, ...], fraction: float, times: int) -> None:
-        for _ in range(times):
-            self.submit(Action(kind="build", cost=Cost.of(cores=units), curve=Amdahl(fraction), job=job, work_s=50.0))
 
     @rule(
         service=st.sampled_from([*(spec.name for spec in SERVICES), "unheard-of"]),
