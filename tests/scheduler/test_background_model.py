@@ -67,17 +67,6 @@ class Machine:
                 live.settle(self.now)
 
 
-@pytest.mark.parametrize("idle", [False, True])
-def test_what_only_sleeps_is_as_fast_in_the_background_as_on_a_core(idle: bool) -> None:
-    machine = Machine(1)
-    if not idle:
-        machine.begin(100.0, core=0)
-    sleeper = machine.begin(5.0, busy=0.0)
-    machine.run_until(10.0)
-    assert machine.ends[sleeper.id] == pytest.approx(5.0)
-    assert (sleeper.cpu_s, sleeper.waited_s, sleeper.slept_s) == pytest.approx((0.0, 5.0, 5.0))
-
-
 NEEDS = st.sampled_from([0.0, 0.125, 0.25, 0.5, 0.75, 1.0])
 
 

@@ -73,28 +73,23 @@ def test_an_environment_that_opens_for_a_client_that_is_gone(world: Any, detache
     assert w.states("e")[-1] == ("open" if detached else "closing")
 
 
-class Store:
-    """Stands for the result store: how long each client has been silent, or nothing while it is away."""
-
-    def __init__(self, **silences: float | None) -> None:
-        self.silences_s: dict[str, float | None] | None = silences
-
-    def silences(self, clients: Sequence[str]) -> Mapping[str, float | None] | None:
-        return None if self.silences_s is None else {client: self.silences_s.get(client) for client in clients}
-
-
 class Watch:
-    """A scheduler that has just started, with an action of each client; time goes by seconds, and silence with it."""
+    """A scheduler that has just started, with an action of each client, and its result store; time goes by seconds, and silence with it."""
 
-    def __init__(self, store: Store, limit_s: float = 60.0) -> None:
-        self.store, self.now = store, 1000.0
+    def __init__(self, limit_s: float = 60.0, **silences_s: float | None) -> None:
+        self.silences_s = silences_s
+        """How long each client has been silent, as the store says while it is not `away`."""
+        self.away, self.now = False, 1000.0
         self.core = Core(make_policy("fcfs"))
         for client in ("a", "b"):
             action = Action(kind="my.task", client=client)
             self.core.handle(events.Submitted(id=client, action=action, submitted_at=self.now), self.now)
         self.gone: list[tuple[str, float]] = []
-        store_only: Any = store
-        self.clients = Clients(self.core.state, store_only, self._handle, limit_s, self.now)
+        store: Any = self
+        self.clients = Clients(self.core.state, store, self._handle, limit_s, self.now)
+
+    def silences(self, clients: Sequence[str]) -> Mapping[str, float | None] | None:
+        return None if self.away else {client: self.silences_s.get(client) for client in clients}
 
     def _handle(self, event: events.Event, now: float) -> None:
         assert isinstance(event, events.ClientGone)
@@ -105,14 +100,13 @@ class Watch:
         """Let time pass, in which some clients give signs."""
         for _ in range(seconds):
             self.now += 1.0
-            if self.store.silences_s is not None:
-                for client, silent_s in self.store.silences_s.items():
-                    self.store.silences_s[client] = 0.0 if client in alive else None if silent_s is None else silent_s + 1.0
+            for client, silent_s in self.silences_s.items():
+                self.silences_s[client] = 0.0 if client in alive else None if silent_s is None else silent_s + 1.0
             self.clients.check(self.now)
 
 
 def test_a_client_that_comes_back_in_time_loses_nothing() -> None:
-    watch = Watch(Store(a=0.0, b=0.0))
+    watch = Watch(a=0.0, b=0.0)
     for _ in range(5):
         watch.wait(50, "a")
         watch.wait(5, "a", "b")
@@ -120,7 +114,7 @@ def test_a_client_that_comes_back_in_time_loses_nothing() -> None:
 
 
 def test_a_restart_does_not_begin_the_limit_anew() -> None:
-    watch = Watch(Store(a=0.0, b=55.0))
+    watch = Watch(a=0.0, b=55.0)
     watch.wait(60, "a")
     # Then it is gone as soon as it has had the time to reach the scheduler
     ((client, after_s),) = watch.gone
@@ -129,7 +123,7 @@ def test_a_restart_does_not_begin_the_limit_anew() -> None:
 
 def test_a_restart_gives_clients_the_time_to_be_heard() -> None:
     # Given clients that could not give signs for long when the scheduler starts: the store was away, too
-    watch = Watch(Store(a=300.0, b=300.0))
+    watch = Watch(a=300.0, b=300.0)
     watch.wait(12)
     watch.wait(100, "a", "b")
     assert watch.gone == []
@@ -138,25 +132,26 @@ def test_a_restart_gives_clients_the_time_to_be_heard() -> None:
 @pytest.mark.parametrize(("away_s", "silent_s"), [(300, 300.0), (0, None)], ids=["away", "empty"])
 def test_nobody_is_gone_because_the_store_was_away_or_has_forgotten_everything(away_s: int, silent_s: float | None) -> None:
     # Given a store that is away for long, and was as away for the clients, or that has lost all keys
-    watch = Watch(Store(a=0.0, b=0.0))
+    watch = Watch(a=0.0, b=0.0)
     watch.wait(100, "a", "b")
-    watch.store.silences_s = None
+    watch.away = True
     watch.wait(away_s)
+    watch.away = False
     # When one client gives signs again and the other one does not
-    watch.store.silences_s = {"a": silent_s, "b": silent_s}
+    watch.silences_s = {"a": silent_s, "b": silent_s}
     watch.wait(50)
     assert watch.gone == []
-    watch.store.silences_s["a"] = 0.0
+    watch.silences_s["a"] = 0.0
     watch.wait(30, "a")
     assert [client for client, _ in watch.gone] == ["b"]
 
 
 def test_nobody_is_gone_because_the_scheduler_stood_still() -> None:
     # Given a machine that sleeps with all that is on it
-    watch = Watch(Store(a=0.0, b=0.0))
+    watch = Watch(a=0.0, b=0.0)
     watch.wait(100, "a", "b")
     watch.now += 3600.0
-    watch.store.silences_s = {"a": 3600.0, "b": 3600.0}
+    watch.silences_s = {"a": 3600.0, "b": 3600.0}
     watch.wait(30)
     # When the clients wake up later than the scheduler
     watch.wait(100, "a", "b")
@@ -164,14 +159,14 @@ def test_nobody_is_gone_because_the_scheduler_stood_still() -> None:
 
 
 def test_with_a_limit_of_0_nobody_ever_goes() -> None:
-    watch = Watch(Store(a=None, b=1e6), limit_s=0.0)
+    watch = Watch(a=None, b=1e6, limit_s=0.0)
     watch.wait(1000)
     assert watch.gone == []
 
 
 def test_a_client_is_gone_once_it_is_silent_for_the_limit_and_what_it_had_sent_before_ends_too() -> None:
     # Given a client that is gone once it has been silent for the limit, a message of which comes in only then
-    watch = Watch(Store(a=0.0, b=0.0))
+    watch = Watch(a=0.0, b=0.0)
     watch.wait(59, "a")
     assert watch.gone == []
     watch.wait(41, "a")

@@ -26,7 +26,4 @@ def test_a_value_has_what_is_given_before_what_the_source_says_and_no_field_is_l
     with pytest.raises(AttributeError, match="owner"):
         filled(Kept, SimpleNamespace(name="a", holder="me"))
     assert filled(Kept, SimpleNamespace(name="a"), owner="") == Kept("a")
-
-
-def test_what_two_classes_share_by_their_base_goes_from_one_to_the_other() -> None:
     assert shared(Kept, Running("a", "me", "n")) == {"name": "a", "owner": "me"}

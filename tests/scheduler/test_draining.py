@@ -26,9 +26,10 @@ def test_what_only_draining_nodes_could_run_waits_and_begins_when_that_is_undone
     w.submit("nothing", "build")
     w.call("call", "search")
     w.score("score", "rm")
+    w.run("large", 9)
     w.tick(1.0)
-    assert w.waiting == ["open-e", "build", "nothing", "call", "score"]
-    assert not w.grants and not w.ends
+    assert w.waiting == ["open-e", "build", "nothing", "call", "score"] and not w.grants
+    assert list(w.ends) == ["large"] and w.ended("large")[0] == "rejected", "no node could ever run it"
     drain(w, draining=False)
     assert w.waiting == []
     assert set(w.grants) == {"open-e", "build", "nothing", "call", "score"}
@@ -74,13 +75,6 @@ def test_a_draining_node_that_is_lost_comes_back_draining_and_its_actions_wait_f
     drain(w, draining=False)
     w.node("n0")
     assert not w.core.state.nodes["n0"].draining
-
-
-def test_what_no_node_could_ever_run_is_refused_though_all_are_draining(world: Any) -> None:
-    w = world().node(cores=4)
-    drain(w)
-    w.run("large", 5)
-    assert w.ended("large")[0] == "rejected"
 
 
 def test_cores_that_were_reserved_on_a_node_are_so_on_another_one_once_that_drains(world: Any) -> None:

@@ -176,14 +176,15 @@ def test_a_cancelled_trajectory_ends_with_all_its_actions_and_environments(world
         w.open(name, trajectory="t", finish=name == "e0")
     w.exec("runs", "e0", trajectory="t", session="main")
     w.exec("parked", "e0", trajectory="t", session="main")
-    w.exec("waits", "e0", trajectory="t")
+    w.exec("waits", "e0", trajectory="t", session="side")
+    w.submit("read", "cpu.read_file", environment="e0", trajectory="t", session="side")
     w.run("other", trajectory="u")
     w.handle(events.Cancelled(job="default", trajectory="t", reason="enough"))
-    assert w.ended("parked") == w.ended("waits") == ("cancelled", "enough")
+    assert w.ended("parked") == w.ended("waits") == w.ended("read") == ("cancelled", "enough")
     assert [stop.id for stop in w.of(commands.Stop)] == ["runs", "open-e1"]
     assert [c.id for c in w.of(commands.CloseEnvironment)] == ["e0"]
     assert w.waiting == ["other"]
-    assert "parked" not in w.started
+    assert w.started == ["open-e0", "open-e1", "runs"], "nothing starts that waited for what is cancelled"
 
 
 def test_an_environment_that_opens_in_spite_of_a_cancel_is_closed(world: Any) -> None:
@@ -193,17 +194,6 @@ def test_an_environment_that_opens_in_spite_of_a_cancel_is_closed(world: Any) ->
     assert [(stop.id, stop.reason) for stop in w.of(commands.Stop)] == [("open-e0", "enough")]
     w.finish("open-e0")
     assert [(c.id, c.reason) for c in w.of(commands.CloseEnvironment)] == [("e0", "enough")]
-
-
-def test_cancelling_starts_nothing_that_waited_for_what_is_cancelled(world: Any) -> None:
-    # Given a read that waits only for the command before it in its session
-    w = world(without=["preemption"]).node(cores=1).open("e0", trajectory="t")
-    w.run("busy")
-    w.exec("command", "e0", trajectory="t", session="main")
-    w.submit("read", "cpu.read_file", environment="e0", trajectory="t", session="main")
-    w.handle(events.Cancelled(job="default", trajectory="t"))
-    assert w.ends["command"].status == w.ends["read"].status == "cancelled"
-    assert w.started == ["open-e0", "busy"]
 
 
 def test_an_environment_that_has_ended_on_its_node_is_lost_and_its_room_comes_back(world: Any) -> None:

@@ -58,11 +58,12 @@ def test_memory_that_falls_free_goes_to_the_job_that_holds_least_of_its_entitlem
     assert Counter(name[:5] for name in opened(w)[8:]) == {"heavy": 6, "light": 2}
 
 
-def test_a_kept_node_is_open_to_all_again_when_the_open_is_given_up(world: Any) -> None:
+def test_a_node_is_kept_for_a_large_open_against_opens_alone_until_that_is_given_up(world: Any) -> None:
     w = world().node(memory_mb=1000).open("there", memory_mb=500).open("large", memory_mb=900)
     w.tick(KEPT_AFTER_S)
     w.open("small", memory_mb=200)
-    assert "small" not in opened(w)
+    w.submit("build", "build", cost={"cores": 1, "memory_mb": 100})
+    assert "small" not in opened(w) and "build" in w.grants
     w.handle(events.Cancelled(ids=("open-large",)))
     assert opened(w) == ["there", "small"]
 
@@ -79,13 +80,6 @@ def test_others_may_have_what_a_large_open_will_not_need(world: Any) -> None:
     # Then it has its own as soon as what was there before is gone
     w.close("there", finish=True)
     assert opened(w)[-1] == "large"
-
-
-def test_an_action_that_needs_memory_while_it_runs_has_it_on_a_kept_node(world: Any) -> None:
-    w = world().node(memory_mb=1000).open("there", memory_mb=500).open("large", memory_mb=900)
-    w.tick(KEPT_AFTER_S)
-    w.submit("build", "build", cost={"cores": 1, "memory_mb": 100})
-    assert "build" in w.grants
 
 
 def test_a_pod_that_needs_more_cores_than_fall_free_at_once_is_waited_for_no_longer_than_the_bound(world: Any) -> None:

@@ -72,14 +72,14 @@ def test_an_action_without_needs_starts_anywhere_and_waits_only_for_a_node(world
 def test_what_could_never_run_is_rejected_at_once(world: Any, cost: dict[str, int], reason: str) -> None:
     w = world().node(memory_mb=1000)
     w.submit("a", "build", cost=cost)
-    assert w.ended("a") == ("rejected", reason)
+    assert w.ended("a") == ("rejected", reason) and w.ends["a"].cause in ("impossible", "bad_input")
 
 
 def test_a_job_with_too_many_waiting_is_rejected_and_others_are_not(world: Any) -> None:
     w = world(queue_limit=2).node(cores=1)
     w.several(w.run, "a", 4, job="greedy")
     w.run("b", job="modest")
-    assert w.ended("a3") == ("rejected", "job greedy has 2 actions waiting already")
+    assert w.ended("a3") == ("rejected", "job greedy has 2 actions waiting already") and w.ends["a3"].cause == "queue_full"
     assert w.waiting == ["a1", "a2", "b"]
 
 
@@ -100,6 +100,6 @@ def test_a_queue_deadline_ends_what_still_waits_makes_way_and_leaves_what_runs(w
     assert w.waiting == ["waits", "behind"]
     w.wake()
     assert w.now == 5.0
-    assert w.ended("waits") == ("timed_out", "waited longer than queue_timeout_s = 5.0")
+    assert w.ended("waits") == ("timed_out", "waited longer than queue_timeout_s = 5.0") and w.ends["waits"].cause == "queue_timeout"
     assert w.ends["waits"].queue_s == 5.0
     assert {"runs", "behind"} <= set(w.grants)

@@ -66,11 +66,6 @@ def test_static_actions_run_at_their_best_within_the_pod(world: Any) -> None:
     assert w.waiting == ["b"]
 
 
-def test_a_pod_is_as_large_as_the_most_demanding_action_of_its_trajectory(world: Any) -> None:
-    w = world("static:2").node(cores=8).open("e0", cores=6, finish=False)
-    assert len(w.grants["open-e0"].core_ids) == 6
-
-
 @pytest.mark.parametrize("name", ["", "best", "fixed", "fixed:", "fixed:0", "fixed:-1", "fixed:x", "static:1.5", "static:٣", "elastic:2"])
 def test_an_unknown_policy_is_named(name: str) -> None:
     with pytest.raises(UnknownPolicy, match="^policy "):

@@ -88,16 +88,6 @@ def test_a_job_beyond_its_share_loses_its_cores_first(world: Any) -> None:
     assert run(without=["shares"]).background == ["more"]
 
 
-def test_a_job_beyond_its_share_takes_no_core_of_one_within_its_own(world: Any) -> None:
-    # Given a job within its share whose command has run for long, and one beyond its share
-    w = node(world, cores=4, e="few", f="many")
-    w.exec("few", "e", job="few")
-    w.tick(100.0)
-    w.several(w.exec, "many", 3, "f", job="many", preemptible=False)
-    w.exec("short", "f", job="many")
-    assert w.background == ["short"]
-
-
 def test_extra_units_go_before_cores(world: Any) -> None:
     w = node(world, cores=4)
     w.exec("wide", "e", [1, 2, 4], parallel=0.99, work_s=1000.0)

@@ -22,16 +22,6 @@ def test_requests_are_evenly_spaced_but_for_a_burst_that_goes_at_once(world: Any
     assert w.core.next_wake(w.now) is None
 
 
-def test_concurrency_is_kept_for_all_jobs_and_nodes_and_the_next_starts_when_one_ends(world: Any) -> None:
-    w = world(quotas=[QuotaSpec(name="web", concurrency=2)]).node("n0").node("n1")
-    for number in range(4):
-        w.call(f"c{number}", "web", job=f"j{number}")
-    assert w.started == ["c0", "c1"]
-    assert w.core.next_wake(w.now) is None
-    w.finish("c1", "failed")
-    assert w.started == ["c0", "c1", "c2"]
-
-
 def test_a_lost_node_gives_its_places_back(world: Any) -> None:
     w = world(quotas=[QuotaSpec(name="web", concurrency=1)]).node("n0")
     w.call("a", "web")
