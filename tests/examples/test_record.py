@@ -99,15 +99,13 @@ def test_what_goes_otherwise_than_the_script_says_is_refused_by_its_step(tmp_pat
 OUTSIDE = '[steps.action]\nkind = "gpu.score"\nservice = "rm"\nwork_s = 0.1\nitems = []'
 
 
-def test_a_score_that_cannot_be_had_here_keeps_its_estimate(tmp_path: Path) -> None:
-    (action,) = recorded(tmp_path, OUTSIDE).actions()
-    assert (action.work_s, action.observed_s, action.extra) == (0.1, None, {"items": []})
-
-
-def test_a_score_that_can_be_had_is_timed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("carries_out", "work_s", "observed_s"), [(SubprocessExecutor, 0.1, None), (Scoring, 0.25, 0.25)])
+def test_a_score_is_timed_where_it_can_be_had_and_keeps_its_estimate_elsewhere(
+    tmp_path: Path, carries_out: type[SubprocessExecutor], work_s: float, observed_s: float | None
+) -> None:
     (tmp_path / "work").mkdir()
-    (action,) = record(script(tmp_path, OUTSIDE), Scoring(tmp_path / "work"), tmp_path).actions()
-    assert (action.work_s, action.observed_s, action.cpu_s) == (0.25, 0.25, None)
+    (action,) = record(script(tmp_path, OUTSIDE), carries_out(tmp_path / "work"), tmp_path).actions()
+    assert (action.work_s, action.observed_s, action.cpu_s, action.extra) == (work_s, observed_s, None, {"items": []})
 
 
 @contextmanager

@@ -105,21 +105,18 @@ def test_cores_come_in_nodes(trace: Path, words: tuple[str, str]) -> None:
     assert not (meets(nodes - 1, cores) if words[0] == "--cores-per-node" else meets(nodes, cores - 1))
 
 
-def test_gpus_are_as_few_as_suffice(scored: Path) -> None:
-    found = plan(scored, "--target-act", "1.6")
+def test_gpus_are_as_few_as_suffice_and_prices_make_the_cheapest_the_answer(tmp_path: Path, scored: Path) -> None:
+    fewest = plan(scored, "--target-act", "1.6")
 
     def meets(gpus: int) -> bool:
-        words = ("--cores", str(found["cores"]), "--gpus", str(gpus))
+        words = ("--cores", str(fewest["cores"]), "--gpus", str(gpus))
         return all(each["failed"] == 0 and each["mean_act"] <= 1.6 for each in replays(scored, *words))
 
-    assert found["gpus"] >= 2
-    assert meets(found["gpus"]) and not meets(found["gpus"] - 1)
-
-
-def test_prices_make_the_cheapest_the_answer(tmp_path: Path, scored: Path) -> None:
+    assert fewest["gpus"] >= 2
+    assert meets(fewest["gpus"]) and not meets(fewest["gpus"] - 1)
+    # When GPUs are dear, then no more of them are wanted
     cheap_cores = tmp_path / "prices.toml"
     cheap_cores.write_text("core_hour = 0.01\ngpu_hour = 100.0\n")
-    fewest = plan(scored, "--target-act", "1.6")
     cheapest = plan(scored, "--target-act", "1.6", "--cost", str(cheap_cores))
     assert cheapest["cost"]["per_hour"] == pytest.approx(cheapest["cores"] * 0.01 + cheapest["gpus"] * 100)
     assert cheapest["gpus"] <= fewest["gpus"] and cheapest["cores"] >= fewest["cores"]
