@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
 from multiprocessing import get_context
 
 from tests.virtual.run import broken_laws, running
-from tests.virtual.scenario import Scenario, scenario
+from tests.virtual.scenario import scenario
 from tests.virtual.shrink import shortest
 
 AT_ONCE = 10
@@ -50,21 +51,12 @@ def told(seed: int) -> str:
             f"\nseed {seed} breaks a law; again: make chaos SEEDS=1 FIRST={seed}",
             *(f"  {one[:1000]}" for one in broken[:3]),
             "  the shortest schedule that does:",
-            *_shown(short),
+            f"    {replace(short, rollouts=(), faults=())} with",
+            *(f"    {part}" for part in (*short.rollouts, *short.faults)),
             "  what happened:",
             *(f"    {line}" for line in log),
         ]
     )
-
-
-def _shown(short: Scenario) -> Iterator[str]:
-    yield f"    nodes of {', '.join(map(str, short.cores))} cores and {short.memory_mb or 'plenty of'} MB, seed {short.seed}"
-    for rollout in short.rollouts:
-        yield f"    {rollout.name} of job {rollout.job}, of {rollout.memory_mb} MB, from {rollout.begins_s} s:"
-        for step in rollout.steps:
-            yield f"      after {step.think_s} s {step.does} {' | '.join(map(str, step.commands))}"
-    for fault in short.faults:
-        yield f"    {fault}"
 
 
 def _outcomes(seeds: range) -> Iterable[tuple[int, list[str]]]:

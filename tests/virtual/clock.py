@@ -289,9 +289,6 @@ class Fifo:
     def empty(self) -> bool:
         return not self._items
 
-    def qsize(self) -> int:
-        return len(self._items)
-
 
 class Inline(Executor):
     """A pool whose work is done at once, by whoever hands it over."""

@@ -66,7 +66,6 @@ class Network:
         """With which probability the answer of a call that was carried out does not come back."""
         self.kill_at: dict[str, int] = {}
         """Processes that die at their so many next calls."""
-        self.killed: list[str] = []
         self.freeze_before_sending: dict[str, float] = {}
         """Processes that freeze as soon as the journal has the next grant that they write, and for how long."""
         self.written = 0
@@ -114,7 +113,6 @@ class Network:
             self.kill_at[process.name] = left - 1
             if left <= 1:
                 del self.kill_at[process.name]
-                self.killed.append(process.name)
                 process.kill()
         thread = self.world.thread_here()
         assert thread is not None

@@ -89,7 +89,6 @@ class Trainer:
     session: Session | None = None
     unfinished: int = 0
     closed: bool = False
-    left: bool = False
 
     def start(self, rollouts: Sequence[Rollout]) -> None:
         """Start the process; it closes its session once all rollouts have ended."""
