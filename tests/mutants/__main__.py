@@ -1,4 +1,4 @@
-"""`make mutants`: try all mutants, or those that ONLY names, and print a table."""
+"""`make mutants`: try all mutants, or those that ONLY names, and print what becomes of each."""
 
 from __future__ import annotations
 
@@ -6,10 +6,6 @@ import os
 import sys
 from collections import Counter
 from pathlib import Path
-
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from tests.mutants.running import Outcome, read, try_all
 
@@ -19,7 +15,6 @@ ROOT = HERE.parents[1]
 
 def main(only: list[str]) -> int:
     """Try the mutants whose names match; return 0 if each is killed, else 1."""
-    console = Console(width=None if sys.stdout.isatty() else 200)
     mutants = read(HERE, only)
     if not mutants:
         print(f"no mutant has such a name: {' '.join(only)}", file=sys.stderr)
@@ -37,11 +32,6 @@ def main(only: list[str]) -> int:
     except RuntimeError as error:
         print(error, file=sys.stderr)
         return 1
-    table = Table("mutant", "layer", "result", "killed by", "s", box=None)
-    for outcome in outcomes:
-        killed_by = escape(outcome.mutant.test) if outcome.result == "killed" else "-"
-        table.add_row(outcome.mutant.name, str(outcome.mutant.layer), outcome.result, killed_by, f"{outcome.seconds:.1f}")
-    console.print(table)
     counts = Counter(outcome.result for outcome in outcomes)
     print(", ".join(f"{count} {result}" for result, count in counts.items()))
     return 0 if set(counts) == {"killed"} else 1

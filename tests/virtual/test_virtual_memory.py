@@ -17,11 +17,11 @@ from workers.memory import MIB
 LIMIT_MB, HELD_MB = 500, 30
 
 
-def environment() -> Allowance:
+def environment(controls: VirtualControls | None = None, watcher: VirtualWatcher | None = None) -> Allowance:
     """Return the memory of an environment that holds `HELD_MB`."""
-    controls = VirtualControls(LIMIT_MB)
+    controls = controls or VirtualControls(LIMIT_MB)
     controls.wanted_mb = HELD_MB
-    return Allowance("e", LIMIT_MB, controls, VirtualWatcher())  # type: ignore[arg-type]
+    return Allowance("e", LIMIT_MB, controls, watcher or VirtualWatcher())  # type: ignore[arg-type]
 
 
 def test_one_that_comes_when_nothing_runs_allows_nothing_and_makes_earlier_ones_void() -> None:
@@ -58,8 +58,7 @@ class CountingControls(VirtualControls):
 def test_actions_that_leave_their_environment_as_it_was_measure_and_write_nothing() -> None:
     # Given an environment that has been measured after an action
     controls = CountingControls(LIMIT_MB)
-    controls.wanted_mb = HELD_MB
-    allowance = Allowance("e", LIMIT_MB, controls, VirtualWatcher())  # type: ignore[arg-type]
+    allowance = environment(controls)
     with allowance.action(100, (1, 1)):
         pass
     before = controls.measured, controls.written
@@ -89,8 +88,7 @@ class RecordingWatcher(VirtualWatcher):
 def test_while_no_action_runs_and_nothing_grows_looks_are_rare_and_an_action_brings_the_next_one_forward() -> None:
     # Given an environment that is held to what an action has left
     controls, watcher = VirtualControls(LIMIT_MB), RecordingWatcher()
-    controls.wanted_mb = HELD_MB
-    allowance = Allowance("e", LIMIT_MB, controls, watcher)  # type: ignore[arg-type]
+    allowance = environment(controls, watcher)
     with allowance.action(100, (1, 1)):
         pass
     # When nothing happens; then each look comes twice as late as the one before
@@ -123,8 +121,8 @@ class CachingControls(VirtualControls):
 
 def test_files_that_were_read_stay_in_memory_and_what_takes_their_place_counts() -> None:
     controls = CachingControls(LIMIT_MB)
-    controls.wanted_mb, controls.files_mb = HELD_MB, 300
-    allowance = Allowance("e", LIMIT_MB, controls, VirtualWatcher())  # type: ignore[arg-type]
+    controls.files_mb = 300
+    allowance = environment(controls)
     with allowance.action(60, (1, 1)):
         # Given an environment with more pages of files than it may hold memory; then they stay, also when the allowance is lowered
         for _ in range(5):
