@@ -68,21 +68,3 @@ def test_a_quick_run_draws_every_plot_it_shows(quick: Path) -> None:
     assert len(shown) == len(set(shown)) >= 12
     assert all("</svg>" in (quick.parent / path).read_text(encoding="utf-8") for path in shown)
     assert {path.name for path in (quick.parent / "found").iterdir()} == {Path(path).name for path in shown}
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (("--only", "nothing"), "--only"),
-        (("--processes", "0"), "--processes: must be at least 1, not 0"),
-        (("--rollouts", "/nowhere.jsonl"), "/nowhere.jsonl"),
-        (("--out", "/tmp"), "--out: must name a file"),
-    ],
-)
-def test_what_cannot_be_run_is_refused_in_one_line(options: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    try:
-        code = paper.main(options)
-    except SystemExit as ended:
-        code = int(ended.code or 0)
-    captured = capsys.readouterr()
-    assert code == 2 and captured.out == "" and says in captured.err and captured.err.count("\n") == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from app.replay.traces import write_trace
+from bench import paper
 from bench.shortage import main
 from bench.workloads import ai_coding
 from scheduler.sim.trace import Trace
@@ -64,16 +66,22 @@ def test_figures_are_medians_with_a_range_and_ratios_to_elastic(recorded: Path, 
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("main", "options", "says"),
     [
-        (("--only", "nothing"), "--only: no case 'nothing'"),
-        (("--policies", "best"), "'best'"),
-        (("--policies", "fcfs", "--without", "shares"), "--without"),
-        (("--seeds", "1,1"), "--seeds"),
-        (("--trace", "/nowhere.jsonl"), "/nowhere.jsonl"),
+        (main, ("--only", "nothing"), "--only: no case 'nothing'"),
+        (main, ("--policies", "best"), "'best'"),
+        (main, ("--policies", "fcfs", "--without", "shares"), "--without"),
+        (main, ("--seeds", "1,1"), "--seeds"),
+        (main, ("--trace", "/nowhere.jsonl"), "/nowhere.jsonl"),
+        (paper.main, ("--only", "nothing"), "--only"),
+        (paper.main, ("--processes", "0"), "--processes: must be at least 1, not 0"),
+        (paper.main, ("--rollouts", "/nowhere.jsonl"), "/nowhere.jsonl"),
+        (paper.main, ("--out", "/tmp"), "--out: must name a file"),
     ],
 )
-def test_what_cannot_be_run_is_refused_in_one_line(options: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_run_is_refused_in_one_line(
+    main: Callable[[tuple[str, ...]], int], options: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     try:
         code = main(options)
     except SystemExit as ended:

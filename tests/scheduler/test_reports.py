@@ -275,21 +275,17 @@ def test_large_arguments_of_what_was_lost_and_waits_again_are_there_for_it() -> 
     assert live.broker.value("tangram-blob-1") is None
 
 
-def test_large_arguments_of_what_can_never_run_are_removed() -> None:
+@pytest.mark.parametrize(
+    ("header", "kept"),
+    [({"kind": "cpu.write_file", "environment": "closed"}, False), ({"queue_timeout_s": 1.0}, True)],
+    ids=["never", "again"],
+)
+def test_large_arguments_of_what_was_refused_are_there_for_the_next_try_if_there_can_be_one(header: dict[str, Any], kept: bool) -> None:
     live = Live()
     live.put_aside("tangram-blob-1")
-    live.submit("a", kind="cpu.write_file", environment="closed", blobs=["tangram-blob-1"])
-    assert not live.running and not live.core.state.waiting
+    live.submit("runs")
+    live.submit("a", blobs=["tangram-blob-1"], **header)
     live.now += BLOB_TTL_S / 2
     live.service.step()
-    assert live.broker.value("tangram-blob-1") is None
-
-
-def test_large_arguments_of_what_was_refused_are_there_for_the_next_try() -> None:
-    live = Live()
-    live.put_aside("tangram-blob-1")
-    live.submit("a", "b", blobs=["tangram-blob-1"], queue_timeout_s=1.0)
-    live.now += BLOB_TTL_S / 2
-    live.service.step()
-    assert live.running == ["a"] and not live.core.state.waiting
-    assert live.broker.value("tangram-blob-1")
+    assert live.running == ["runs"] and not live.core.state.waiting
+    assert bool(live.broker.value("tangram-blob-1")) == kept
