@@ -54,32 +54,23 @@ def rows_used(cores: Any) -> list[int]:
 
 
 @given(busy=busy_cores, count=st.integers(1, len(CORES)))
-def test_what_is_taken_comes_from_the_domain_that_fits_best(busy: set[int], count: int) -> None:
+def test_what_is_taken_comes_from_the_domain_and_there_from_the_stretch_that_fits_best(busy: set[int], count: int) -> None:
     group, free = group_with(busy), in_rows(set(CORES) - busy)
     assume(count <= group.free)
     taken = group.take(count)
     # Then they were free, each once, and are so no longer
     assert len(set(taken)) == len(taken) == count
     assert sorted({*taken, *group.free_ids}) == sorted(set(CORES) - busy)
-    # And they are of the domain in which fewest are left over, or else of as few domains as can be
-    enough = [len(places) for places in free if len(places) >= count]
-    used = rows_used(taken)
-    if enough:
-        assert [len(free[number]) for number in used] == [min(enough)]
-    else:
+    enough, used = [len(places) for places in free if len(places) >= count], rows_used(taken)
+    if not enough:  # they are of as few domains as can be
         fewest = next(n for n in range(1, 4) if any(sum(map(len, some)) >= count for some in combinations(free, n)))
         assert len(used) == fewest
-
-
-@given(busy=busy_cores, count=st.integers(1, len(CORES)))
-def test_within_a_domain_they_lie_in_the_stretch_that_fits_best(busy: set[int], count: int) -> None:
-    # Given cores of which some are free; when some are taken that one domain has
-    group, free = group_with(busy), in_rows(set(CORES) - busy)
-    assume(any(len(places) >= count for places in free))
-    taken = group.take(count)
-    (number,) = rows_used(taken)
+        return
+    # And they are of the domain in which fewest are left over
+    (number,) = used
+    assert len(free[number]) == min(enough)
+    # And there they lie in one stretch where there is one, in the shortest that is long enough
     before, places = stretches(free[number]), in_rows(taken)[number]
-    # Then they lie in one stretch where there is one, in the shortest that is long enough
     long_enough = [length for length in before if length >= count]
     if long_enough:
         assert stretches(places) == [count]

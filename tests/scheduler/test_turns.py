@@ -140,27 +140,18 @@ STREAMS = {
 
 
 @settings(max_examples=20, deadline=None)
+@pytest.mark.parametrize("wide", [False, True], ids=["of one core", "of up to all cores"])
 @given(cores=st.sampled_from([1, 2, 8, 16, 24]), **STREAMS)
-def test_who_wants_a_core_gets_one_when_those_ahead_have_had_their_turn(
-    world: Any, cores: int, without: tuple[str, ...], **fields: Any
+def test_who_wants_cores_gets_them_when_those_ahead_have_had_their_turn(
+    world: Any, wide: bool, cores: int, without: tuple[str, ...], **fields: Any
 ) -> None:
-    # Given commands on one core of all lengths, jobs and priorities, more than the node can do
+    # Given commands of all lengths, jobs and priorities, more than the node can do; some may be able to use more cores than they need
+    cores = max(2, cores) if wide else cores
     node = Node(world(without=without), cores)
-    stream(node, widths=(1,), **fields)
-    # Then nobody has waited longer than for those that were ahead, an eighth of the cores at a time
-    assert all(waited_s <= bound_s(ahead, max(1, cores // TUNING.cores_per_turn)) for waited_s, ahead in node.all_waits())
-
-
-@settings(max_examples=20, deadline=None)
-@given(cores=st.sampled_from([2, 8, 16]), **STREAMS)
-def test_who_wants_many_cores_gets_them_when_those_ahead_have_had_their_turn_one_by_one(
-    world: Any, cores: int, without: tuple[str, ...], **fields: Any
-) -> None:
-    # Given commands some of which need the whole node, and some of which can use more than they need
-    node = Node(world(without=without), cores)
-    stream(node, widths=(1, 1, 2, cores // 2, cores, [1, 2]), **fields)
-    # Then nobody has waited longer than for those that were ahead; two that need the whole node cannot have it at once
-    assert all(waited_s <= bound_s(ahead, 1) for waited_s, ahead in node.all_waits())
+    stream(node, widths=(1, 1, 2, cores // 2, cores, [1, 2]) if wide else (1,), **fields)
+    # Then nobody has waited longer than for those that were ahead: an eighth of the cores at a time, one by one where all may be needed
+    at_a_time = 1 if wide else max(1, cores // TUNING.cores_per_turn)
+    assert all(waited_s <= bound_s(ahead, at_a_time) for waited_s, ahead in node.all_waits())
 
 
 @pytest.mark.parametrize("came", [0.0, 0.1, 0.3, 5.7, 1e9 + 1 / 3])
