@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
@@ -115,10 +115,6 @@ class Breaker:
         self._open: dict[str, _Open] = {}
         self._opened: list[str] = []
         self._released: list[Waiting] = []
-
-    def __iter__(self) -> Iterator[Waiting]:
-        """Return the actions that are held back."""
-        return (waiting for breaker in self._open.values() for waiting in breaker.held.items)
 
     def ended(self, waiting: Waiting, status: End, cause: str, now: float) -> None:
         """Count an action that has run and ended."""

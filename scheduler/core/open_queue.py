@@ -76,9 +76,6 @@ class OpenQueue:
     def __len__(self) -> int:
         return self._count
 
-    def __iter__(self) -> Iterator[Waiting]:
-        return (waiting for jobs in self._by_needs.values() for alike in jobs.values() for waiting in alike.queue.items)
-
     def __contains__(self, waiting: Waiting) -> bool:
         alike = self._by_needs.get(self.needs_of(waiting), {}).get(waiting.action.job)
         return alike is not None and waiting in alike.queue

@@ -101,6 +101,14 @@ def test_cells_that_are_kept_for_somebody_are_used_again_when_it_is_cancelled(wo
 # Under other policies, and instances of which a node holds one
 
 
+def test_under_paper_an_action_has_the_cells_that_are_free_beside_a_busy_one(world: Any) -> None:
+    w = world("paper", services=["rm", ServiceSpec(name="a", cells=(1, 2)), ServiceSpec(name="b", cells=(1, 2))]).node(cells=3)
+    w.score("idle", "rm", finish=True)
+    w.score("flat", "a", [1, 2], work_s=10.0)
+    w.score("steep", "b", [1, 2], work_s=10.0, parallel=1.0)
+    assert w.units == {"flat": 1, "steep": 2} and w.evicted("steep") == ["rm"]
+
+
 def test_under_paper_the_service_that_was_used_longest_ago_is_evicted(world: Any) -> None:
     w = world("paper", services=["rm", "judge", "third"]).node(cells=2)
     for at, (name, service) in enumerate([("a", "rm"), ("b", "judge"), ("c", "rm")]):

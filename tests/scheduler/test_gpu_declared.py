@@ -24,6 +24,11 @@ def test_an_action_goes_where_its_service_is_declared(world: Any, policy: str) -
     nodes = {name: grant.node for name, grant in w.grants.items()}
     assert nodes.get("r") == "a"
     assert {nodes[one] for one in ("j1", "j2") if one in nodes} == {"b"}
+    # And it stays there when that is declared once more
+    w.handle(events.ServicesDeclared(node="a", services=frozenset({"rm"})))
+    w.finish("r")
+    w.score("again", "rm")
+    assert (w.grants["again"].node, w.grants["again"].restore) == ("a", False)
 
 
 def test_what_no_node_that_is_up_declares_is_rejected_at_once(world: Any) -> None:

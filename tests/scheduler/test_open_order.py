@@ -68,6 +68,16 @@ def test_a_node_is_kept_for_a_large_open_against_opens_alone_until_that_is_given
     assert opened(w) == ["there", "small"]
 
 
+def test_a_kept_node_that_is_lost_is_waited_for_no_more(world: Any) -> None:
+    w = world().node(memory_mb=1000).open("there", memory_mb=500).open("large", memory_mb=900)
+    w.tick(KEPT_AFTER_S)
+    w.lose()
+    w.node("small", memory_mb=100).open("other", memory_mb=100)
+    assert opened(w)[-1] == "other"
+    w.node("n1", memory_mb=1000)
+    assert opened(w)[-1] == "large"
+
+
 def test_others_may_have_what_a_large_open_will_not_need(world: Any) -> None:
     # Given a node of which 500 MB are free, kept for an open of 600
     w = world().node(memory_mb=1000).open("there", memory_mb=500).open("large", memory_mb=600)

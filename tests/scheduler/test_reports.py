@@ -61,8 +61,6 @@ WRONG: dict[str, object] = {
     "a service that no database stores": {**RESIDENT, "service": "\ud800"},
     "a service of endless starts": {**RESIDENT, "starts": math.inf},
     "a service in no state": {**RESIDENT, "state": "asleep"},
-    "a service on cells that are words": {**RESIDENT, "cell_ids": ["x"]},
-    "a service whose memory is a word": {**RESIDENT, "memory_mb": "much"},
     "a service without cells": {key: value for key, value in RESIDENT.items() if key != "cell_ids"},
 }
 

@@ -8,7 +8,7 @@ import pytest
 
 from scheduler.live.command_executor import wire_evictions
 from scheduler.live.descriptions import service_spec
-from scheduler.model import Evicted, ServiceSpec
+from scheduler.model import Evicted, ServiceSpec, events
 from scheduler.model.commands import Restore
 
 
@@ -94,6 +94,7 @@ def test_reports_that_mean_nothing_here_are_dropped(world: Any) -> None:
     w.report("unknown", (0,), "resident")
     w.report("rm", (7,), "resident")
     w.report("rm", (), "resident")
+    w.handle(events.WorkerReplaced(name="elsewhere", environments=frozenset()))
     w.score("a", "rm")
     assert w.grants["a"].restore is True
 
