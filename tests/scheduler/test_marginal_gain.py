@@ -204,3 +204,14 @@ def test_without_resizing_what_runs_stays_as_it_began(world: Any) -> None:
     w.finish("s")
     assert w.units == {"x": 4}
     assert w.of(Resize) == []
+
+
+def test_an_action_that_is_being_stopped_is_not_resized(world: Any) -> None:
+    # Given an action that fills the node and is cancelled, but has not ended yet
+    w = world().node(cores=4)
+    w.run("x", [1, 4], parallel=0.95, work_s=LONG_S)
+    w.handle(events.Cancelled(ids=("x",)))
+    w.run("s", 1)
+    assert w.waiting == ["s"]
+    w.finish("x", "cancelled")
+    assert "s" in w.grants
