@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+import subprocess
+import sys
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from itertools import repeat
 from types import SimpleNamespace
 
 import pytest
 
+from workers.cpu.process import tree
+from workers.cpu.process.members import Members
+from workers.cpu.process.meter import TreeMeter
 from workers.cpu.shell import backend
 from workers.cpu.shell.backend import SAMPLING_LOAD, Meter
 
@@ -85,3 +92,37 @@ def test_samples_of_many_commands_take_a_part_of_a_core(monkeypatch: pytest.Monk
     assert intervals == sorted(intervals)
     assert (intervals[0], intervals[-1]) == (0.02, interval_s)
     assert others * meter.sample_cost_s / interval_s <= SAMPLING_LOAD
+
+
+@dataclass(frozen=True, slots=True)
+class EndingMembers(Members):
+    """A shell, which is this process, and a child of it that ends as soon as processes have been looked for."""
+
+    ending: subprocess.Popen[bytes] | None = None
+
+    def with_zombies(self, spared: Collection[tree.Identity]) -> list[tree.Process]:
+        found = [process for process in [tree.read_process(self.shell)] if process is not None]
+        assert self.ending is not None
+        self.ending.kill()
+        self.ending.wait()
+        return found
+
+
+def test_what_ends_between_two_looks_is_in_no_count() -> None:
+    # Given a process of an earlier command that has burnt 0.5 s
+    burn = "import time\nwhile time.process_time() < 0.5: pass\nprint(flush=True)\ntime.sleep(600)"
+    burnt = subprocess.Popen([sys.executable, "-S", "-c", burn], stdout=subprocess.PIPE)
+    supervisor = subprocess.Popen(["sleep", "600"])
+    try:
+        assert burnt.stdout is not None and burnt.stdout.readline()
+        process = tree.read_process(burnt.pid)
+        assert process is not None
+        meter = TreeMeter(EndingMembers(supervisor.pid, os.getpid(), burnt), {process.identity})
+        # When the shell waits for it between a sample's look at the shell and its look at the process
+        totals = [meter.measure() for _ in range(2)]
+    finally:
+        for child in (burnt, supervisor):
+            child.kill()
+            child.communicate()
+    # Then no sample lacks what that has used: the next one would take it for the command's
+    assert min(totals) > -0.1

@@ -37,7 +37,7 @@ class TreeMeter(Meter):
         self._memory = memory
         self._ended_before, self._full_before = (memory.oom_kills(), memory.watch()) if memory is not None else (0, 0)
         self._before_s = 0.0
-        self._before_s = self._total_s([process] if (process := tree.read_process(members.shell)) else [])
+        self._before_s = self._total_s(lambda: [process] if (process := tree.read_process(members.shell)) else [])[0]
 
     def baseline(self) -> list[float]:
         return [self._before_s, self._ended_before, self._full_before]
@@ -48,11 +48,11 @@ class TreeMeter(Meter):
 
     def measure(self) -> float:
         # A child that has ended is in nobody's count until its parent has waited for it. Until then it is a zombie.
-        found = self._members.with_zombies(self._spared)
+        total_s, found = self._total_s(lambda: self._members.with_zombies(self._spared))
         self._seen(found)
         self.note_rss(sum(process.rss_bytes for process in found) / (1 << 20))
         self.wants_core = any(map(tree.wants_core, found))
-        return self._total_s(found)
+        return total_s
 
     def remark(self) -> str:
         if self._memory is None or (ended := self._memory.oom_kills() - self._ended_before) <= 0:
@@ -63,10 +63,14 @@ class TreeMeter(Meter):
     def was_full(self) -> bool:
         return self._memory is None or self._memory.was_full(self._full_before)
 
-    def _total_s(self, found: Collection[tree.Process]) -> float:
-        supervisor = tree.read_process(self._members.supervisor)
+    def _total_s(self, find: Callable[[], Sequence[tree.Process]]) -> tuple[float, Sequence[tree.Process]]:
+        """Return the core-seconds that are counted now, and the processes that run. Nobody has waited for a spared one meanwhile."""
+        added_s = -1.0
+        while added_s != (known_s := self._of_spared()):
+            added_s, found = known_s, find()
+            supervisor = tree.read_process(self._members.supervisor)
         reaped_s = supervisor.reaped_s if supervisor is not None else 0.0
-        return reaped_s + sum(process.cpu_s for process in found) - self._before_s - self._of_spared()
+        return reaped_s + sum(process.cpu_s for process in found) - self._before_s - added_s, found
 
     def _of_spared(self) -> float:
         """Return what spared processes that have ended since have added to the counts of who waited for them."""
