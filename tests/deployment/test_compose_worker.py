@@ -22,6 +22,7 @@ import yaml
 
 from app.journal.database import sqlite_url
 from app.journal.migrating import upgrade
+from app.local.kept_environments import END
 from app.local.processes import Command, Process
 from tangram import Client, Settings
 from tangram.wire import node_label
@@ -32,7 +33,8 @@ from tests.containers.support import containers, docker, engine, processes_of
 from tests.deployment.support import ROOT, environment, services, tool
 from tests.engines.waiting import until
 from workers.cpu.docker.cgroups.choice import ControlGroups
-from workers.cpu.docker.keeper import LABEL
+from workers.cpu.docker.engine import DockerEngine
+from workers.cpu.docker.keeper import LABEL, start_keeper
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -198,6 +200,17 @@ def test_they_go_on_when_the_container_of_a_worker_is_killed(stack: Stack) -> No
         assert killed.goes_on() and other.goes_on()
         for rollout in (killed, other):
             rollout.env.close()
+
+
+def test_a_keeper_is_started_also_where_no_container_can_be_called_like_the_node(stack: Stack, tmp_path: Path) -> None:
+    node, docker_engine = f"two words: {uuid4().hex}", DockerEngine()
+    kept = start_keeper(docker_engine, stack.service["image"], node, tmp_path, WAIT_S, WAIT_S)
+    assert len(docker_engine.labelled(LABEL, node)) == 1
+    # When its worker closes
+    with kept.channel:
+        kept.channel.send(END)
+    os.close(kept.lock)
+    until(lambda: not docker_engine.labelled(LABEL, node), WAIT_S)
 
 
 def test_nothing_is_left_once_the_workers_are_gone_for_good_also_of_what_is_paused(stack: Stack) -> None:

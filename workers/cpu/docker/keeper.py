@@ -73,7 +73,7 @@ def _run(engine: DockerEngine, image: str, node: str, base: Path, keep_s: float)
         made = engine.api.create_container(
             image,
             entrypoint=[*PYTHON, MODULE, str(keep_s), str(base)],
-            name=f"tangram-keeper-{node}-{secrets.token_hex(4)}",
+            name=f"tangram-keeper-{secrets.token_hex(8)}",  # A node may be called what no container can be.
             user=f"{os.geteuid()}:{os.getegid()}",
             environment=ENVIRONMENT,
             # An image that compose has built bears the name of its project: compose would take the keeper for one of its own.
