@@ -270,7 +270,7 @@ def _set_up_cpu(settings: Settings, blobs: Blobs) -> Prepared:
         sandbox.watcher.on_wanted = node.report
         node.go_on_with(sandbox.left_messages)
 
-    stands = (lambda: bool(sandbox.environments())) if sandbox.outlives_worker else None
+    stands = (lambda: bool(sandbox.environments()) and sandbox.is_kept()) if sandbox.outlives_worker else None
     return Prepared(description=description, now=now, wanted=sandbox.watcher.wanted, attach=attach, close=close, stands=stands)
 
 

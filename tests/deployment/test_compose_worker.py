@@ -100,10 +100,13 @@ class Stack:
         found = engine().containers(all=True, filters={"label": labels})
         return [each["Id"] for each in sorted(found, key=lambda each: int(each["Labels"]["com.docker.compose.container-number"]))]
 
+    def keepers(self) -> list[str]:
+        """Return the containers that keep environments."""
+        return [each["Id"] for node in self.nodes for each in engine().containers(all=True, filters={"label": f"{LABEL}={node}"})]
+
     def beside(self) -> list[str]:
         """Return the containers of environments, and of those that keep them."""
-        kept = [each["Id"] for node in self.nodes for each in engine().containers(all=True, filters={"label": f"{LABEL}={node}"})]
-        return [each for node in self.nodes for each in containers(node)] + kept
+        return [each for node in self.nodes for each in containers(node)] + self.keepers()
 
 
 def service(folder: Path, redis: Path, urls: Mapping[str, str]) -> dict[str, Any]:
@@ -189,6 +192,24 @@ def test_environments_and_commands_go_on_when_compose_replaces_the_workers_conta
         assert not set(before) & set(stack.workers()) and set(stack.beside()) == beside
         assert all(rollout.goes_on() for rollout in rollouts)
         for rollout in rollouts:
+            rollout.env.close()
+
+
+def test_they_go_on_when_the_keeper_was_killed_before_the_container_is_replaced(stack: Stack) -> None:
+    with stack.client() as client:
+        # Given rollouts of which one begins something after the keepers were killed, and one does not
+        opens, waits = (Rollout(client, node, number) for number, node in enumerate(stack.nodes))
+        docker("kill", *stack.keepers())
+        until(lambda: not stack.keepers(), WAIT_S)
+        opens.env.exec("mkfifo ~/late", session="other")
+        late = opens.env.submit("echo begun; echo > ~/late; read line < ~/late; echo ended", session="late")
+        opens.env.exec("read line < ~/late", session="other")
+        # When compose makes the containers afresh; then they go on, with all output
+        stack.up("--force-recreate")
+        opens.env.exec("echo > ~/late", session="other", queue_timeout_s=WAIT_S)
+        assert late.result(WAIT_S).stdout == "begun\nended\n"
+        assert opens.goes_on() and waits.goes_on()
+        for rollout in (opens, waits):
             rollout.env.close()
 
 

@@ -7,7 +7,7 @@ import os
 import select
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,7 +29,8 @@ class Worker:
         self.base, self.keep_s = base, keep_s
         self.keepers: list[subprocess.Popen[bytes]] = []
         self.lock, self.cleanup, self.kept = take_base(base, (), keep_s)
-        self.client = ForkClient(self.cleanup, base, keep_s, self.kept, start_keeper=self.start_keeper)
+        self.keep_again: Callable[[], object] = lambda: None
+        self.client = ForkClient(self.cleanup, base, keep_s, self.kept, lambda: self.keep_again(), start_keeper=self.start_keeper)
 
     def start_keeper(self) -> Kept:
         self.keepers.append(subprocess.Popen([*PYTHON, MODULE, str(self.keep_s), str(self.base)], env=ENVIRONMENT))
@@ -138,3 +139,26 @@ def test_a_keeper_that_was_killed_has_a_successor_which_keeps_what_comes_from_th
     assert len(worker.keepers) == 2 and is_over(first) and not is_over(second, 0) and is_locked(worker.base)
     worker.die()
     assert Worker(worker.base).ends() == ["second"]
+
+
+def test_what_is_kept_already_is_not_taken_for_a_stream_that_something_left_writes_to(worker: Worker) -> None:
+    os.mkfifo(path := worker.base / "out")
+    reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    for _ in range(2):
+        worker.client.keep("e", "session", {"out": reading}, in_container=True)
+    worker.keep("last")
+    worker.die()
+    following = Worker(worker.base)
+    assert following.ends() == ["session", "last"]
+    os.close(reading)
+
+
+def test_once_another_keeper_is_there_the_worker_is_asked_to_have_all_kept_again(worker: Worker) -> None:
+    readings = list[int]()
+    worker.keep_again = lambda: readings.append(worker.keep("again")[0])
+    worker.keepers[0].kill()
+    worker.keepers[0].wait(WAIT_S)
+    worker.client.start()
+    assert len(readings) == 1 and not is_over(readings[0], 0)
+    worker.die()
+    assert Worker(worker.base).ends() == ["again"]

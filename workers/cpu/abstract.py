@@ -355,6 +355,10 @@ class Sandbox(ABC):
         """Return whether open environments wait for the next worker where the process of this one ends without `close`."""
         return False
 
+    def is_kept(self) -> bool:
+        """Return whether that holds now. What keeps containers is started again where it was killed."""
+        return self.outlives_worker
+
     @abstractmethod
     def open(self, spec: EnvironmentSpec, opening: Opening | None = None) -> Environment:
         """Return the environment of `spec`, opened unless it is already.

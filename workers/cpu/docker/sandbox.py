@@ -32,6 +32,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 from tangram.errors import TangramError
@@ -145,7 +146,11 @@ class ContainerSandbox(Sandbox):
         self._base = Path(os.path.realpath(base))
         self._base_lock, self._cleanup_lock, kept = take_base(self._base, ("control", "environments"), keep_s)
         self._keep_s = keep_s
-        self._fork_client = self._made_fork_client(kept, keeper_image)
+        starting = (self._engine, keeper_image or "", node, self._base, keep_s, self._options.start_timeout_s)
+        start = partial(start_keeper, *starting) if keeper_image else None
+        self._fork_client = ForkClient(self._cleanup_lock, self._base, keep_s, kept, self._keep_again, start_keeper=start)
+        if start is not None and keep_s > 0 and not self.is_kept():
+            self._keep_s, self._fork_client = 0.0, ForkClient(self._cleanup_lock)
         for warning in self._engine.warnings:
             log.warning("%s", warning)
         left, folders = self._engine.left_by(node), list((self._base / "control").iterdir())
@@ -164,23 +169,6 @@ class ContainerSandbox(Sandbox):
         if kept is not None:
             self._adopt(kept)
         self._remove_left(left, folders)
-
-    def _made_fork_client(self, kept: Kept | None, keeper_image: str | None) -> ForkClient:
-        """Return what asks the process that keeps environments, which runs by then where it has a container of its own."""
-
-        def start() -> Kept:
-            return start_keeper(self._engine, keeper_image or "", self._node, self._base, self._keep_s, self._options.start_timeout_s)
-
-        given = (self._cleanup_lock, self._base, self._keep_s, kept, self._drop_records)
-        client = ForkClient(*given, start_keeper=start if keeper_image else None)
-        if keeper_image and client.keeps and kept is None:
-            try:
-                client.start()
-            except SandboxError as error:
-                log.warning("environments end with this worker, since what would keep them for the next one cannot be started: %s", error)
-                self._keep_s = 0.0
-                return ForkClient(self._cleanup_lock)
-        return client
 
     def _adopt(self, kept: Kept) -> None:
         """Go on with what the worker before this one has left."""
@@ -209,6 +197,15 @@ class ContainerSandbox(Sandbox):
     @property
     def outlives_worker(self) -> bool:
         return self._keep_s > 0
+
+    def is_kept(self) -> bool:
+        """See the base class."""
+        try:
+            self._fork_client.start()
+        except SandboxError as error:
+            log.warning("environments end with this worker, since what would keep them for the next one cannot be started: %s", error)
+            return False
+        return True
 
     @property
     def background(self) -> Means:
@@ -268,8 +265,7 @@ class ContainerSandbox(Sandbox):
         try:
             os.makedirs(folders.root, mode=0o700)
             record.write()
-            thawing = container.group.controls().thawing
-            self._fork_client.keep(spec.id, container.control.name, {ALIVE: container.alive}, in_container=True, thawing=thawing)
+            self._keep(spec.id, container)
         except (SandboxError, OSError):
             shutil.rmtree(folders.root, ignore_errors=True)
             self._pool.give_back(container, image)
@@ -297,10 +293,16 @@ class ContainerSandbox(Sandbox):
                 controls.unbound(record.own["memory_mb"] * MIB)
         return self._built(record, container)
 
-    def _drop_records(self) -> None:
-        """Have no successor go on with the environments that stand: the fork server that kept them was killed."""
+    def _keep(self, environment_id: str, container: Container) -> None:
+        thawing = container.group.controls().thawing
+        self._fork_client.keep(environment_id, container.control.name, {ALIVE: container.alive}, in_container=True, thawing=thawing)
+
+    def _keep_again(self) -> None:
+        """Have all environments kept that stand: what kept them was killed, and another one is there."""
         for environment in self.environments():
-            environment.drop_record()
+            with suppress(SandboxError, OSError):  # This one ends.
+                self._keep(environment.spec.id, environment.container)
+                environment.keep_sessions()
 
     def _built(self, record: Record, container: Container) -> ContainerEnvironment:
         """Return the environment of a record, in its container."""

@@ -61,7 +61,7 @@ class ForkClient:
 
     It and the supervisors hold the descriptor `lock` as long as they live, if there is one. Environments that are paused go on before it
     ends, so that they can end: their freezers begin with `freezer`. In the folder `base` it waits `keep_s` seconds
-    for a successor of a worker that has died. `on_restart` is called when it was killed, and another is about to be started.
+    for a successor of a worker that has died. `on_restart` is called when it was killed and another has been started.
     Where there is `start_keeper`, that starts it, as one that waits for a successor (`keeper.py`).
     """
 
@@ -77,10 +77,10 @@ class ForkClient:
     ) -> None:
         self._freezer, self._start_keeper = freezer, start_keeper
         self._guard, self._base, self._keep_s, self._on_restart = lock, base, keep_s, on_restart
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._process: subprocess.Popen[bytes] | AdoptedProcess | None = AdoptedProcess(adopted.server) if adopted is not None else None
         self._channel: socket.socket | None = adopted.channel if adopted is not None else None
-        self._closed = False
+        self._closed = self._was_killed = False
 
     def supervisor(self, anchor: Sequence[int], groups: Sequence[str], of: str = "", control: str = "") -> tuple[socket.socket, int]:
         """Return a connection to a fresh supervisor, inside of `anchor` if any, and its process id.
@@ -172,9 +172,13 @@ class ForkClient:
         if self._closed:
             raise SessionUnavailable("the sandbox is closed")
         if self._process is not None and self._process.poll() is not None:
-            self._on_restart()
+            self._was_killed = True
             self._stop()
-        return self._channel or self._start()
+        channel = self._channel or self._start()
+        if self._was_killed:
+            self._was_killed = False
+            self._on_restart()
+        return channel
 
     def _start(self) -> socket.socket:
         return self._start_here() if self._start_keeper is None else self._come_to(self._start_keeper)

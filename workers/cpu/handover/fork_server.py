@@ -185,17 +185,18 @@ class ForkServer:
         return not self.is_told_to_end
 
     def keep(self, asked: dict[str, Any], descriptors: list[int]) -> None:
-        """Keep descriptors of a session. A stream that they replace is kept for as long as something writes to it."""
+        """Keep descriptors of a session, unless they are kept. A stream that they replace is kept as long as something writes to it."""
         ends = ends_of(asked, descriptors)
         if asked.get("in_container"):
             kept = self.containers.keeping(asked)
         else:
             beginning = (session for _, session in self.messengers.values())
             kept = next((one.kept for one in (*self.running.values(), *beginning) if one.end.control == asked["control"]), None)
-        if kept is None:
-            for end in ends:
-                end.close()
-        else:
+        again = [end for end in ends if kept is None or (end.name in kept and os.path.sameopenfile(end.fileno(), kept[end.name].fileno()))]
+        for end in again:
+            end.close()
+        if kept is not None:
+            ends = [end for end in ends if end not in again]
             self.streams = written_to([*self.streams, *(kept[end.name] for end in ends if end.name in kept)])
             kept |= {end.name: end for end in ends}
 

@@ -41,8 +41,9 @@ everything. It also forks supervisors and anchors as its release does. So whoeve
 unless an older process passes the change over.
 
 A successor takes an environment only if the worker before set it up as the successor would. So an upgrade that changes the set-up ends
-environments. A worker that begins to close an environment removes its record first. A fork server that is killed loses its copies. The
-worker then removes the records of all environments that stand, since nobody could go on with them.
+environments. A worker that begins to close an environment removes its record first. A fork server that is killed loses its copies. Of
+containers the worker sends them again to the next one, at the next open or before it hands over. Environments of processes end with it,
+so the worker removes their records.
 
 A successor goes on with a command that runs, or has ended meanwhile, if its memory has the message of its action (`workers/resumed.py`). A
 command with a terminal or an input has none: what was typed and not read is lost with the worker. It is ended, and its environment stays.

@@ -158,6 +158,11 @@ class ShellEnvironment(Environment):
         if self.setup.record is not None:
             self.setup.record.drop()
 
+    def keep_sessions(self) -> None:
+        """Have commands that run outlive this worker, once more. Raises `OSError`."""
+        for session in list(self._sessions.values()):
+            session.keep()
+
     def hang_up(self) -> None:
         """Begin to close: refuse commands, and tell every session to end. Returns at once."""
         with self._lock:

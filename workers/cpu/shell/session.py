@@ -175,7 +175,7 @@ class Session:
         self._note()
         backend, ended_before = self._connected(), self.setup.backends.oom_kills()
         if backend is not before:
-            self._keep()
+            self.keep()
         done = _opened(self.control.done, os.O_RDWR)
         try:
             self._await_room(wake)
@@ -203,10 +203,10 @@ class Session:
         self._streams = (StreamFifo(self.control.folder, "out"), StreamFifo(self.control.folder, "err"))
         self._memory = RunMemory()
 
-    def _keep(self) -> None:
+    def keep(self) -> None:
         """Have a command that runs outlive this worker: its streams, its report, and its memory. Raises `OSError`."""
-        if self.setup.backends.keeps:
-            out, err = self.streams
+        if self.setup.backends.keeps and self._streams is not None:
+            out, err = self._streams
             opened = {"done": _opened(self.control.done, os.O_RDWR), "out": _opened(out.path), "err": _opened(err.path)}
             self.setup.backends.keep(self.control.name, {**opened, **self.memory.descriptors})
             for descriptor in opened.values():
@@ -241,7 +241,7 @@ class Session:
                 if fifo.name.startswith(("out.", "err.")):
                     os.unlink(fifo)
             self._make_streams()
-            self._keep()
+            self.keep()
         else:
             self._streams = (StreamFifo(self.control.folder, "out", left=True), StreamFifo(self.control.folder, "err", left=True))
             self._memory = memory
