@@ -41,11 +41,12 @@ def main() -> None:
     """Keep what workers in a folder leave, until none comes any more."""
     keep_s, base = float(sys.argv[1]), Path(sys.argv[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    listener = listen(base)  # First: a worker that finds the lock taken and nobody to talk to gives up.
     lock = os.open(base / "cleanup", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     channel, gone = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     gone.close()
-    keeper = Keeper(channel, keep_s, listen(base), lock, "")
+    keeper = Keeper(channel, keep_s, listener, lock, "")
     signal.signal(signal.SIGTERM, lambda *_: keeper.end())
     keeper.serve()
 
