@@ -158,7 +158,7 @@ class ContainerBackend(Backend):
         go = os.open(start, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             self._watch(self._shell)
-            self._group.add(self._shell)
+            self._group.take_in(self._shell)
             os.write(go, b"go\n")
             self._put(Spawned(self._shell))
         except BaseException:

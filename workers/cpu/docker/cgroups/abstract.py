@@ -21,6 +21,7 @@ environment must cost next to nothing. Quotas are counted over one second, the l
 from __future__ import annotations
 
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable
 
@@ -31,6 +32,7 @@ from workers.cpu.memory.controls import Controls
 PERIOD_US = 1_000_000
 PARKED_QUOTA_US = 5_000
 UNLIMITED = -1
+RIGHTS_LIMIT_S, PAUSE_S = 10.0, 0.002
 
 
 def core_list(cores: Collection[int]) -> str:
@@ -134,6 +136,21 @@ class SessionGroup(ABC):
         """Manage the group whose processes and weight are in `folder`, and which has these cores and this quota."""
         self._container, self.folder, self._weight = container, folder, Weighed(folder)
         self._cores, self._quota_us = cores, quota_us
+
+    def take_in(self, shell: int) -> None:
+        """Add the process of a shell that the engine has just started. Raises `OSError`.
+
+        At first the process has capabilities that a worker may lack, until the engine's runtime drops them. Meanwhile the kernel refuses to
+        have such a worker change its cores.
+        """
+        deadline = time.monotonic() + RIGHTS_LIMIT_S
+        while True:
+            try:
+                return self.add(shell)
+            except PermissionError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(PAUSE_S)
 
     @abstractmethod
     def add(self, pid: int) -> None:
