@@ -58,12 +58,6 @@ def own_container() -> OwnContainer | None:
     return OwnContainer(image=found["Image"], service=service_name(found["Config"]["Labels"] or {}, host))
 
 
-def own_image() -> str | None:
-    """Return the id of the image of this process's container, if any. Raises `TangramError` where the engine does not answer."""
-    own = own_container()
-    return own.image if own is not None else None
-
-
 def service_name(labels: Mapping[str, Any], host: str) -> str:
     """Return what stays of the name of a container with these labels when compose replaces it; nothing where compose does not."""
     known = [labels.get(f"{COMPOSE}{word}") for word in ("project", "service", "container-number")]

@@ -24,7 +24,7 @@ from celery import signals
 
 from app.action_task import NodeRuntime, call_of
 from app.celery import app
-from app.own_container import node_name, own_image
+from app.own_container import node_name, own_container
 from app.preconditions import needed_for_metrics, require_broker, require_store
 from app.runtime import runtime
 from app.services_file import ConfigError, ServicesFile, check_models, load_services_file
@@ -347,8 +347,9 @@ def _container_sandbox(base: Path, core_map: CoreMap, node: str, settings: Setti
         warm=settings.warm,
         limits=limits,
     )
+    image = own.image if (own := own_container()) is not None else None
     return ContainerSandbox(
-        base, node=node, options=options, core_map=core_map, memory=memory, keep_s=settings.node_lost_s, keeper_image=own_image()
+        base, node=node, options=options, core_map=core_map, memory=memory, keep_s=settings.node_lost_s, keeper_image=image
     )
 
 
