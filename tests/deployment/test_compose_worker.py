@@ -116,7 +116,9 @@ def service(folder: Path, redis: Path, urls: Mapping[str, str]) -> dict[str, Any
         found.pop(name, None)
     if Path("/sys/fs/cgroup/cgroup.controllers").exists():
         found["cgroup"] = "host"
-    own = {str(each) for each in map(Path, (*sys.path, sys.prefix, ROOT)) if each.is_dir() and not each.is_relative_to("/usr")}
+    own = {
+        str(each) for each in map(Path, (*sys.path, sys.prefix, sys.base_prefix, ROOT)) if each.is_dir() and not each.is_relative_to("/usr")
+    }
     seen = [*sorted(own - {"."}), *(each for each in ("/usr", "/lib", "/lib64") if Path(each).exists())]
     return {
         **found,
@@ -131,7 +133,7 @@ def worker_image() -> str:
     """Import an image with this Python and the files of this checkout, where they are here, and return its name."""
     name = f"tangram-test-worker-{hashlib.sha256(str(ROOT).encode()).hexdigest()[:8]}:1"
     files = {str(path).lstrip("/"): path for room in ("app", "workers") for path in sorted((ROOT / room).rglob("*.py"))}
-    make_with_python(name, more=files, links={sys.executable.lstrip("/"): os.path.realpath(sys.executable)})
+    make_with_python(name, more=files, links={str(each).lstrip("/"): os.path.realpath(each) for each in BIN.glob("python*")})
     return name
 
 
