@@ -13,7 +13,7 @@ import pytest
 from tests.sandboxes.test_life import of
 from tests.workers_cpu.support import RUN, admit, printed, processes_with, run, until
 from workers.cpu.docker.environment import ContainerEnvironment
-from workers.cpu.docker.keeper import LABEL
+from workers.cpu.docker.keeper_container import LABEL
 from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
 from workers.cpu.errors import ContainerFailed, EnvironmentGone, ImageMissing

@@ -34,7 +34,7 @@ from tests.deployment.support import ROOT, environment, services, tool
 from tests.engines.waiting import until
 from workers.cpu.docker.cgroups.choice import ControlGroups
 from workers.cpu.docker.engine import DockerEngine
-from workers.cpu.docker.keeper import LABEL, start_keeper
+from workers.cpu.docker.keeper_container import LABEL, start_keeper
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from workers.cpu.base import take_base
-from workers.cpu.docker.keeper import MODULE
+from workers.cpu.docker.keeper_container import MODULE
 from workers.cpu.handover.fork_client import ENVIRONMENT, PYTHON, ForkClient
 from workers.cpu.handover.protocol import Kept, take_over
 

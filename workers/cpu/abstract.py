@@ -356,7 +356,7 @@ class Sandbox(ABC):
         return False
 
     def is_kept(self) -> bool:
-        """Return whether that holds now. What keeps containers is started again where it was killed."""
+        """Return whether they would wait if this process ended now. What keeps containers is started again where it was killed."""
         return self.outlives_worker
 
     @abstractmethod

@@ -1,4 +1,6 @@
-"""The Docker engine, as far as containers of environments need it. Of the `docker` SDK know this, `keeper.py` and `app/own_container.py`.
+"""The Docker engine, as far as containers of environments need it.
+
+Only this file, `keeper_container.py` and `app/own_container.py` know the `docker` SDK.
 
 What the engine answers is checked and typed here. Every request has a time limit: an engine that does not answer in time fails only
 the action that asked. Pulls are made in `pull.py`.

@@ -49,7 +49,7 @@ from workers.cpu.docker.environment import ContainerEnvironment
 from workers.cpu.docker.files import ContainerFiles
 from workers.cpu.docker.images import SNAPSHOTS, Images
 from workers.cpu.docker.init import ALIVE, INSIDE, STATES, STATES_INSIDE, WORK
-from workers.cpu.docker.keeper import start_keeper
+from workers.cpu.docker.keeper_container import start_keeper
 from workers.cpu.docker.monitor import ContainerMonitor
 from workers.cpu.docker.options import LEAST_MEMORY_MB, ContainerOptions
 from workers.cpu.docker.pool import Pool

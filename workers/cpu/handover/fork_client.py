@@ -62,7 +62,7 @@ class ForkClient:
     It and the supervisors hold the descriptor `lock` as long as they live, if there is one. Environments that are paused go on before it
     ends, so that they can end: their freezers begin with `freezer`. In the folder `base` it waits `keep_s` seconds
     for a successor of a worker that has died. `on_restart` is called when it was killed and another has been started.
-    Where there is `start_keeper`, that starts it, as one that waits for a successor (`keeper.py`).
+    Where there is `start_keeper`, the fork server is a keeper (`keeper.py`), which that starts.
     """
 
     def __init__(
@@ -181,10 +181,10 @@ class ForkClient:
         return channel
 
     def _start(self) -> socket.socket:
-        return self._start_here() if self._start_keeper is None else self._come_to(self._start_keeper)
+        return self._start_here() if self._start_keeper is None else self._connect_to(self._start_keeper)
 
-    def _come_to(self, start_keeper: Callable[[], Kept]) -> socket.socket:
-        """Have a keeper be started, which takes the lock itself and hands it over."""
+    def _connect_to(self, start_keeper: Callable[[], Kept]) -> socket.socket:
+        """Start a keeper and connect to it. The keeper takes the lock, and hands it over."""
         assert self._guard is not None
         fcntl.flock(self._guard, fcntl.LOCK_UN)
         try:

@@ -192,13 +192,13 @@ class ForkServer:
         else:
             beginning = (session for _, session in self.messengers.values())
             kept = next((one.kept for one in (*self.running.values(), *beginning) if one.end.control == asked["control"]), None)
-        again = [end for end in ends if kept is None or (end.name in kept and os.path.sameopenfile(end.fileno(), kept[end.name].fileno()))]
-        for end in again:
-            end.close()
+        fresh = {} if kept is None else {end.name: end for end in ends if not end.is_among(kept)}
+        for end in ends:
+            if fresh.get(end.name) is not end:
+                end.close()
         if kept is not None:
-            ends = [end for end in ends if end not in again]
-            self.streams = written_to([*self.streams, *(kept[end.name] for end in ends if end.name in kept)])
-            kept |= {end.name: end for end in ends}
+            self.streams = written_to([*self.streams, *(kept[name] for name in fresh if name in kept)])
+            kept |= fresh
 
     def fork_for(self, asked: dict[str, Any], theirs: socket.socket, ours: socket.socket) -> None:
         """Fork what is asked for, or say why that cannot be."""

@@ -1,7 +1,7 @@
 """A fork server in a container of its own: it keeps what outlives a worker that is a container itself.
 
-Run as `python -m workers.cpu.handover.keeper <keep_s> <base>`, among the processes of the host; `docker/keeper.py` says by whom. With a
-container, the engine ends all processes in it. So what keeps environments of a worker is in a container beside the worker's.
+Run as `python -m workers.cpu.handover.keeper <keep_s> <base>`, among the processes of the host; `docker/keeper_container.py` starts it.
+With a container, the engine ends all processes in it. So what keeps environments of a worker is in a container beside the worker's.
 
 It begins as a fork server whose worker has gone. So the first worker comes over the socket in `base`, as each successor does. It takes
 the lock of cleanup itself. SIGTERM, by which an engine stops a container, has it end what it keeps.

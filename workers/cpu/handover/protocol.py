@@ -94,6 +94,10 @@ class End:
         """Return its descriptor."""
         return self.channel if isinstance(self.channel, int) else self.channel.fileno()
 
+    def is_among(self, kept: Mapping[str, End]) -> bool:
+        """Return whether its file is kept already, by the same name."""
+        return self.name in kept and os.path.sameopenfile(self.fileno(), kept[self.name].fileno())
+
     def close(self) -> None:
         """Give the descriptor back. Again: nothing."""
         if not isinstance(self.channel, int):

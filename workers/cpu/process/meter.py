@@ -64,7 +64,7 @@ class TreeMeter(Meter):
         return self._memory is None or self._memory.was_full(self._full_before)
 
     def _total_s(self, find: Callable[[], Sequence[tree.Process]]) -> tuple[float, Sequence[tree.Process]]:
-        """Return the core-seconds that are counted now, and the processes that run. Nobody has waited for a spared one meanwhile."""
+        """Return the core-seconds that are counted now, and the processes that run. If a spared one ends meanwhile, look once more."""
         added_s = -1.0
         while added_s != (known_s := self._of_spared()):
             added_s, found = known_s, find()

@@ -2,7 +2,7 @@
 
 It is made of the worker's own image, as Ryuk of Testcontainers is of one. It has the worker's user, since it takes no other one, and the
 host's processes, since it looks whether a worker that comes is below an environment. It has the folder of the sandbox, and the control
-groups, in which it lets go on what is paused. It has no right of root's, no network and no engine. It goes when it ends.
+groups, in which it lets go on what is paused. It has no capability, no network and no engine. Its container is removed when it ends.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PAUSE_S = 0.02
 
 
 def start_keeper(engine: DockerEngine, image: str, node: str, base: Path, keep_s: float, limit_s: float) -> Kept:
-    """Start the keeper of a node, in the place of one that has ended, and come to it as its first worker.
+    """Start the keeper of a node, in the place of one that has ended, and connect to it as its first worker.
 
     The caller holds `base`, but not its lock of cleanup, which the keeper hands over. Raises `ContainerFailed`, `ImageMissing` or
     `EngineUnavailable` as their names say; `StartTimeout` when it did not answer within `limit_s`. Then there is none.
