@@ -23,7 +23,7 @@ from celery.exceptions import Ignore
 from app.runtime import runtime
 from tangram import clock
 from tangram.errors import ActionError, ActionFailed
-from tangram.wire import ACTION_HEADER, GRANT_HEADER, Payload, WireGrant
+from tangram.wire import ACTION_HEADER, EVENTS_QUEUE, GRANT_HEADER, Payload, WireGrant
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +46,8 @@ class Call:
     header: dict[str, Any]
     started_at: float
     began: float
+    events_queue: str = EVENTS_QUEUE
+    """The queue that the scheduler of its node reads."""
     status: str = "succeeded"
     reason: str = ""
     cause: str = ""

@@ -37,7 +37,7 @@ def make_app(settings: Settings | None = None) -> Celery:
     celery.conf.update(configuration(settings))
     celery.loader.override_backends = dict.fromkeys(("redis", "rediss"), "app.broker.results:RedisResults")
     celery.conf.broker_transport_options = transport_options(broker_url, settings.connect_timeout_s)
-    install_routing(celery)
+    install_routing(celery, settings.shards)
     return celery
 
 

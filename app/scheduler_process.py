@@ -1,6 +1,6 @@
 """The scheduler as a process: core, broker, journal and lock put together; `tangram scheduler`.
 
-One scheduler is active. It holds a lease in SQL, whose epoch is the fencing token in every grant; further ones stand
+One scheduler of each shard is active. It holds a lease in SQL, whose epoch is the fencing token in every grant; further ones stand
 by and take over when it is gone. One that does not reach the broker gives the lease up, and takes it again only once it does.
 """
 
@@ -37,7 +37,9 @@ from tangram import clock
 from tangram.connection import find_addresses, open_store
 from tangram.errors import StackUnreachable
 from tangram.settings import Settings
+from tangram.shards import FIRST
 from tangram.tracing import tracer_of
+from tangram.wire import of_shard
 
 if TYPE_CHECKING:
     from app.metrics.scheduler import SchedulerMetrics
@@ -75,10 +77,10 @@ def run(settings: Settings, stop: threading.Event) -> None:
     require_store(open_store(addresses.result_url, settings.connect_timeout_s), addresses.result_url)
     metrics = _metrics(settings)
     tracer_of(settings, "tangram-scheduler")  # what is missing is said now
-    lease = Lease(engine, SCHEDULER_LEASE, holder_name(), settings.takeover_s)
+    lease = Lease(engine, of_shard(SCHEDULER_LEASE, settings.shard), holder_name(), settings.takeover_s)
 
     def connect(epoch: int) -> KombuTransport:
-        return KombuTransport(_app_of(settings), connect_timeout_s=settings.connect_timeout_s, epoch=epoch)
+        return transport_of(settings, _app_of(settings), epoch)
 
     def reach() -> None:
         require_broker(_app_of(settings), settings.connect_timeout_s)
@@ -144,7 +146,7 @@ class Scheduler:
             renewal.still_leading()
             transport = self._connect(epoch)
             renewal.still_leading()
-            with SqlJournal(self._engine, lease=self._lease) as journal:
+            with SqlJournal(self._engine, lease=self._lease, shard=settings.shard) as journal:
                 service = Service(
                     setup.core(),
                     transport,
@@ -155,6 +157,8 @@ class Scheduler:
                     orphan_s=settings.orphan_s,
                     event_log=event_log,
                     observer=self._metrics,
+                    shard=settings.shard,
+                    shards=settings.shards,
                 )
                 unfinished = service.recover()
                 if unfinished:
@@ -201,8 +205,8 @@ def _watched(settings: Settings, metrics: SchedulerMetrics | None, journal: Jour
 
 
 def _pruning(settings: Settings, engine: Engine, lease: Lease) -> AbstractContextManager[object]:
-    """Return the context in which what is too old leaves the journal."""
-    if settings.keep_days == "forever":
+    """Return the context in which what is too old leaves the journal, of whatever shard it is."""
+    if settings.keep_days == "forever" or settings.shard != FIRST:
         return nullcontext()
     succeeded = settings.keep_days if settings.keep_succeeded_days == "forever" else settings.keep_succeeded_days
     retention = Retention(
@@ -216,6 +220,12 @@ def _pruning(settings: Settings, engine: Engine, lease: Lease) -> AbstractContex
     return Pruning(retention)
 
 
+def transport_of(settings: Settings, app: Celery, epoch: int) -> KombuTransport:
+    """Return the broker as the scheduler of an epoch, and of its shard, uses it. Raises `StackUnreachable`."""
+    same = {"shard": settings.shard, "shards": settings.shards}
+    return KombuTransport(app, connect_timeout_s=settings.connect_timeout_s, epoch=epoch, **same)
+
+
 def _app_of(settings: Settings) -> Celery:
     """Return an application that fails fast: this process has other things to do than to wait for one result to be stored."""
     app = make_app(settings)
@@ -226,9 +236,11 @@ def _app_of(settings: Settings) -> Celery:
 def setup_of(settings: Settings, history: Sequence[Observation] = ()) -> Setup:
     """Return what the core is to be made of."""
     declared = ServicesFile.model_construct(services={}, quotas={})
-    if settings.services_file is not None:
+    if settings.services_file is not None and settings.shard == FIRST:
         declared = load_services_file(settings.services_file)
-    limits = filled(Limits, settings, weights=settings.shares, window_s=settings.order_window_s)
+    shards = settings.shards
+    starts = {"starting_limit": max(1, settings.starting_limit // shards), "starts_per_s": settings.starts_per_s / shards}
+    limits = filled(Limits, settings, weights=settings.shares, window_s=settings.order_window_s, **starts)
     return Setup(
         policy=settings.policy,
         depth=settings.depth,

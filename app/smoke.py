@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 
+from app.scheduler_document import SHOWN_TTL_S, read_shown
 from tangram import Client
 from tangram.client import Environment
 from tangram.connection import find_addresses, open_store
 from tangram.errors import ActionCancelled, ActionFailed, TangramError
 from tangram.settings import Settings
-from tangram.wire import SCHEDULER_KEY
 
 LIMIT_S = 55
 STEP_S = 20.0
@@ -78,8 +78,11 @@ class Smoke:
 
     def _scheduler(self) -> str:
         store = open_store(find_addresses(self.settings).result_url, self.settings.connect_timeout_s)
-        if not store.exists(SCHEDULER_KEY):
-            raise SmokeFailed("no scheduler shows itself")
+        shown = read_shown(store, self.settings.shards)
+        if shown is None or shown["shown_ago_s"] >= SHOWN_TTL_S:
+            raise SmokeFailed(
+                "no scheduler shows itself" if shown is None else f"the scheduler of shard {shown['shard']} does not show itself"
+            )
         return "shows itself"
 
     def _open(self) -> str:

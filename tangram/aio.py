@@ -45,6 +45,7 @@ class AsyncClient:
         """Open an environment of a trajectory; see `Client.open`."""
         action = calls.open_environment(self.job, **options)
         session = await self._connected()
+        action = session.loads.place(action)
         await session.open_environment(action)
         return AsyncEnvironment(session, calls.place_of(action))
 

@@ -152,15 +152,15 @@ def place_of(action: Action) -> Place:
 
 
 @takes(OpenOptions)
-def open_environment(job: str, **options: Unpack[OpenOptions]) -> Action:
-    """Open a fresh environment, under an id made up here, which is its trajectory's where none is named."""
+def open_environment(job: str, environment: str = "", **options: Unpack[OpenOptions]) -> Action:
+    """Open a fresh environment, by default under an id made up here, which is its trajectory's where none is named."""
     image, snapshot, memory_mb = options.get("image"), options.get("snapshot"), options.get("memory_mb")
     requires = options.get("requires", ())
     if snapshot is not None:
         if image is not None:
             raise InvalidAction("image", "give either an image or a snapshot, not both")
         image, requires = snapshot.image, (*requires, node_label(snapshot.node))
-    environment = f"env-{secrets.token_hex(8)}"
+    environment = environment or f"env-{secrets.token_hex(8)}"
     return Action(
         kind="cpu.open",
         arguments=present(environment=environment, image=image, memory_mb=memory_mb),

@@ -53,7 +53,7 @@ class Client:
     @takes(OpenOptions)
     def open(self, **options: Unpack[OpenOptions]) -> Environment:
         """Open an environment of a trajectory and wait until it is there."""
-        action = calls.open_environment(self.job, **options)
+        action = self._session.loads.place(calls.open_environment(self.job, **options))
         self._session.open_environment(action).result()
         return Environment(self._session, calls.place_of(action))
 

@@ -13,7 +13,7 @@ been missed is read from the keys:
 | the connection breaks | a new one, with growing pauses up to `_LONGEST_PAUSE_S` |
 | no connection for `outage_s` | what was sent ends with `Unknown`; trying goes on |
 
-The thread also gives the client's signs of life (`tangram.life_signs`), the first before the client is `ready`.
+The thread also gives the client's signs of life (`tangram.life_signs`), and looks at what shards carry, first before the client is `ready`.
 Only listening lives here: results are made sense of in `tangram.inbox`.
 """
 
@@ -32,6 +32,8 @@ from tangram import clock
 from tangram.errors import StackUnreachable
 from tangram.inbox import Inbox, firm_future
 from tangram.life_signs import SIGN_S, give_sign
+from tangram.settings import Settings
+from tangram.shards import Loads
 from tangram.wire import RESULT_KEY_PREFIX
 
 SWEEP_S = 30.0
@@ -46,14 +48,15 @@ _log = logging.getLogger(__name__)
 class Feed:
     """One thread that listens for the results of the client `client_id`, hands them to its inbox, and gives the client's signs of life."""
 
-    def __init__(self, store: Redis, inbox: Inbox, client_id: str, connect_timeout_s: float, store_name: str, outage_s: float) -> None:
+    def __init__(self, store: Redis, inbox: Inbox, client_id: str, loads: Loads, store_name: str, settings: Settings) -> None:
         """Prepare; `start` begins. `store_name` is the store's address for error messages."""
         self._store = store
         self._inbox = inbox
         self._client_id = client_id
         self._prefix = f"{RESULT_KEY_PREFIX}{client_id}-"
-        self._connect_timeout_s = connect_timeout_s
-        self._outage_s = outage_s
+        self._loads = loads
+        self._connect_timeout_s = settings.connect_timeout_s
+        self._outage_s = settings.outage_s
         self._store_name = store_name
         self._stopping = clock.event()
         self._down_since: float | None = None
@@ -112,6 +115,7 @@ class Feed:
         while not self._stopping.is_set():
             if clock.monotonic() >= next_sign:
                 give_sign(self._store, self._client_id)
+                self._loads.look(self._store)
                 next_sign = clock.monotonic() + SIGN_S
             message = pubsub.get_message(timeout=min(_LISTEN_S, SIGN_S))
             if message is not None:

@@ -39,9 +39,12 @@ from tangram.connection import show
 from tangram.errors import InvalidAction, StackUnreachable
 from tangram.inbox import Inbox, firm_future
 from tangram.kwargsrepr import kwargsrepr
+from tangram.settings import Settings
+from tangram.shards import shard_of_action
 from tangram.tracing import ActionSpan
-from tangram.wire import ACTION_HEADER, CONTROL, INGRESS, RESULT_KEY_PREFIX
+from tangram.wire import ACTION_HEADER, CONTROL_QUEUE, INGRESS_QUEUE, RESULT_KEY_PREFIX, direct_queue, of_shard
 
+_QUEUES = (INGRESS_QUEUE, CONTROL_QUEUE)
 _BATCH = 256
 _PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
 _LATER_S = 5.0
@@ -108,8 +111,10 @@ _NOTHING: Message | _Stop = ControlRequest({})
 class Publisher:
     """Sends submissions and control requests, in the order in which they were given to `send`."""
 
-    def __init__(self, app: Celery, store: Redis, inbox: Inbox, client_id: str, connect_timeout_s: float, outage_s: float) -> None:
+    def __init__(self, app: Celery, store: Redis, inbox: Inbox, client_id: str, settings: Settings) -> None:
         """Prepare; `start` begins. What cannot be sent for `outage_s` fails in `inbox`."""
+        outage_s = settings.outage_s
+        self._ingress, self._control = ([direct_queue(of_shard(name, shard)) for shard in range(settings.shards)] for name in _QUEUES)
         self._app = app
         self._client_id = client_id
         self._store = store
@@ -122,7 +127,7 @@ class Publisher:
         self._kept: list[Message] = []
         """What is lasting, and could not be sent yet."""
         self._inbox = inbox
-        self._connect_timeout_s = connect_timeout_s
+        self._connect_timeout_s = settings.connect_timeout_s
         self._queue: SimpleQueue[Message | _Stop] = clock.fifo()
         self._stopping = clock.event()
         self._connection: Connection | None = None
@@ -238,7 +243,8 @@ class Publisher:
         with producer.batch():
             for message in batch:
                 if isinstance(message, ControlRequest):
-                    producer.publish(dict(message.body), exchange="", routing_key=CONTROL.name, serializer="json")
+                    for queue in self._control:
+                        producer.publish(dict(message.body), exchange="", routing_key=queue.name, serializer="json")
                     continue
                 if message.task_id in ended or (message.again and self._inbox.waiting_for(message.task_id) is None):
                     continue
@@ -282,7 +288,8 @@ class Publisher:
             described["blobs"] = keys
         header = {ACTION_HEADER: described, **(message.span.headers if message.span is not None else {})}
         self._inbox.note_sent(message.task_id)
-        self._app.amqp.send_task_message(producer, action.kind, task, queue=INGRESS, headers=header, declare=[], retry=False)
+        queue = self._ingress[shard_of_action(message.task_id, action, len(self._ingress))]
+        self._app.amqp.send_task_message(producer, action.kind, task, queue=queue, headers=header, declare=[], retry=False)
 
     def pack(self, action: Action, before: Mapping[str, Any] | None = None, blobs: Blobs | None = None) -> dict[str, Any]:
         """Move what is large beside the message, to where it was `before`: the message stays the same.
@@ -301,7 +308,7 @@ class Publisher:
         self._connection = connection
         connection.ensure_connection(callback=self._leave_if_stopping, timeout=self._connect_timeout_s, **_PAUSES)
         channel = connection.default_channel
-        for queue in (INGRESS, CONTROL):
+        for queue in (*self._ingress, *self._control):
             queue(channel).declare()
         self._producer = Producer(channel, serializer="json", auto_declare=False)
         return self._producer

@@ -36,6 +36,7 @@ from tangram.inbox import Inbox
 from tangram.input_messages import InputMessages, What
 from tangram.publisher import ControlRequest, Publisher, Submission
 from tangram.settings import Settings
+from tangram.shards import Loads
 from tangram.streams import OutputReader
 from tangram.tracing import ActionSpan, tracer_of
 
@@ -78,9 +79,11 @@ class Session:
         self._store = link.store
         self.streams = OutputReader(self._store, settings.connect_timeout_s, settings.outage_s)
         """What reads the output of commands, also of those that another process has submitted."""
+        self.loads = Loads(settings.shards)
+        """What the shards of the stack carry, where it has several."""
         self._inbox = Inbox(Blobs(self._store, patience_s=settings.outage_s))
-        self._publisher = Publisher(link.app, self._store, self._inbox, self.client_id, settings.connect_timeout_s, settings.outage_s)
-        self._feed = Feed(self._store, self._inbox, self.client_id, settings.connect_timeout_s, link.store_name, settings.outage_s)
+        self._publisher = Publisher(link.app, self._store, self._inbox, self.client_id, settings)
+        self._feed = Feed(self._store, self._inbox, self.client_id, self.loads, link.store_name, settings)
         # Also runs at interpreter exit: what a forgotten client still holds back is sent, its threads end.
         self._finalizer = weakref.finalize(self, _shut_down, self._publisher, self._feed, self._inbox, self.streams, self._store, self._pid)
 

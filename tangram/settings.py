@@ -93,6 +93,14 @@ class Settings(BaseSettings):
         default=10.0,
         description="Seconds that a worker waits for what runs when SIGTERM has it hand its environments over to the next one.",
     )
+    shards: Count = Field(
+        default=1,
+        description="Shards of the deployment: schedulers that lead at once, each with nodes of its own. The same for clients, workers and "
+        "schedulers.",
+    )
+    shard: NonNegativeInt = Field(
+        default=0, description="Which shard, from 0, this scheduler leads or this CPU worker is a node of. Other workers are of the first."
+    )
     takeover_s: PositiveFloat = Field(default=5.0, description="Silence of the active scheduler after which a standby takes over.")
     lease_s: PositiveFloat = Field(
         default=3600.0, description="An environment without any action for this long is closed, unless it has a lease of its own."
@@ -240,6 +248,13 @@ class Settings(BaseSettings):
         description="Host memory for the copies of services that are off their cells; by default half of what the worker may use.",
     )
     labels: Words = Field(default=(), description="Comma-separated labels of this worker's node, matched by `requires`.")
+
+    @field_validator("shard")
+    @classmethod
+    def _is_one_of_the_shards(cls, shard: int, info: ValidationInfo) -> int:
+        if shard >= info.data.get("shards", shard + 1):
+            raise ValueError(f"TANGRAM_SHARDS is {info.data['shards']}: name at most {info.data['shards'] - 1}")
+        return shard
 
     @field_validator("orphan_s")
     @classmethod

@@ -7,6 +7,9 @@
 | `scheduler.events` | worker → scheduler | `{"events": [report, …]}`, see below |
 | `scheduler.control` | trainer, CLI, live page → scheduler | `{"cancel": {...}}`, `{"renew": …}`, `{"give": …}`, `{"drain": …}` |
 
+The first shard of a deployment has these names. Shard k has `actions.k`, `scheduler.events.k` and `scheduler.control.k` (`of_shard`), and
+its own nodes (`tangram/shards.py`).
+
 All four are plain durable queues on the default exchange (`direct_queue`), declared alike by everyone, so that Redis
 and RabbitMQ route to them by name alone. A publisher whose connection broke sends what it had in hand once more:
 a message may arrive twice, and its task id says so.
@@ -123,7 +126,11 @@ SHARED_BLOB_KEY_PREFIX = BLOB_KEY_PREFIX + "shared-"
 OUTPUT_KEY_PREFIX = "tangram-output-"
 READ_KEY_PREFIX = "tangram-read-"
 SCHEDULER_KEY = "tangram-scheduler"
-"""Where the active scheduler shows its policy and figures, as JSON, in the result store."""
+"""Where the active scheduler of the first shard shows its policy and figures, as JSON, in the result store."""
+LOAD_KEY = "tangram-load"
+"""Where the active scheduler of the first of several shards says what it carries (`WireLoad`), as JSON."""
+LOAD_TTL_S = 10
+"""Seconds for which that counts."""
 
 MEMORY_ENFORCED = "TANGRAM_MEMORY_ENFORCED"
 """A variable of commands: there where the kernel holds their environment to its memory."""
@@ -163,6 +170,27 @@ GIVEN_BYTES = 64 * 1024
 
 OUTPUT_TTL_S = 3600
 """The streamed output of a command is kept for so long after its last entry."""
+
+
+class WireHoldings(TypedDict):
+    """Amounts by resource: what is offered, and what each active job holds of it."""
+
+    offered: dict[str, int]
+    held: dict[str, dict[str, int]]
+
+
+class WireLoad(TypedDict):
+    """What a shard carries: cores and labels of the nodes that take environments now, the environments there, and the opens that wait.
+
+    `units` are the cores, cells and requests that jobs hold, `memory` the memory and the start slots.
+    """
+
+    cores: int
+    labels: list[str]
+    environments: int
+    opening: int
+    units: WireHoldings
+    memory: WireHoldings
 
 
 class WireAct(TypedDict):
@@ -320,6 +348,11 @@ def node_label(name: str) -> str:
 def node_queue(name: str) -> str:
     """Return the queue of the node `name`."""
     return NODE_QUEUE_PREFIX + name
+
+
+def of_shard(name: str, shard: int) -> str:
+    """Return the name that the queue, key or lease `name` has in a shard."""
+    return f"{name}.{shard}" if shard else name
 
 
 def direct_queue(name: str) -> Queue:

@@ -35,7 +35,7 @@ from redis import Redis, RedisError
 
 from app.action_task import Call
 from tangram import clock
-from tangram.wire import CLAIM_TTL_S, GRANT_HEADER, WireGrant, WireNode, WireRegrant, claim_key
+from tangram.wire import CLAIM_TTL_S, EVENTS_QUEUE, GRANT_HEADER, WireGrant, WireNode, WireRegrant, claim_key, direct_queue, of_shard
 from workers.cpu.abstract import Holding, Usage
 from workers.metered import Metered
 from workers.regrants import STALE, Early, Stamp, granted, holding_of, is_stale, resize
@@ -67,13 +67,15 @@ class Node:
         beat_s: float,
         usage_s: float,
         timeout_s: float,
+        shard: int = 0,
         now: Callable[[], dict[str, Any]] = dict,
         wanted: Callable[[], list[dict[str, Any]]] = list,
     ) -> None:
         """Describe the node; nothing is sent before `join`.
 
-        `timeout_s` is that of actions that name none. `now` returns the parts of the description that change, as they are now: the
-        environments that stand on it, its services and their instances. `wanted` returns the reports that are repeated with each beat.
+        `timeout_s` is that of actions that name none. The scheduler of the `shard` hears of the node. `now` returns the parts of the
+        description that change, as they are now: the environments that stand on it, its services and their instances. `wanted` returns
+        the reports that are repeated with each beat.
         """
         self._store = store
         self._timeout_s = timeout_s
@@ -96,7 +98,8 @@ class Node:
         self._stops: OrderedDict[Try, tuple[str, str]] = OrderedDict()
         self._early: OrderedDict[Try, Early] = OrderedDict()
         self._metered: dict[str, Metered] = {}
-        self._reporter = Reporter(app, self._describe, beat_s, self.used, usage_s, lambda: [*self.begun(), *wanted()])
+        self._events = direct_queue(of_shard(EVENTS_QUEUE, shard))
+        self._reporter = Reporter(app, self._events, self._describe, beat_s, self.used, usage_s, lambda: [*self.begun(), *wanted()])
 
     @property
     def name(self) -> str:
@@ -241,7 +244,7 @@ class Node:
         return False
 
     def _begin(self, one: Try, grant: WireGrant, header: dict[str, Any]) -> Call:
-        call = Call(id=one[0], grant=grant, header=header, started_at=clock.time(), began=clock.monotonic())
+        call = Call(one[0], grant, header, clock.time(), clock.monotonic(), self._events.name)
         with self._lock:
             self._calls[call.id] = call
             call.cancel_reason, call.cancel_cause = self._stops.pop(one, ("", ""))
@@ -354,7 +357,7 @@ class Node:
         with self._lock:
             self._arrived.pop(action_id, None)
             _keep(self._claimed, (action_id, attempt), None)
-        call = Call(id=action_id, grant={"attempt": attempt}, header={}, started_at=clock.time(), began=0.0)  # type: ignore[typeddict-item]
+        call = Call(action_id, {"attempt": attempt}, {}, clock.time(), 0.0, self._events.name)  # type: ignore[typeddict-item]
         call.status, call.reason, call.cause, call.execution_s = status, reason, cause, 0.0
         self._report_end(action_id, attempt, call)
 

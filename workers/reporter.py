@@ -14,11 +14,11 @@ from contextlib import suppress
 from typing import Any
 
 from celery import Celery
-from kombu import Connection, Producer
+from kombu import Connection, Producer, Queue
 
 from app.broker.amqp_intake import HEARTBEAT_S, heartbeats
 from tangram import clock
-from tangram.wire import EVENTS, WireNode
+from tangram.wire import WireNode
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +34,7 @@ class Reporter:
     def __init__(
         self,
         app: Celery,
+        events: Queue,
         describe: Callable[[], WireNode],
         beat_s: float,
         used: Callable[[], list[dict[str, Any]]],
@@ -42,9 +43,11 @@ class Reporter:
     ) -> None:
         """Prepare; `start` begins.
 
-        `describe` returns what a beat says, `begun` the reports that go out before it, and `used` those that go out every `usage_s`.
+        Reports go to the queue `events`. `describe` returns what a beat says, `begun` the reports that go out before it, and `used` those
+        that go out every `usage_s`.
         """
         self._app = app
+        self._events = events
         self._describe = describe
         self._beat_s = beat_s
         self._used = used
@@ -114,7 +117,7 @@ class Reporter:
             try:
                 producer = self._producer or self._connect()
                 self._check()
-                producer.publish({"events": reports}, exchange="", routing_key=EVENTS.name, serializer="json")
+                producer.publish({"events": reports}, exchange="", routing_key=self._events.name, serializer="json")
                 self.has_joined.set()
                 return
             except Exception as error:
@@ -131,7 +134,7 @@ class Reporter:
         connection = self._connection = self._app.connection_for_write(heartbeat=HEARTBEAT_S)
         connection.ensure_connection(max_retries=1, interval_start=0)
         channel = connection.channel()
-        EVENTS(channel).declare()
+        self._events(channel).declare()
         self._check = heartbeats(connection)
         self._producer = Producer(channel)
         return self._producer

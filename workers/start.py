@@ -87,8 +87,8 @@ def run(pool: Pool, settings: Settings, include: Sequence[str] = (), log_level: 
     sole.take()  # before anything of a worker before this one is cleared away
     blobs = Blobs(store, patience_s=math.inf)
     prepared = _SET_UP[pool](settings, blobs)
-    times = {name: getattr(settings, name) for name in ("beat_s", "usage_s", "timeout_s")}
-    node = Node(app, store, prepared.description, **times, now=prepared.now, wanted=prepared.wanted)
+    same = {name: getattr(settings, name) for name in ("beat_s", "usage_s", "timeout_s", "shard")}
+    node = Node(app, store, prepared.description, **same, now=prepared.now, wanted=prepared.wanted)
     prepared.attach(node)
     runtime().provide(NodeRuntime, node)  # type: ignore[type-abstract]
     app.conf.task_queues = [queue_of(node.name)]

@@ -28,7 +28,7 @@ from app.broker import redis_intake
 from app.broker.memory_store import BrokenConnection, MemoryBroker, MemoryStore
 from app.broker.results import FirstEndStays, may_stand
 from tangram import clock
-from tangram.wire import ENDED_CLAIM_TTL_S, EVENTS
+from tangram.wire import ENDED_CLAIM_TTL_S
 
 SCHEME = "tangram-memory"
 TRANSPORT_ALIASES[SCHEME] = f"{__name__}:Transport"
@@ -56,13 +56,13 @@ class MemoryBackend(FirstEndStays):
         """Return what is stored under keys."""
         return self.client.mget(map(_text, keys))
 
-    def _offer(self, key: str, result: bytes, claim: str, final: bool, message: bytes) -> bool:
+    def _offer(self, key: str, result: bytes, claim: str, final: bool, queue: str, message: bytes) -> bool:
         broker = self.client.broker
         broker.called("set", key)
         with broker.lock:
             stands = may_stand(broker.value(key), result, broker.value(claim))
             if stands and message and broker.value(key) != result:
-                broker.put(EVENTS.name, message)
+                broker.put(queue, message)
             if stands:
                 broker.keep(key, result, self.expires)
                 broker.publish(key, result)
@@ -143,7 +143,7 @@ class MemoryIntake:
         self._check("take")
         if clock.monotonic() >= self._next_rescue:
             self._next_rescue = clock.monotonic() + redis_intake.RESCUE_S
-            self._broker.put_back(self._holder)
+            self._broker.put_back(self._holder, self._queues)
         self._arrived.clear()  # before the queues are read: what arrives after that ends the wait
         if not any(map(self._broker.waiting, self._queues)):
             self._arrived.wait(timeout_s)

@@ -10,7 +10,7 @@ import fnmatch
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from queue import Empty
 from typing import Any, Self
@@ -88,12 +88,13 @@ class MemoryBroker:
             if held is not None and message in held:
                 held.remove(message)
 
-    def put_back(self, but: str) -> int:
-        """Put all messages back into their queues that others than `but` have taken; return how many."""
+    def put_back(self, but: str, queues: Sequence[str]) -> int:
+        """Put all messages back into these queues that others than `but` have taken from them; return how many."""
         count = 0
         with self.lock:
-            for holder in [holder for holder in self._taken if holder != but]:
-                for queue, messages in self._taken.pop(holder).items():
+            for taken in [taken for holder, taken in self._taken.items() if holder != but]:
+                for queue in queues:
+                    messages = taken.pop(queue, deque())
                     count += len(messages)
                     for message in reversed(messages):
                         self.put(queue, message, first=True)

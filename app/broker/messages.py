@@ -10,7 +10,7 @@ from celery.app.task import Context
 from kombu.message import Message
 
 from scheduler.live.transport import Received
-from tangram.wire import ACTION_HEADER, EVENTS
+from tangram.wire import ACTION_HEADER, EVENTS_QUEUE
 
 _PROPERTIES = ("correlation_id", "reply_to", "content_type", "content_encoding", "priority", "expiration")
 
@@ -29,10 +29,10 @@ def action_of(message: Message, tag: Any) -> Received:
     return Received(sort="action", id=action_id, task=task, header=headers.get(ACTION_HEADER), message=kept, tag=tag)
 
 
-def reports_message(reports: Sequence[Mapping[str, Any]]) -> bytes:
-    """Return a message with reports for the scheduler, as `lying` has it."""
+def reports_message(reports: Sequence[Mapping[str, Any]], queue: str = EVENTS_QUEUE) -> bytes:
+    """Return a message with reports for the scheduler that reads `queue`, as `lying` has it."""
     kind = {"content_type": "application/json", "content_encoding": "utf-8"}
-    return lying(EVENTS.name, json.dumps({"events": reports}), {}, kind)
+    return lying(queue, json.dumps({"events": reports}), {}, kind)
 
 
 def lying(queue: str, body: str, headers: Mapping[str, Any], properties: Mapping[str, Any]) -> bytes:

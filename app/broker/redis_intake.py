@@ -35,6 +35,8 @@ from typing import Any
 
 from redis import Connection, ConnectionPool, Redis, RedisError
 
+from tangram.wire import of_shard
+
 TAKEN = "tangram-taken"
 RESCUE_S = 10.0
 REMEMBERED_EPOCHS = 20
@@ -87,16 +89,18 @@ Taken = tuple[str, bytes]
 class RedisIntake:
     """Moves messages of `queues` to lists of the scheduler `epoch`. For one thread."""
 
-    def __init__(self, pool: ConnectionPool, queues: Sequence[str], epoch: int, number: int = 0) -> None:
+    def __init__(self, pool: ConnectionPool, queues: Sequence[str], epoch: int, number: int = 0, shard: int = 0) -> None:
         """Connect, and take over what schedulers before this one, and earlier intakes of its own epoch, had taken and not acknowledged.
 
-        `pool` sets a time limit for answers. `number` counts the intakes of the epoch.
+        `pool` sets a time limit for answers. `number` counts the intakes of the epoch. Each `shard` of schedulers has
+        epochs and queues of its own.
 
         Raises what redis-py raises, here and in all methods; after that the object is to be closed.
         """
         self._pool = pool
         self._client: Redis = Redis(connection_pool=pool)
-        self._lists = {queue: f"{TAKEN}:{epoch}.{number % INTAKES_NAMED}:{queue}" for queue in queues}
+        self._names = of_shard(TAKEN, shard)
+        self._lists = {queue: f"{self._names}:{epoch}.{number % INTAKES_NAMED}:{queue}" for queue in queues}
         self._take = self._client.register_script(_TAKE)
         self._rescue = self._client.register_script(_RESCUE)
         self._sources = [key for queue, taken in self._lists.items() for key in (queue, taken)]
@@ -109,7 +113,7 @@ class RedisIntake:
         self._unacknowledged = dict.fromkeys(self._lists.values(), 0)
         self._next_look = self._next_rescue = 0.0
         self._put_back(())
-        self._client.sadd(TAKEN, *self._lists.values())
+        self._client.sadd(self._names, *self._lists.values())
         for queue in queues:
             # Between two messages may lie hours. An answer is read only when it must be on its way, within the time limit of all others.
             connection = pool.connection_class(**{**pool.connection_kwargs, "health_check_interval": 0})
@@ -191,7 +195,7 @@ class RedisIntake:
         self._pool.disconnect()
 
     def _put_back(self, used: Iterable[str]) -> None:
-        self._rescue(keys=[TAKEN], args=[self._oldest, *used])
+        self._rescue(keys=[self._names], args=[self._oldest, *used])
 
     def _send(self, queue: str, *before: Sequence[Any]) -> None:
         """Begin a blocking move, after the commands `before`, whose answers are to be read first."""

@@ -35,7 +35,7 @@ from app.runtime import runtime
 from tangram.connection import KEEPALIVE
 from tangram.decode import read_meta
 from tangram.errors import ActionError
-from tangram.wire import DISOWNED, ENDED_CLAIM_TTL_S, EVENTS, GRANT_HEADER, claim_key
+from tangram.wire import DISOWNED, ENDED_CLAIM_TTL_S, GRANT_HEADER, claim_key
 
 log = logging.getLogger(__name__)
 
@@ -81,10 +81,10 @@ class FirstEndStays(KeyValueStoreBackend):  # type: ignore[misc]
     has_broker = False
     """Whether the broker is the store."""
 
-    def _offer(self, key: str, result: bytes, claim: str, final: bool, message: bytes) -> bool:
+    def _offer(self, key: str, result: bytes, claim: str, final: bool, queue: str, message: bytes) -> bool:
         """Store and publish a result if it may stand; return whether it stands. The claim of a final one lasts `ENDED_CLAIM_TTL_S`.
 
-        A `message`, if there is one, is put into the queue of reports when the result is stored.
+        A `message`, if there is one, is put into the `queue` of reports when the result is stored.
         """
         raise NotImplementedError
 
@@ -95,8 +95,10 @@ class FirstEndStays(KeyValueStoreBackend):  # type: ignore[misc]
         claim = claim_key(task_id, grant.get("attempt", 0))
         call: Call | None = getattr(request, "tangram_call", None)
         final = state in self.READY_STATES
-        message = reports_message([*call.sent_report(), call.report()]) if call is not None and final and self.has_broker else b""
-        offered = (self.get_key_for_task(task_id).decode(), encoded.encode(), claim, final, message)
+        queue, message = "", b""
+        if call is not None and final and self.has_broker:
+            queue, message = call.events_queue, reports_message([*call.sent_report(), call.report()], call.events_queue)
+        offered = (self.get_key_for_task(task_id).decode(), encoded.encode(), claim, final, queue, message)
         policy = self.app.conf.result_backend_transport_options.get("retry_policy", RETRIES)
         if call is not None:
             call.unstored = True
@@ -127,9 +129,9 @@ class RedisResults(FirstEndStays, RedisBackend):  # type: ignore[misc]
         """Whether the broker is the store: both have the same address."""
         return bool(self.app.conf.result_backend == self.app.conf.broker_url)
 
-    def _offer(self, key: str, result: bytes, claim: str, final: bool, message: bytes) -> bool:
+    def _offer(self, key: str, result: bytes, claim: str, final: bool, queue: str, message: bytes) -> bool:
         args = [result, self.expires, DISOWNED, ENDED_CLAIM_TTL_S if final else 0, message]
-        return bool(self._script(keys=[key, claim, EVENTS.name], args=args))
+        return bool(self._script(keys=[key, claim, queue], args=args))
 
 
 def _complain(error: Exception, pauses: Iterator[float], retries: int) -> float:

@@ -1,14 +1,16 @@
-"""Reading how an action ended from the result that its worker has stored, where no report of it has come."""
+"""What the store knows of an action's end: the result of its worker, where no report of it has come, and that a try counts no more."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from scheduler.model.events import StoredEnd
 from scheduler.model.lifecycle import ACTION, End
 from tangram.action import KINDS
 from tangram.decode import read_meta, stored_value
 from tangram.errors import ActionError
+from tangram.wire import CLAIM_TTL_S, DISOWNED, claim_key
 
 _ENDS: Mapping[str, End] = {end: end for end in ACTION.ends}
 
@@ -42,3 +44,11 @@ def _seconds(words: object, name: str) -> float:
     """Return a number of seconds of an object, 0 where it has none of that name."""
     value = words.get(name) if isinstance(words, Mapping) else None
     return float(value) if isinstance(value, (int, float)) and 0 <= value < float("inf") else 0.0
+
+
+def disown(pipe: Any, tries: Iterable[tuple[str, int]]) -> None:
+    """Have the claims of these tries, each an action and an attempt, say that the scheduler has given them up."""
+    for one in tries:
+        # A claim that is there lasts as long as its action may run; one that comes later finds the key taken.
+        pipe.set(claim_key(*one), DISOWNED, xx=True, keepttl=True)
+        pipe.set(claim_key(*one), DISOWNED, nx=True, ex=CLAIM_TTL_S)

@@ -19,9 +19,9 @@ from __future__ import annotations
 import json
 import logging
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from celery import Celery
@@ -30,13 +30,13 @@ from kombu.exceptions import OperationalError
 from kombu.message import Message
 from kombu.utils.json import loads
 from kombu.utils.uuid import uuid
-from redis import RedisError
+from redis import Redis, RedisError
 
 from app.broker import memory
 from app.broker.amqp_intake import HEARTBEAT_S, AmqpIntake, heartbeats
 from app.broker.messages import action_of, lying, request_of
 from app.broker.redis_intake import RedisIntake
-from app.broker.stored_ends import stored_end
+from app.broker.stored_ends import disown, stored_end
 from app.scheduler_document import SHOWN_TTL_S
 from scheduler.live.entries import UnpublishedEnd
 from scheduler.live.transport import Received
@@ -46,20 +46,21 @@ from tangram.connection import REDIS_SCHEMES, open_store
 from tangram.errors import BY_STATUS, ActionFailed, EnvironmentLost, StackUnreachable
 from tangram.kwargsrepr import with_grant
 from tangram.life_signs import silences
+from tangram.shards import FIRST, exchange_loads
 from tangram.wire import (
     BLOB_TTL_S,
-    CLAIM_TTL_S,
-    CONTROL,
-    DISOWNED,
-    EVENTS,
+    CONTROL_QUEUE,
+    EVENTS_QUEUE,
     GRANT_HEADER,
-    INGRESS,
+    INGRESS_QUEUE,
     RESULT_KEY_PREFIX,
     RESULT_TTL_S,
     SCHEDULER_KEY,
+    WireLoad,
     claim_key,
     direct_queue,
     node_queue,
+    of_shard,
 )
 
 log = logging.getLogger(__name__)
@@ -73,19 +74,25 @@ _STORING_S = 0.2
 _NOT_KEPT = f"it has ended, and its result is not kept any more: results are kept for {RESULT_TTL_S} s"
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
-_QUEUES = (INGRESS, EVENTS, CONTROL)
+T = TypeVar("T")
 _Sort = Literal["action", "events", "control"]
-_SORTS: dict[str, _Sort] = {INGRESS.name: "action", EVENTS.name: "events", CONTROL.name: "control"}
+_SORTS: dict[str, _Sort] = {INGRESS_QUEUE: "action", EVENTS_QUEUE: "events", CONTROL_QUEUE: "control"}
 
 
 class KombuTransport:
     """A connection of its own for receiving and one for sending; not for use by several threads."""
 
-    def __init__(self, app: Celery, *, connect_timeout_s: float, epoch: int = 1) -> None:
-        """Connect. Raises `StackUnreachable` when the broker does not answer within `connect_timeout_s`; later on it is waited for."""
+    def __init__(self, app: Celery, *, connect_timeout_s: float, epoch: int = 1, shard: int = FIRST, shards: int = 1) -> None:
+        """Connect, as the scheduler of a shard.
+
+        Raises `StackUnreachable` when the broker does not answer within `connect_timeout_s`; later on it is waited for.
+        """
         self._app = app
         self._timeout_s = connect_timeout_s
         self._epoch = epoch
+        self._shard, self._others = shard, [other for other in range(shards) if other != shard]
+        self._sorts = {of_shard(name, shard): sort for name, sort in _SORTS.items()}
+        self._read_queues = [direct_queue(name) for name in self._sorts]
         self._control = app.amqp.as_task_v2("", "", ignore_result=True)  # made once, since Celery takes longer for it than a decision takes
         self._outbox: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = []
         self._ends: deque[UnpublishedEnd] = deque()
@@ -178,37 +185,29 @@ class KombuTransport:
         """Return the ends of those of these actions, kinds by id, whose workers have stored a result; see the protocol."""
         if not kinds:
             return []
-        if clock.monotonic() < self._store_pause_until:
-            return None
-        try:
-            with self._app.backend.client.pipeline() as pipe:
-                _disown(pipe, give_up.items())
+
+        def ask(store: Redis) -> list[Any]:
+            with store.pipeline() as pipe:
+                disown(pipe, give_up.items())
                 pipe.mget([RESULT_KEY_PREFIX + action_id for action_id in kinds])
-                raws = pipe.execute()[-1]
-        except (RedisError, OSError) as error:
-            self._pause_store(error)
+                found: list[Any] = pipe.execute()[-1]
+                return found
+
+        raws = self._ask_store(ask)
+        if raws is None:
             return None
         found = [stored_end(action_id, kind, raw) for (action_id, kind), raw in zip(kinds.items(), raws, strict=True)]
         return [end for end in found if end is not None]
 
     def claimed(self, tries: Mapping[str, int]) -> set[str] | None:
         """Return those of these tries that a worker has claimed; see the protocol."""
-        try:
-            claims = self._app.backend.client.mget([claim_key(*one) for one in tries.items()]) if tries else []
-        except (RedisError, OSError) as error:
-            self._pause_store(error)
-            return None
-        return {action_id for action_id, claim in zip(tries, claims, strict=True) if claim is not None}
+        keys = [claim_key(*one) for one in tries.items()]
+        claims: list[Any] | None = self._ask_store(lambda store: store.mget(keys)) if tries else []
+        return None if claims is None else {action_id for action_id, claim in zip(tries, claims, strict=True) if claim is not None}
 
     def silences(self, clients: Sequence[str]) -> Mapping[str, float | None] | None:
         """Return for how long clients have been silent; see the protocol."""
-        if clock.monotonic() < self._store_pause_until:
-            return None
-        try:
-            return silences(self._app.backend.client, clients)
-        except (RedisError, OSError) as error:
-            self._pause_store(error)
-            return None
+        return self._ask_store(lambda store: silences(store, clients))
 
     def disown(self, action_id: str, attempt: int) -> None:
         """Buffer that the worker that has claimed this try shall drop its result."""
@@ -237,12 +236,12 @@ class KombuTransport:
 
     def show(self, figures: Mapping[str, Any]) -> None:
         """Keep the scheduler's figures where tools look for them."""
-        if clock.monotonic() < self._store_pause_until:
-            return
-        try:
-            self._app.backend.client.set(SCHEDULER_KEY, json.dumps(dict(figures)), ex=SHOWN_TTL_S)
-        except (RedisError, OSError) as error:
-            self._pause_store(error)
+        shown = json.dumps(dict(figures))
+        self._ask_store(lambda store: store.set(of_shard(SCHEDULER_KEY, self._shard), shown, ex=SHOWN_TTL_S))
+
+    def exchange(self, load: WireLoad) -> Sequence[WireLoad] | None:
+        """Say what this shard carries, and return what the others said last; see the protocol."""
+        return self._ask_store(lambda store: exchange_loads(store, self._shard, self._others, load))
 
     # The connections
 
@@ -252,23 +251,23 @@ class KombuTransport:
         self._sending = self._app.connection_for_write(heartbeat=HEARTBEAT_S)
         self._sending.ensure_connection(max_retries=1, interval_start=0, timeout=self._timeout_s)
         self._channel = self._sending.channel()
-        for queue in _QUEUES:
+        for queue in self._read_queues:
             queue(self._channel).declare()
         self._producer = Producer(self._channel)
         self._check_sending = heartbeats(self._sending)
         url = str(self._app.conf.broker_read_url or self._app.conf.broker_url)
-        names = [queue.name for queue in _QUEUES]
+        names = list(self._sorts)
         if urlsplit(url).scheme == memory.SCHEME:
             self._intake = memory.MemoryIntake(self._app.conf.broker_transport_options["broker"], names, self._epoch, self._intakes)
             self._intakes += 1
         elif urlsplit(url).scheme in REDIS_SCHEMES:
             pool = open_store(url, self._timeout_s).connection_pool
-            self._intake = RedisIntake(pool, names, self._epoch, self._intakes)
+            self._intake = RedisIntake(pool, names, self._epoch, self._intakes, self._shard)
             self._intakes += 1
         else:
             connection = self._app.connection_for_read(heartbeat=HEARTBEAT_S)
             connection.ensure_connection(max_retries=1, interval_start=0, timeout=self._timeout_s)
-            self._intake = AmqpIntake(connection, _QUEUES, MOST_AT_ONCE)
+            self._intake = AmqpIntake(connection, self._read_queues, MOST_AT_ONCE)
 
     def _shut(self) -> None:
         intake, self._intake = self._intake, None
@@ -327,7 +326,7 @@ class KombuTransport:
 
     def _read(self, message: Message | None, queue: str, tag: Any) -> Received:
         """Read a message; one that cannot be read has neither id nor body."""
-        sort = _SORTS[queue]
+        sort = self._sorts[queue]
         try:
             if message is None:
                 return Received(sort=sort, tag=tag)
@@ -353,7 +352,7 @@ class KombuTransport:
         try:
             if self._disowned:
                 with self._app.backend.client.pipeline(transaction=False) as pipe:
-                    _disown(pipe, self._disowned)
+                    disown(pipe, self._disowned)
                     pipe.execute()
                 self._disowned.clear()
             until = clock.monotonic() + _STORING_S
@@ -367,6 +366,16 @@ class KombuTransport:
                 self._asked_again.pop()
         except self._errors as error:  # the broker's too: callbacks go out over it
             self._pause_store(error)
+
+    def _ask_store(self, ask: Callable[[Redis], T]) -> T | None:
+        """Return what the store answers to `ask`; None while it is away."""
+        if clock.monotonic() < self._store_pause_until:
+            return None
+        try:
+            return ask(self._app.backend.client)
+        except (RedisError, OSError) as error:
+            self._pause_store(error)
+            return None
 
     def _pause_store(self, error: BaseException) -> None:
         log.warning("the result store does not answer: %s", error)
@@ -396,13 +405,6 @@ class KombuTransport:
         self._app.backend.client.ping()
         with self._app.connection_for_write() as connection:
             connection.ensure_connection(max_retries=1, interval_start=0, timeout=self._timeout_s)
-
-
-def _disown(pipe: Any, tries: Iterable[tuple[str, int]]) -> None:
-    for one in tries:
-        # A claim that is there lasts as long as its action may run; one that comes later finds the key taken.
-        pipe.set(claim_key(*one), DISOWNED, xx=True, keepttl=True)
-        pipe.set(claim_key(*one), DISOWNED, nx=True, ex=CLAIM_TTL_S)
 
 
 def _errors_of(connection: Connection) -> tuple[type[BaseException], ...]:

@@ -21,6 +21,7 @@ from app.own_container import node_name
 from tangram.connection import read_stack_file
 from tangram.errors import TangramError
 from tangram.settings import Settings
+from tangram.wire import of_shard
 
 ProcessKind = Literal["scheduler", "cpu", "gpu", "api"]
 PROCESSES: tuple[ProcessKind, ...] = ("scheduler", "cpu", "gpu", "api")
@@ -38,12 +39,13 @@ def _scheduler(settings: Settings) -> str:
     engine = open_engine(database_of(settings), connect_timeout_s=settings.connect_timeout_s)
     try:
         with database_errors(engine.url), engine.connect() as connection:
-            lease = select(LeaseRow.holder, LeaseRow.epoch, LeaseRow.expires_at).where(LeaseRow.name == SCHEDULER_LEASE)
+            of_its_shard = LeaseRow.name == of_shard(SCHEDULER_LEASE, settings.shard)
+            lease = select(LeaseRow.holder, LeaseRow.epoch, LeaseRow.expires_at).where(of_its_shard)
             row = connection.execute(lease).one_or_none()
     finally:
         engine.dispose()
     if row is None or row.expires_at < time.time():
-        raise TangramError("no scheduler leads")
+        raise TangramError("no scheduler leads" if settings.shards == 1 else f"no scheduler leads shard {settings.shard}")
     return f"{row.holder.partition(':')[0]} leads, epoch {row.epoch}"
 
 

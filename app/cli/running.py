@@ -36,6 +36,8 @@ def up(
     for name in ("gateway_port", "web_port", "metrics_port"):
         if port := getattr(settings, name):
             _check_free(port, f"TANGRAM_{name.upper()}")
+    if settings.shards > nodes:
+        raise UsageError(f"TANGRAM_SHARDS={settings.shards}: each shard needs a CPU node, name as many with --nodes")
     settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     services_file = settings.services_file or tiny_services(settings.state_dir, output.note)
     plan = stack.StackPlan(
@@ -47,6 +49,7 @@ def up(
         gateway_port=settings.gateway_port,
         web_port=settings.web_port,
         metrics_port=settings.metrics_port,
+        shards=settings.shards,
     )
     stop = stop_on_signals()
     with stack.start(plan, settings.state_dir) as started:
@@ -105,9 +108,12 @@ def worker(
 
     if pool not in ("cpu", "gpu", "api"):
         raise UsageError(f"worker {pool!r} is none of cpu, gpu, api")
+    settings = Settings()
+    if pool != "cpu" and settings.shard:
+        raise UsageError(f"TANGRAM_SHARD={settings.shard}: shards other than 0 have CPU workers only")
     with importing():
         start = importlib.import_module("workers.start")
-    start.run(pool, Settings(), tuple(include or ()), log_level)
+    start.run(pool, settings, tuple(include or ()), log_level)
 
 
 @app.command()

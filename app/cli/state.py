@@ -79,7 +79,7 @@ def _shown(settings: Settings, present: Present | None = None) -> tuple[dict[str
     try:
         with open_store(find_addresses(settings).result_url, settings.connect_timeout_s) as store:
             problem = problem_of(store)
-            return read_shown(store), {} if problem or present is None else silences_of(store, present), problem
+            return read_shown(store, settings.shards), {} if problem or present is None else silences_of(store, present), problem
     except (StackUnreachable, RedisError, OSError) as error:
         return None, {}, f"the result store cannot be read: {error}"
 

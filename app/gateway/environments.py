@@ -202,7 +202,8 @@ class Environments:
             raise NotFound(f"environment {environment} was closed before")
 
     def _record(self, caller: Caller, names: tuple[str, ...], wanted: Wanted) -> Record:
-        environment, now, lease_s = f"env-{secrets.token_hex(8)}", time.time(), wanted.get("lease_s")
+        requires = (*wanted.get("requires", ()), *((CONTAINERS,) if wanted.get("opened_image") is not None else ()))
+        environment, now, lease_s = caller.session.loads.new_environment(requires), time.time(), wanted.get("lease_s")
         return Record(
             **{**wanted, "trajectory": wanted.get("trajectory") or environment},
             id=environment,
@@ -315,6 +316,7 @@ def _action(record: Record) -> Action:
     requires = record.requires if record.opened_image is None else (*record.requires, CONTAINERS)
     action = open_environment(
         record.job,
+        record.id,
         trajectory=record.trajectory,
         image=record.opened_image,
         memory_mb=record.memory_mb,
@@ -323,5 +325,4 @@ def _action(record: Record) -> Action:
         lease_s=record.lease_s,
         owner=f"gateway:{record.owner or 'api'}",
     )
-    arguments: dict[str, Any] = {**action.arguments, "environment": record.id}
-    return replace(action, environment=record.id, arguments=arguments, action_class=(record.image or record.template)[:256] or None)
+    return replace(action, action_class=(record.image or record.template)[:256] or None)

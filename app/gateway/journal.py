@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, select
+from sqlalchemy import Connection, Engine, func, select
 
 from app.gateway.errors import InfraFailed, NotFound
 from app.journal.database import DatabaseError, Unaskable, snapshot
@@ -105,8 +105,8 @@ class Journal:
         return [row.id for row in found if row.header.get("session") == session]
 
     async def has_leader(self) -> bool:
-        """Say whether a scheduler leads."""
-        lease = select(_LEASES.c.expires_at).where(_LEASES.c.name == SCHEDULER_LEASE)
+        """Say whether a scheduler leads, of any shard."""
+        lease = select(func.max(_LEASES.c.expires_at)).where(_LEASES.c.name.startswith(SCHEDULER_LEASE))
         expires_at = await self._ask(lambda connection: connection.execute(lease).scalar_one_or_none())
         return expires_at is not None and expires_at > time.time()
 

@@ -48,6 +48,7 @@ Shape = frozenset[str]
 NO_ATTEMPT = 2**31 - 1
 HELD = ("node", "resource", "units", "core_ids", "cell_ids", "background", "granted_at", "resized_at")
 """What a row of `actions` and one of `grants` both say of a grant."""
+_OF_SHARD = " of shard "
 _OF_GRANT = ("granted_at", "node", "units", "core_ids", "cell_ids", "background")
 _OF_END = ("status", "cause", "started_at", "unit_s", "queue_s", "background_s", "overhead_s", "execution_s", "act_s", "cpu_s")
 
@@ -71,11 +72,12 @@ class _Action:
 class Fold:
     """The rows of one batch. Feed entries in order with `add`, then read the groups.
 
-    `last_position` continues the order of reception over batches.
+    `last_position` continues the order of reception over batches. All rows are those of a `shard`.
     """
 
-    def __init__(self, last_position: int = 0) -> None:
+    def __init__(self, last_position: int = 0, shard: int = 0) -> None:
         self.last_position = last_position
+        self._shard = shard
         self.jobs: dict[str, Row] = {}
         self.published: dict[str, Row] = {}
         self.environments: dict[str, Row] = {}
@@ -108,7 +110,7 @@ class Fold:
                 case NodeChanged():
                     self._node(entry)
                 case NoteDraining():
-                    self.draining[entry.name] = {"of": clean(entry.name), "draining": entry.draining}
+                    self.draining[entry.name] = {"of": clean(entry.name), "in": self._shard, "draining": entry.draining}
                 case InstanceChanged():
                     self._instance(entry)
                 case InstancesForgotten():
@@ -200,6 +202,7 @@ class Fold:
             "header": {name: value for name, value in header.items() if name not in IN_COLUMNS},
             "submitted_at": entry.submitted_at,
             "received_at": entry.received_at,
+            "shard": self._shard,
         }
 
     def _granted(self, entry: ActionGranted) -> None:
@@ -261,6 +264,7 @@ class Fold:
             "ended_at": entry.at if entry.state in ENVIRONMENT.ends else None,
             "client": entry.client or None,
             "owner": clean(entry.owner),
+            "shard": self._shard,
         }
 
     def _node(self, entry: NodeChanged) -> None:
@@ -273,6 +277,7 @@ class Fold:
             "description": dict(entry.description),
             "joined_at": joined_at,
             "changed_at": entry.at,
+            "shard": self._shard,
         }
         for name, description in entry.description.get("services", {}).items():
             self.services[name] = {"name": name, "node": entry.name, "description": description, "changed_at": entry.at}
@@ -292,7 +297,7 @@ class Fold:
 
     def _failed(self, entry: MessageFailed) -> None:
         # One row for each scheduler: only the database knows which of them it has counted.
-        key = clean(entry.message)
+        key = failure_key(clean(entry.message), self._shard)
         self.failures[key, entry.epoch] = {
             "message": key,
             "kind": entry.kind,
@@ -302,6 +307,17 @@ class Fold:
             "traceback": clean(entry.traceback),
             "failed_at": entry.at,
         }
+
+
+def failure_key(message: str, shard: int) -> str:
+    """Return the key of a message on which the schedulers of a shard have failed: several may fail on messages of the same key."""
+    return f"{message}{_OF_SHARD}{shard}" if shard else message
+
+
+def read_failure_key(key: str) -> tuple[str, int]:
+    """Return the message's own key, and the shard."""
+    message, separator, shard = key.rpartition(_OF_SHARD)
+    return (message, int(shard)) if separator and shard.isdecimal() else (key, 0)
 
 
 def clean(text: str) -> str:

@@ -122,6 +122,7 @@ class Action(Base):
     memory_mb: Mapped[int | None] = mapped_column(Integer)
     resident_mb: Mapped[int | None] = mapped_column(Integer)
     excerpt: Mapped[dict[str, Any] | None]
+    shard: Mapped[int] = mapped_column(Integer, server_default=text("0"))
 
     # The indexes over ended_at are partial: an action enters them once, at its end, and costs nothing before.
     __table_args__ = (
@@ -214,6 +215,7 @@ class Environment(Base):
     owner: Mapped[str] = mapped_column(server_default=text("''"))
     ends_at: Mapped[float | None]
     used_at: Mapped[float | None]
+    shard: Mapped[int] = mapped_column(Integer, server_default=text("0"))
 
     __table_args__ = (
         words_of("state", ENVIRONMENT.states),
@@ -225,7 +227,10 @@ class Environment(Base):
 
 
 class Node(Base):
-    """A host with one worker; `description` is what that worker said when it joined. `draining` stays whatever the state is."""
+    """A host with one worker; `description` is what that worker said when it joined. `draining` stays whatever the state is.
+
+    Of a node that is up in another shard, its earlier shard changes nothing.
+    """
 
     __tablename__ = "nodes"
 
@@ -236,6 +241,7 @@ class Node(Base):
     joined_at: Mapped[float | None]
     changed_at: Mapped[float]
     draining: Mapped[bool] = mapped_column(server_default=false())
+    shard: Mapped[int] = mapped_column(Integer, server_default=text("0"))
 
     __table_args__ = (words_of("state", NODE.states),)
 
@@ -345,8 +351,8 @@ class EnvironmentHour(Base):
 class FailedMessage(Base):
     """A message on which schedulers failed and stopped; from the second failure on it is set aside (`scheduler/live/poison.py`).
 
-    `message` is its key, `action` the action that it is about. `failures` counts schedulers; `epoch`, `traceback` and `failed_at` are
-    those of the last one.
+    `message` is its key, with its shard where that is not the first one, `action` the action that it is about. `failures` counts
+    schedulers; `epoch`, `traceback` and `failed_at` are those of the last one.
     """
 
     __tablename__ = "failed_messages"

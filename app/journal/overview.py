@@ -25,6 +25,7 @@ from tangram.action import CELLS, CORES
 
 _FIGURES = (
     "shown_ago_s",
+    "shard",
     "policy",
     "epoch",
     "waiting",

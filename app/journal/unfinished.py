@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, Row, select
 
+from app.journal.folding import read_failure_key
 from app.journal.models import (
     DECLARED,
     RUNNING,
@@ -51,8 +53,8 @@ def set_aside(connection: Connection) -> tuple[SetAside, ...]:
     )
 
 
-def load_unfinished(connection: Connection, between: Callable[[], object] = lambda: None) -> Unfinished:
-    """Return all that a scheduler goes on with. `between` is called before each action: there may be very many."""
+def load_unfinished(connection: Connection, shard: int = 0, between: Callable[[], object] = lambda: None) -> Unfinished:
+    """Return all that a scheduler of a shard goes on with. `between` is called before each action: there may be very many."""
 
     def action_of(row: Row[Any]) -> UnfinishedAction:
         between()
@@ -61,24 +63,26 @@ def load_unfinished(connection: Connection, between: Callable[[], object] = lamb
     actions = (
         select(table(Action), Message.message)
         .join_from(Action, Message, Message.action == Action.id, isouter=True)
-        .where(Action.ended_at.is_(None))
+        .where(Action.ended_at.is_(None), Action.shard == shard)
         .order_by(Action.position)
     )
-    environments = select(table(Environment)).where(Environment.ended_at.is_(None)).order_by(Environment.created_at, Environment.id)
+    own = Environment.shard == shard
+    environments = select(table(Environment)).where(Environment.ended_at.is_(None), own).order_by(Environment.created_at, Environment.id)
     # An environment's pod is what its opening was granted.
     opened = (Action.kind == "cpu.open") & (Action.environment == Environment.id) & (Action.status == "succeeded")
     pods = (
         select(Environment.id, Action.core_ids)
         .join_from(Environment, Action, opened & (Action.trajectory == Environment.trajectory) & (Action.job == Environment.job))
-        .where(Environment.ended_at.is_(None), Environment.pod_cores > 0)
+        .where(Environment.ended_at.is_(None), Environment.pod_cores > 0, own)
         .order_by(Action.position)
     )
-    nodes = select(table(Node)).where(Node.state.in_(NODE_HELD)).order_by(Node.joined_at, Node.name)
-    draining = select(Node.name).where(Node.draining).order_by(Node.name)
-    ended = select(Action.id).where(Action.ended_at > clock.time() - ENDS_LOADED_S).order_by(Action.ended_at.desc()).limit(ENDS_LOADED)
+    nodes = select(table(Node)).where(Node.state.in_(NODE_HELD), Node.shard == shard).order_by(Node.joined_at, Node.name)
+    draining = select(Node.name).where(Node.draining, Node.shard == shard).order_by(Node.name)
+    ended = select(Action.id).where(Action.ended_at > clock.time() - ENDS_LOADED_S, Action.shard == shard)
+    ended = ended.order_by(Action.ended_at.desc()).limit(ENDS_LOADED)
     gone = [
         select(Environment.id, Environment.state, Environment.node, Environment.reason, Environment.ended_at, Environment.cause)
-        .where(Environment.ended_at > clock.time() - ENDS_LOADED_S, Environment.state == state)
+        .where(Environment.ended_at > clock.time() - ENDS_LOADED_S, Environment.state == state, own)
         .order_by(Environment.ended_at.desc())
         .limit(REMEMBERED)
         for state in ENVIRONMENT.ends
@@ -88,13 +92,13 @@ def load_unfinished(connection: Connection, between: Callable[[], object] = lamb
         select(Action.id, Message.message, Action.status, Action.reason, Action.cause, Environment.node)
         .join_from(Message, Action, Message.action == Action.id)
         .join(Environment, lost, isouter=True)
-        .where(Action.ended_at > clock.time() - ENDS_LOADED_S)
+        .where(Action.ended_at > clock.time() - ENDS_LOADED_S, Action.shard == shard)
         .order_by(Action.ended_at, Action.position)
     )
     since = clock.time() - SPENT_LOADED_S
     spent = (
         select(*DECLARED, Action.granted_at)
-        .where(Action.ended_at > since, Action.granted_at > since, Action.quota.is_not(None))
+        .where(Action.ended_at > since, Action.granted_at > since, Action.quota.is_not(None), Action.shard == shard)
         .order_by(Action.granted_at)
     )
     return Unfinished(
@@ -112,7 +116,12 @@ def load_unfinished(connection: Connection, between: Callable[[], object] = lamb
             for row in connection.execute(query).all()[::-1]
         ),
         draining=tuple(connection.execute(draining).scalars()),
-        set_aside=set_aside(connection),
+        set_aside=tuple(
+            replace(one, message=message)
+            for one in set_aside(connection)
+            for message, of_shard in (read_failure_key(one.message),)
+            if of_shard == shard
+        ),
         pods={row.id: tuple(row.core_ids) for row in connection.execute(pods)},
     )
 

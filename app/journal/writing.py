@@ -17,7 +17,7 @@ from functools import cache
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from sqlalchemy import Connection, Double, Engine, Executable, Text, bindparam, delete, func, select, update
+from sqlalchemy import Connection, Double, Engine, Executable, Text, and_, bindparam, delete, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.exc import DBAPIError
@@ -28,6 +28,7 @@ from app.journal.database import DatabaseError, database_errors, problem, shown,
 from app.journal.leader import Lease
 from app.journal.models import (
     ABSENT,
+    NODE_UP,
     Action,
     Base,
     EarlierGrant,
@@ -68,14 +69,15 @@ class LeaseLost(JournalError):
 class SqlJournal:
     """Implements `scheduler.live.entries.Journal` on SQLite and PostgreSQL. For one thread at a time.
 
-    With `lease`, nothing is written unless that lease is still held. `retry_s` is how long a write goes on
-    trying to reach PostgreSQL after the connection broke.
+    With `lease`, nothing is written unless that lease is still held. What is written and loaded is that of the `shard`. `retry_s` is how
+    long a write goes on trying to reach PostgreSQL after the connection broke.
     """
 
-    def __init__(self, engine: Engine, *, lease: Lease | None = None, retry_s: float = 20.0) -> None:
+    def __init__(self, engine: Engine, *, lease: Lease | None = None, retry_s: float = 20.0, shard: int = 0) -> None:
         """Bind to `engine`; the first use connects."""
         self._engine = writing(engine)
         self._lease = lease
+        self._shard = shard
         self._connection: Connection | None = None
         self._statements = _statements_of(engine.dialect.name)
         self._last_position = 0
@@ -108,7 +110,7 @@ class SqlJournal:
         """
         if not entries:
             return
-        fold = folding.Fold(self._last_position)
+        fold = folding.Fold(self._last_position, self._shard)
         fold.add(entries)
         self._run(lambda connection: self._write(connection, fold))
         self._last_position = fold.last_position
@@ -123,9 +125,9 @@ class SqlJournal:
 
     def _load(self, connection: Connection) -> Unfinished:
         if self._lease is None or connection.dialect.name != "postgresql":  # on SQLite this transaction keeps others from the lease
-            return load_unfinished(connection)
+            return load_unfinished(connection, self._shard)
         self._lease.let_stand(connection)
-        return load_unfinished(connection, between=self._lease.keep)
+        return load_unfinished(connection, self._shard, between=self._lease.keep)
 
     def has_ended(self, action_id: str) -> bool:
         """Return whether an action is known and has ended. Raises `JournalError` when the database cannot be read."""
@@ -223,8 +225,8 @@ class _Statements:
         names = ["action", "attempt", *folding.HELD, "released_at"]
         self.given_back = self._insert(EarlierGrant).from_select(names, grant).on_conflict_do_nothing()
         self.environment = self._latest(Environment, "id", keep=("created_at",), first=("opened_at",))
-        self.node = self._latest(Node, "name", keep=("draining",), last=("joined_at",))
-        self.draining = update(table(Node)).where(Node.name == bindparam("of"))
+        self.node = self._latest(Node, "name", keep=("draining",), last=("joined_at",), where=_may_change_node)
+        self.draining = update(table(Node)).where(Node.name == bindparam("of"), Node.shard == bindparam("in"))
         self.service = self._latest(Service, "name")
         self.forget = update(table(ServiceInstance)).where(ServiceInstance.node == bindparam("of"), ServiceInstance.state != ABSENT)
         gone = select(Node.name).where(Node.state.not_in(NODE_HELD), Node.changed_at < bindparam("before"))
@@ -265,9 +267,15 @@ class _Statements:
         return statement
 
     def _latest(
-        self, model: type[Base], *key: str, keep: Sequence[str] = (), first: Sequence[str] = (), last: Sequence[str] = ()
+        self,
+        model: type[Base],
+        *key: str,
+        keep: Sequence[str] = (),
+        first: Sequence[str] = (),
+        last: Sequence[str] = (),
+        where: Callable[[Any], Any] = lambda given: None,
     ) -> Executable:
-        """Return an insert that overrides the row that is there.
+        """Return an insert that overrides the row that is there, if what is given fulfils `where`.
 
         Columns of `keep` stay, those of `first` stay once they are set, those of `last` stay where none is given.
         """
@@ -281,8 +289,14 @@ class _Statements:
                 given = func.coalesce(given, column)
             if column.name not in key and column.name not in keep:
                 columns[column.name] = given
-        statement: Executable = insert.on_conflict_do_update(index_elements=key, set_=columns)
+        statement: Executable = insert.on_conflict_do_update(index_elements=key, set_=columns, where=where(insert.excluded))
         return statement
+
+
+def _may_change_node(given: Any) -> Any:
+    """Return whether a shard may change the row of a node: once that has joined another one, the shard before may not."""
+    is_over = and_(*(Node.state != held for held in NODE_HELD))  # an IN does not go with many rows
+    return or_(Node.shard == given.shard, given.state == NODE_UP, is_over)
 
 
 def _passes(error: BaseException) -> bool:

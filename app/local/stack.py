@@ -20,6 +20,8 @@ from app.journal.status import status
 from app.local.embedded import EmbeddedStack
 from app.local.processes import METRICS_HOST, METRICS_PORT, Command, StackError
 from tangram.settings import Settings
+from tangram.shards import FIRST
+from tangram.wire import of_shard
 
 READY_S = 60.0
 GATEWAY_HOST = "127.0.0.1"
@@ -30,9 +32,9 @@ HIGHEST_PORT = 65_535
 class StackPlan:
     """What to start: `nodes` CPU nodes of `cores` cores and `memory_mb`, `gpu_nodes` GPU nodes of `cells` cells, `api_nodes` API nodes.
 
-    `include` names further modules with Celery tasks for the workers. With a `gateway_port` there is a gateway at it, for this
-    machine, and with a `web_port` the live page. With a `metrics_port` every process serves its metrics, the first at this port and each
-    further one at the next; and there is a process that counts Celery's events.
+    CPU nodes are dealt to the `shards`, each of which has a scheduler. `include` names further modules with Celery tasks for the workers.
+    With a `gateway_port` there is a gateway at it, for this machine, with a `web_port` the live page. With a `metrics_port` each process
+    serves its metrics, the first at this port and each further one at the next; and there is a process that counts Celery's events.
     """
 
     policy: str = "elastic"
@@ -47,6 +49,7 @@ class StackPlan:
     gateway_port: int | None = None
     web_port: int | None = None
     metrics_port: int | None = None
+    shards: int = 1
     labels: str = ""
     include: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -73,14 +76,15 @@ class StackPlan:
 
 def commands(plan: StackPlan) -> list[Command]:
     """Return the processes of a stack, in the order of their start. Raises `StackError` where there are too few ports for them."""
-    shared: dict[str, str] = {**plan.variables, "TANGRAM_POLICY": plan.policy}
+    shared: dict[str, str] = {**plan.variables, "TANGRAM_POLICY": plan.policy, "TANGRAM_SHARDS": str(plan.shards)}
     if plan.labels:
         shared["TANGRAM_LABELS"] = plan.labels
     if plan.services_file is not None:
         shared["TANGRAM_SERVICES_FILE"] = str(plan.services_file.absolute())
-    found = [Command("scheduler", _tangram("scheduler"), shared)]
+    of_shards = [{"TANGRAM_SHARD": str(shard)} for shard in range(plan.shards)]
+    found = [Command(of_shard("scheduler", shard), _tangram("scheduler"), {**shared, **own}) for shard, own in enumerate(of_shards)]
     for name in plan.node_names():
-        pool = name.partition("-")[0]
+        pool, _, number = name.partition("-")
         offers: dict[str, int | None] = {}
         if pool == "cpu":
             offers = {"TANGRAM_CORES": plan.cores, "TANGRAM_MEMORY_MB": plan.memory_mb}
@@ -91,7 +95,8 @@ def commands(plan: StackPlan) -> list[Command]:
             labels = shared.get("TANGRAM_LABELS") or os.environ.get("TANGRAM_LABELS", "")
             given["TANGRAM_LABELS"] = ",".join(filter(None, (labels, f"{HOST_LABEL}{socket.gethostname()}")))
         include = [word for module in plan.include for word in ("--include", module)]
-        variables = {**shared, **given, "TANGRAM_NODE_NAME": name}
+        own = of_shards[int(number) % plan.shards if pool == "cpu" else FIRST]
+        variables = {**shared, **given, **own, "TANGRAM_NODE_NAME": name}
         # At SIGTERM, a CPU worker leaves its environments to the next one.
         found.append(Command(name, _tangram("worker", pool, *include), variables, signal.SIGINT if pool == "cpu" else signal.SIGTERM))
     if plan.gateway_port is not None:
@@ -138,9 +143,10 @@ def wait_until_up(stack: EmbeddedStack, plan: StackPlan, timeout_s: float = READ
     return bare
 
 
-def settings_of(stack: EmbeddedStack, base: Settings) -> Settings:
-    """Return settings that point at a stack that is up."""
-    return base.model_copy(update={name: getattr(stack, name) for name in ("broker_url", "result_url", "database_url", "state_dir")})
+def settings_of(stack: EmbeddedStack, base: Settings, shards: int = 1) -> Settings:
+    """Return settings that point at a stack of so many shards that is up."""
+    same = {name: getattr(stack, name) for name in ("broker_url", "result_url", "database_url", "state_dir")}
+    return base.model_copy(update={**same, "shards": shards, "shard": FIRST})
 
 
 def cores_here() -> int:

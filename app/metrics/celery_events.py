@@ -26,7 +26,7 @@ from app.metrics.bounded import NAMELESS, Names
 from app.metrics.exposition import make_registry, serve
 from app.metrics.families import counter, gauge, gauge_family, histogram
 from tangram.settings import Settings
-from tangram.wire import CONTROL_QUEUE, EVENTS_QUEUE, INGRESS_QUEUE, NODE_QUEUE_PREFIX
+from tangram.wire import CONTROL_QUEUE, EVENTS_QUEUE, INGRESS_QUEUE, NODE_QUEUE_PREFIX, of_shard
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +44,9 @@ EVENTS = ("received", "started", "succeeded", "failed", "retried", "revoked", "r
 class CeleryEvents(Collector):
     """Counts events; `collect` belongs to a scrape, all else to one thread."""
 
-    def __init__(self, app: Celery, registry: CollectorRegistry) -> None:
+    def __init__(self, app: Celery, registry: CollectorRegistry, shards: int = 1) -> None:
         self._app = app
+        self._shards = range(shards)
         self._state = State(max_tasks_in_memory=TASKS_REMEMBERED)
         self._names, self._exceptions = Names(), Names()
         self._lock = threading.Lock()
@@ -94,7 +95,8 @@ class CeleryEvents(Collector):
 
     def _lengths(self) -> Iterable[Metric]:
         with self._lock:
-            queues = [INGRESS_QUEUE, EVENTS_QUEUE, CONTROL_QUEUE, *(NODE_QUEUE_PREFIX + node for node in self._nodes)]
+            of_schedulers = [of_shard(name, shard) for shard in self._shards for name in (INGRESS_QUEUE, EVENTS_QUEUE, CONTROL_QUEUE)]
+            queues = [*of_schedulers, *(NODE_QUEUE_PREFIX + node for node in self._nodes)]
         family = gauge_family("celery_queue_length")
         connection = self._app.connection_for_read()
         try:
@@ -123,7 +125,7 @@ def _length(connection: Connection, queue: str) -> int:
 def run(app: Celery, settings: Settings, stop: threading.Event) -> None:
     """Count and serve until `stop` is set; a broker that is away is waited for."""
     registry = make_registry(settings, "metrics")
-    events = CeleryEvents(app, registry)
+    events = CeleryEvents(app, registry, settings.shards)
     serve(settings, registry)
     while not stop.is_set():
         try:

@@ -26,6 +26,7 @@ from app.preconditions import require_store
 from app.replay.live_trainer import LiveReplay, LiveRun, with_journal
 from app.replay.outside_api import API_HOST, OutsideApi
 from app.replay.traces import limits_of
+from app.scheduler_document import read_shown
 from scheduler.learning.durations import Observation
 from scheduler.model import UNLIMITED
 from scheduler.model.copied import filled
@@ -37,7 +38,6 @@ from scheduler.sim.trace import Trace, tile
 from tangram.connection import find_addresses, open_store
 from tangram.errors import StackUnreachable, TangramError
 from tangram.settings import Settings
-from tangram.wire import SCHEDULER_KEY
 
 Begin = Callable[[int], Callable[[], None]]
 """Is told the number of actions; returns what is to be called after each."""
@@ -289,8 +289,7 @@ def _capacity(settings: Settings) -> Capacity:
 
 
 def _figures(store: Redis) -> dict[str, Any]:
-    shown = store.get(SCHEDULER_KEY)
-    return dict(json.loads(shown)) if isinstance(shown, bytes | str) else {}
+    return read_shown(store, Settings().shards) or {}
 
 
 def _wait_for_figures(store: Redis, before: dict[str, Any]) -> dict[str, Any]:

@@ -97,7 +97,8 @@ def _of_scheduler(document: Document, problem: str) -> Iterator[Notice]:
     elif scheduler is None:
         yield Notice(about="scheduler", level="bad", text="No scheduler is active: nothing is granted.")
     elif scheduler.get("shown_ago_s", 0.0) > SILENT_S:
-        text = f"The scheduler has not shown itself for {seconds(scheduler['shown_ago_s'])}: it is dead or stuck, and nothing is granted."
+        whose = f"The scheduler of shard {scheduler['shard']}" if "shard" in scheduler else "The scheduler"
+        text = f"{whose} has not shown itself for {seconds(scheduler['shown_ago_s'])}: it is dead or stuck, and it grants nothing."
         since = document["at"] - scheduler["shown_ago_s"]
         yield Notice(about="scheduler", level="bad", text=text, link="/health", link_text="health", since=since)
     if document["set_aside"]:

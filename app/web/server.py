@@ -81,7 +81,7 @@ def make_app(settings: Settings, database_url: str, hosts: Sequence[str] = ("*",
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        looks = Looks(engine, store)
+        looks = Looks(engine, store, settings.shards)
         app.state.looks, app.state.pages = looks, Pages(looks, may_act=settings.web_token is not None)
         app.state.actor = Actor(settings, looks)
         app.state.last_hour = machines.LastHour(database_url)

@@ -57,8 +57,9 @@ class Look:
 class Looks:
     """The looks at a deployment, each taken when somebody asks."""
 
-    def __init__(self, engine: Engine, store: Redis) -> None:
+    def __init__(self, engine: Engine, store: Redis, shards: int = 1) -> None:
         self._engine = engine
+        self._shards = shards
         self._store = store
         self._one_look = asyncio.Lock()
         self._reading = threading.Lock()
@@ -116,7 +117,7 @@ class Looks:
             version = self._look.version + 1 if self._look is not None else 1
             problem, scheduler, document, found = "", None, None, list[Notice]()
             try:
-                scheduler, problem = read_shown(self._store), problem_of(self._store)
+                scheduler, problem = read_shown(self._store, self._shards), problem_of(self._store)
             except (RedisError, OSError) as error:
                 problem = f"the result store cannot be read: {error}"
             try:

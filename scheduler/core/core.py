@@ -70,6 +70,7 @@ class Core:
         self.breaker = Breaker(self.state, self.pools)
         self._ends = Ends(self.state, self.pools, self.memory, self.breaker, self._out)
         self._environments = Environments(self.state, self.pools, self.memory, self.breaker, self._ends, self._out)
+        self.memory_shares = self._environments.shares
         self._admission = Admission(self.state, self.pools, self._environments.ended)
         self._nodes = Nodes(self.state, self.pools, self._environments, self._ends, self._enqueue, self._out)
         self._recovery = Recovery(self.state, self.pools, self._environments, self._nodes, self._out)
@@ -131,6 +132,9 @@ class Core:
                 self._environments.renew_lease(event, now)
             case events.EnvironmentGone():
                 self._environments.ended.add(event)
+            case events.HeldElsewhere():
+                self.state.shares.set_elsewhere(event.units)
+                self.memory_shares.set_elsewhere(event.memory)
             case events.ClientGone():
                 self._client_gone(event, now)
             case events.EnvironmentClosed():

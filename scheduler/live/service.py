@@ -42,6 +42,7 @@ from scheduler.live.entries import (
 from scheduler.live.event_log import EventLog
 from scheduler.live.heartbeats import HOUSEKEEPING_S, Heartbeats
 from scheduler.live.observer import Nobody, Observer
+from scheduler.live.peers import Peers
 from scheduler.live.poison import CoreBroken, Quarantine
 from scheduler.live.requests import Requests
 from scheduler.live.submissions import UNREADABLE, action_of, blobs_of, blobs_of_kept, is_repeated, submitted_at
@@ -74,7 +75,10 @@ class Service:
         orphan_s: float = 0.0,
         event_log: EventLog | None = None,
         observer: Observer | None = None,
+        shard: int = 0,
+        shards: int = 1,
     ) -> None:
+        """Schedule the nodes of a `shard`, of so many."""
         self._core = core
         self._observer = observer or Nobody()
         self._transport = transport
@@ -87,6 +91,7 @@ class Service:
         now = clock()
         self._heartbeats = Heartbeats(core, transport, self._executor, self._handle, now)
         self._clients = Clients(core.state, transport, self._handle, orphan_s, now)
+        self._peers = Peers(core, transport, self._handle, shard, shards)
         self._quarantine = Quarantine(journal, epoch)
         self._requests = Requests(self._executor, self._quarantine, self._handle)
         self._next_housekeeping = self._keep_blobs_at = 0.0
@@ -232,6 +237,7 @@ class Service:
                 self._keep_blobs_at = now + BLOB_TTL_S / 4
                 self._executor.keep_blobs()
             self._show(now)
+            self._peers.exchange(now)
             self._observer.looked(self._core, now)
         self._commit(batch)
         return True
@@ -286,6 +292,9 @@ class Service:
             action = action_of(received)
         except (InvalidAction, TypeError) as error:
             self._end_unscheduled(received.id, UNREADABLE, "rejected", f"header {ACTION_HEADER}: {error}", "bad_input", now)
+            return
+        if refusal := self._peers.refusal(action):
+            self._end_unscheduled(received.id, action, "rejected", refusal, "bad_input", now)
             return
         self._executor.note_received(received.id, action, now)
         self._handle(events.Submitted(id=received.id, action=action, submitted_at=self._executor.submitted_at[received.id]), now)

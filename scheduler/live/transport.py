@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 from scheduler.live.entries import UnpublishedEnd
 from scheduler.model.events import StoredEnd
-from tangram.wire import BLOB_TTL_S
+from tangram.wire import BLOB_TTL_S, WireLoad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +70,9 @@ class Transport(Protocol):
 
     def show(self, figures: Mapping[str, Any]) -> None:
         """Show the scheduler's figures to tools."""
+
+    def exchange(self, load: WireLoad) -> Sequence[WireLoad] | None:
+        """Say what this shard carries, and return what each of the others last said. If the store does not answer, return None."""
 
     @property
     def ends_to_store(self) -> int:

@@ -8,7 +8,8 @@ tell. They are checked when a report is read, not when an event is made.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -74,6 +75,22 @@ class Spent:
 
     action: Action
     at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holdings:
+    """Amounts by resource: what is `offered`, and what each active job has `held` of it."""
+
+    offered: Mapping[str, int] = field(default_factory=dict)
+    held: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldElsewhere:
+    """What the other shards offer now, and what jobs hold there: units of cores, cells and requests; memory and start slots."""
+
+    units: Holdings
+    memory: Holdings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -392,6 +409,7 @@ Event = (
     | EnvironmentClosed
     | EnvironmentGone
     | ClientGone
+    | HeldElsewhere
     | Cancelled
     | Tick
 )

@@ -14,6 +14,10 @@ job gets cores.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
+
+from scheduler.model.events import Holdings
+from tangram.wire import WireHoldings
 
 DEFAULT_WEIGHT = 1.0
 
@@ -36,6 +40,8 @@ class Shares:
         self._dominant: dict[str, tuple[float, str]] = {}
         """The known dominant shares, each with its resource. A change of a job's units removes its entry."""
         self._active_weight = 0.0
+        self._elsewhere = Holdings()
+        """What other shards offer, and their jobs hold there. It is counted in all above."""
 
     @property
     def contended(self) -> bool:
@@ -45,6 +51,31 @@ class Shares:
     def active(self) -> Iterator[str]:
         """Return the jobs that have actions, in the order in which they came."""
         return iter(self._actions)
+
+    def set_elsewhere(self, now: Holdings) -> None:
+        """Count what other shards offer and jobs hold there, in place of what was told before. Each such job counts as one action."""
+        before, self._elsewhere = self._elsewhere, now
+        for sign, told in ((1, now), (-1, before)):  # a job that stays active keeps its place among the others
+            for resource, amount in told.offered.items():
+                self.offer(resource, sign * amount)
+            for job, amounts in told.held.items():
+                if sign > 0:
+                    self.enter(job)
+                for resource, amount in amounts.items():
+                    self.hold(job, resource, sign * amount)
+                if sign < 0:
+                    self.leave(job)
+
+    def own(self, most_jobs: int) -> WireHoldings:
+        """Return what is offered and held without what is elsewhere, of the first jobs that are active here."""
+        there = self._elsewhere
+        offered = {resource: int(amount) - there.offered.get(resource, 0) for resource, amount in self._offered.items()}
+        active = (job for job, count in self._actions.items() if count > (job in there.held))
+        held = {}
+        for job in islice(active, most_jobs):
+            elsewhere = there.held.get(job, {})
+            held[job] = {name: int(amount) - elsewhere.get(name, 0) for name, amount in self._held.get(job, {}).items()}
+        return {"offered": offered, "held": held}
 
     def offer(self, resource: str, amount: float) -> None:
         """Count units that were added; negative for units that were removed."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from tangram import files
 from tangram.action import Action
@@ -38,12 +38,9 @@ def open_detached(job: str, name: str = "", *, image: str | None = None, label: 
 
     Its id starts with `name`, and is the name of its trajectory, too.
     """
-    action = open_environment(
-        job, trajectory="-", image=image, memory_mb=memory_mb, requires=() if image is None else (CONTAINERS,), detached=True
-    )
-    environment = f"{name or 'env'}-{secrets.token_hex(8)}"
-    arguments: dict[str, Any] = {**action.arguments, "environment": environment}
-    return replace(action, environment=environment, trajectory=environment, arguments=arguments, action_class=label[:256] or None)
+    environment, requires = f"{name or 'env'}-{secrets.token_hex(8)}", () if image is None else (CONTAINERS,)
+    action = open_environment(job, environment, image=image, memory_mb=memory_mb, requires=requires, detached=True)
+    return replace(action, action_class=label[:256] or None)
 
 
 def lacks_containers(error: ActionRejected) -> bool:

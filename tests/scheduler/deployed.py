@@ -66,8 +66,9 @@ class Broker(MemoryBroker):
 
     def is_done(self) -> bool:
         """Say whether everything that was sent to the scheduler is acknowledged."""
-        self.put_back(but="")
-        return not any(map(self.waiting, (INGRESS_QUEUE, EVENTS_QUEUE, CONTROL_QUEUE)))
+        queues = (INGRESS_QUEUE, EVENTS_QUEUE, CONTROL_QUEUE)
+        self.put_back("", queues)
+        return not any(map(self.waiting, queues))
 
     def grants(self, node: str = "n") -> list[tuple[str, int]]:
         """Return the actions that wait for a node, and the numbers of their tries."""

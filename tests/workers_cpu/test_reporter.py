@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
+from tangram.wire import EVENTS
 from tests.workers_cpu.support import until
 from workers.reporter import Reporter
 
@@ -29,7 +30,7 @@ class Producer:
 
 def test_figures_of_usage_are_sent_late_and_beats_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     producer = Producer(2)
-    reporter = Reporter(Celery(set_as_current=False), dict, 1.0, list, 1.0)  # type: ignore[arg-type]
+    reporter = Reporter(Celery(set_as_current=False), EVENTS, dict, 1.0, list, 1.0)  # type: ignore[arg-type]
     monkeypatch.setattr(reporter, "_connect", lambda: producer)
     reporter._send([STARTED, {"type": "beat"}, USED])
     # Then all come late but the beat, which says how things were
@@ -38,7 +39,7 @@ def test_figures_of_usage_are_sent_late_and_beats_are_not(monkeypatch: pytest.Mo
 
 def test_beats_and_figures_of_usage_go_out_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     producer, beat = Producer(0), {"type": "beat", "node": {}}
-    reporter = Reporter(Celery(set_as_current=False), dict, 0.01, lambda: [USED], 0.01, lambda: [STARTED])  # type: ignore[arg-type]
+    reporter = Reporter(Celery(set_as_current=False), EVENTS, dict, 0.01, lambda: [USED], 0.01, lambda: [STARTED])  # type: ignore[arg-type]
     monkeypatch.setattr(reporter, "_connect", lambda: producer)
     reporter.start()
     assert until(lambda: USED in producer.taken and beat in producer.taken)
