@@ -65,6 +65,9 @@ def run(settings: Settings, stop: threading.Event) -> None:
     cannot be used; `ConfigError` when the services file is wrong; `UnknownPolicy` when there is no such policy, or it has no such part to
     go without; `OSError` when there can be no event log.
     """
+    if settings.event_log is not None:  # schedulers of one host may have the same settings but for their shard
+        own = settings.event_log.with_name(of_shard(settings.event_log.name, settings.shard))
+        settings = settings.model_copy(update={"event_log": own})
     if settings.database_url is None:
         raise StackUnreachable("TANGRAM_DATABASE_URL is not set: the scheduler keeps its journal there")
     # What is wrong with the settings is said before there is a lease that others wait for.

@@ -1,16 +1,18 @@
-"""How many commands a second one scheduler process grants, what CPU time a command takes of each process, and what the scheduler adds.
+"""How many commands a second schedulers grant, what CPU time a command takes of each process, and what the scheduler adds.
 
-`python -m bench.throughput` starts Redis and a scheduler, and beside them a process that is `--nodes` nodes of `CORES` cores. These nodes
-are stubs: they end each action at once, with its result, and nothing is run. This process is the client. Two phases:
+`python -m bench.throughput` starts Redis and the schedulers of `--shards` shards, one by default, and beside them a process that is
+`--nodes` nodes of `CORES` cores. These nodes are stubs: they end each action at once, with its result, and nothing is run. This process is
+the client. Two phases:
 
 | phase | what                                                                                                               |
 |-------|--------------------------------------------------------------------------------------------------------------------|
 | full  | one command is always under way in each of `--environments`: commands a second, and CPU time by process            |
-| paced | `--rate` commands a second are submitted: the time from a submission until its node has the grant, and its parts            |
+| paced | `--rate` commands a second are submitted: the time from a submission until its node has the grant, and its parts; CPU time  |
 
 The journal is SQLite, or the empty database that `--database` names. The CPU time of a PostgreSQL server on this machine is that of all
 processes of this name. On few cores all processes share them: commands a second then say what these cores carry together. One core of its
-own would carry 1,000 ms by the scheduler's CPU time for a command.
+own would carry 1,000 ms by the scheduler's CPU time for a command. Whether shards carry so many times as much as one is seen in the paced
+phase, where each shard gets the rate that one alone had: a command should take no more CPU time of its scheduler and of the database.
 """
 
 from __future__ import annotations
@@ -23,9 +25,10 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from itertools import cycle
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -43,16 +46,20 @@ from tangram.connection import open_store
 from tangram.handles import Handle
 from tangram.results import ExecResult
 from tangram.settings import Settings
-from tangram.wire import ACTION_HEADER, EVENTS, GRANT_HEADER, RESULT_KEY_PREFIX, WireGrant, node_queue
+from tangram.wire import ACTION_HEADER, EVENTS_QUEUE, GRANT_HEADER, RESULT_KEY_PREFIX, WireGrant, node_queue, of_shard
 from workers.start import describe
 
 CORES, COMMAND = 64, "echo"
 MOST_TAKEN, OPENERS = 256, 32
 LONGEST_S = 60.0
 STEP_S, WAIT_S = 0.005, 0.1
+SHOWN_S = 1.0
 KEPT_S = 600
+Spent = Callable[[], dict[str, float]]
+"""Returns the CPU milliseconds of each part so far."""
 LEGS = ("", "to_", "in_", "from_")
 """The whole way of a grant, and its parts: to the scheduler's decision loop, in it, and from there to the node."""
+CARRIED = ("scheduler", "database")
 PARTS = ("scheduler", "database", "Redis", "client", "nodes")
 
 
@@ -60,6 +67,7 @@ def main() -> int:
     """Measure and print."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--database", metavar="URL", help="an empty PostgreSQL database for the journal; SQLite by default")
+    parser.add_argument("--shards", type=int, default=1, help="schedulers that lead at once, each with a part of the nodes")
     parser.add_argument("--nodes", type=int, default=16, help="stub nodes")
     parser.add_argument("--environments", type=int, default=512, help="environments that are open on them")
     parser.add_argument("--rate", type=float, default=1000.0, help="commands a second of the paced phase")
@@ -74,27 +82,33 @@ def main() -> int:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Return the figures of each round of both phases."""
-    plan = stack.StackPlan(nodes=options.nodes, api_nodes=0)
-    scheduler, *_ = stack.commands(plan)
+    plan = stack.StackPlan(nodes=options.nodes, api_nodes=0, shards=options.shards)
+    schedulers = stack.commands(plan)[: options.shards]
     with tempfile.TemporaryDirectory(prefix="tangram-throughput-") as folder:
-        started = EmbeddedStack(Path(folder), [scheduler])
+        started = EmbeddedStack(Path(folder), schedulers)
         started.database_url = options.database or started.database_url
-        with started, _nodes(started.broker_url, plan.node_names()) as (stubs, told):
+        with started, _nodes(started.broker_url, plan.node_names(), options.shards) as (stubs, told):
             stack.wait_until_up(started, plan)
-            with Client(job="bench", settings=stack.settings_of(started, Settings())) as client:
+            time.sleep(SHOWN_S)  # what shards carry is shown twice a second
+            with Client(job="bench", settings=stack.settings_of(started, Settings(), options.shards)) as client:
                 with ThreadPoolExecutor(OPENERS) as threads:
                     environments = list(threads.map(lambda _: client.open(), range(options.environments)))
                 _keep_full(environments, options.seconds / 2)  # warms up
-                full = [_full(environments, options.seconds, started, stubs) for _ in range(options.rounds)]
-                paced = [_paced(environments, options, told) for _ in range(options.rounds)]
+                schedulers_of = [command.name for command in schedulers]
+                spent = partial(_spent_ms, started, schedulers_of, stubs)
+                full = [_full(environments, options.seconds, spent) for _ in range(options.rounds)]
+                paced = [_paced(environments, options, told, spent) for _ in range(options.rounds)]
     return {"full": full, "paced": paced}
 
 
-def _full(environments: Sequence[Environment], seconds: float, started: EmbeddedStack, stubs: int) -> dict[str, float]:
-    before, began = _spent_ms(started, stubs), time.perf_counter()
+def _full(environments: Sequence[Environment], seconds: float, spent: Spent) -> dict[str, float]:
+    before, began = spent(), time.perf_counter()
     count = _keep_full(environments, seconds)
-    lasted_s, after = time.perf_counter() - began, _spent_ms(started, stubs)
-    return {"per_s": count / lasted_s, **{part: (after[part] - before[part]) / count for part in PARTS}}
+    return {"per_s": count / (time.perf_counter() - began), **_for_each(count, before, spent())}
+
+
+def _for_each(count: int, before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    return {part: (after[part] - before[part]) / count for part in PARTS}
 
 
 def _keep_full(environments: Sequence[Environment], seconds: float) -> int:
@@ -111,9 +125,10 @@ def _keep_full(environments: Sequence[Environment], seconds: float) -> int:
     return count
 
 
-def _paced(environments: Sequence[Environment], options: argparse.Namespace, told: Connection) -> dict[str, float]:
-    """Submit at the rate; return the rate that was reached, and percentiles of the time until a node has the grant, in milliseconds."""
+def _paced(environments: Sequence[Environment], options: argparse.Namespace, told: Connection, spent: Spent) -> dict[str, float]:
+    """Submit at the rate; return the rate that was reached, CPU time, and percentiles of the time until a node has the grant, in ms."""
     _taken(told)
+    before = spent()
     gc.disable()  # a walk over all handles would hold submissions up, and then let them go at once
     turns, under_way = cycle(environments), list[Handle[ExecResult]]()
     began = time.perf_counter()
@@ -125,18 +140,18 @@ def _paced(environments: Sequence[Environment], options: argparse.Namespace, tol
     gc.enable()
     for handle in under_way:
         handle.result(LONGEST_S)
-    figures = {"per_s": len(under_way) / submitted_s}
+    figures = {"per_s": len(under_way) / submitted_s, **_for_each(len(under_way), before, spent())}
     for name, seconds in zip(LEGS, zip(*_taken(told), strict=True), strict=True):
         ordered = sorted(seconds)
         figures |= {f"{name}p{part}_ms": 1e3 * ordered[len(ordered) * part // 100] for part in (50, 99)}
     return figures
 
 
-def _spent_ms(started: EmbeddedStack, stubs: int) -> dict[str, float]:
+def _spent_ms(started: EmbeddedStack, schedulers: Sequence[str], stubs: int) -> dict[str, float]:
     """Return the CPU milliseconds of each part so far."""
     servers = [each for each in psutil.process_iter(["name"]) if each.info["name"] == "postgres"]
     parts = {
-        "scheduler": [process_of(started, "scheduler")],
+        "scheduler": [process_of(started, name) for name in schedulers],
         "database": servers if started.database_url.startswith("postgresql") else [],
         "Redis": [process_of(started, "redis")],
         "client": [psutil.Process()],
@@ -154,11 +169,11 @@ def _spent_ms(started: EmbeddedStack, stubs: int) -> dict[str, float]:
 
 
 @contextmanager
-def _nodes(url: str, names: list[str]) -> Iterator[tuple[int, Connection]]:
+def _nodes(url: str, names: list[str], shards: int) -> Iterator[tuple[int, Connection]]:
     """Run the stub nodes; give their process id, and the end of a pipe that is asked for what each grant took to come."""
     here, there = multiprocessing.Pipe()
     spawning = multiprocessing.get_context("spawn")
-    process = spawning.Process(target=_serve, args=(url, names, there), daemon=True)
+    process = spawning.Process(target=_serve, args=(url, names, shards, there), daemon=True)
     process.start()
     assert process.pid is not None
     with closing(here):
@@ -173,9 +188,9 @@ def _taken(told: Connection) -> list[tuple[float, ...]]:
     return times
 
 
-def _serve(url: str, names: list[str], told: Connection) -> None:
+def _serve(url: str, names: list[str], shards: int, told: Connection) -> None:
     """Be the nodes, until the other end of the pipe is closed."""
-    nodes = _StubNodes(open_store(url, LONGEST_S), names)
+    nodes = _StubNodes(open_store(url, LONGEST_S), names, shards)
     with suppress(EOFError):
         while True:
             if told.poll():
@@ -188,8 +203,9 @@ def _serve(url: str, names: list[str], told: Connection) -> None:
 class _StubNodes:
     """Nodes that end each action at once; `times` are the seconds of `LEGS` of those that have come."""
 
-    def __init__(self, redis: Redis, names: list[str]) -> None:
+    def __init__(self, redis: Redis, names: list[str], shards: int) -> None:
         self._redis = redis
+        self._events = {name: of_shard(EVENTS_QUEUE, number % shards) for number, name in enumerate(names)}
         self._queues = {node_queue(name): name for name in names}
         self._nodes = {name: _description(name) for name in names}  # made once: grants wait while a beat is made
         self._beat_s = Settings().beat_s
@@ -208,7 +224,8 @@ class _StubNodes:
             self._end(self._queues[came[0].decode()], [came[1], *(more or ())])
 
     def _report(self, kind: str) -> None:
-        self._redis.lpush(EVENTS.name, reports_message([{"type": kind, "node": node} for node in self._nodes.values()]))
+        for name, node in self._nodes.items():
+            self._redis.lpush(self._events[name], reports_message([{"type": kind, "node": node}]))
 
     def _end(self, name: str, messages: list[bytes]) -> None:
         """End the actions of messages: store and publish their results, and report."""
@@ -227,7 +244,7 @@ class _StubNodes:
                 pipe.publish(key, result)
                 reports.append(_finished(headers["id"], grant["attempt"], now))
             if reports:
-                pipe.lpush(EVENTS.name, reports_message(reports))
+                pipe.lpush(self._events[name], reports_message(reports))
             pipe.execute()
 
 
@@ -255,10 +272,11 @@ def _text(found: dict[str, Any], rate: float) -> str:
         f"{number:<8}{row['per_s']:12.0f}" + "".join(f"{row[part]:16.3f}" for part in PARTS) for number, row in enumerate(found["full"], 1)
     ]
     names = [f"{name}p{part}_ms" for name in LEGS for part in (50, 99)]
-    lines += ["", f"{f'{rate:g}/s':8}{'commands/s':>12}" + "".join(f"{name:>13}" for name in names)]
-    lines += [
-        f"{number:<8}{row['per_s']:12.0f}" + "".join(f"{row[name]:13.1f}" for name in names) for number, row in enumerate(found["paced"], 1)
-    ]
+    heads = [*(f"{part}, ms" for part in CARRIED), *names]
+    lines += ["", f"{f'{rate:g}/s':8}{'commands/s':>12}" + "".join(f"{head:>15}" for head in heads)]
+    for number, row in enumerate(found["paced"], 1):
+        figures = [f"{row[part]:15.3f}" for part in CARRIED] + [f"{row[name]:15.1f}" for name in names]
+        lines.append(f"{number:<8}{row['per_s']:12.0f}" + "".join(figures))
     return "\n".join(lines)
 
 

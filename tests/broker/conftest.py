@@ -24,11 +24,12 @@ from scheduler.live.transport import Received
 from tangram import Settings
 from tangram.connection import Link, find_link
 from tangram.session import Session
-from tangram.wire import CONTROL, EVENTS, INGRESS, direct_queue, node_queue
+from tangram.wire import CONTROL, EVENTS, INGRESS, direct_queue, node_queue, of_shard
 from tests.conftest import RedisServer, running_redis
 
 CALLBACKS = direct_queue("callbacks")
 NODE = direct_queue(node_queue("n"))
+MOST_SHARDS = 3
 BROKER_CALLS = {"connect", "put", "put done", "pop", "take", "acknowledge"}
 """What `MemoryBroker.called` is told of the broker; all else is told of the result store."""
 
@@ -54,15 +55,15 @@ class Stack:
     def __init__(self) -> None:
         self.ends = contextlib.ExitStack()
 
-    def open(self, epoch: int = 1) -> KombuTransport:
+    def open(self, epoch: int = 1, **shards: int) -> KombuTransport:
         """Return the transport of a scheduler."""
-        transport = KombuTransport(self.app, connect_timeout_s=5.0, epoch=epoch)
+        transport = KombuTransport(self.app, connect_timeout_s=5.0, epoch=epoch, **shards)
         self.ends.callback(transport.close)
         return transport
 
-    def session(self) -> Session:
+    def session(self, shards: int = 1) -> Session:
         """Return a client's session that has reached both."""
-        session = Session("default", Settings(connect_timeout_s=30), link=self.link())
+        session = Session("default", Settings(connect_timeout_s=30, shards=shards), link=self.link())
         self.ends.callback(session.stop)
         for ready in session.start():
             ready.result(60)
@@ -75,10 +76,10 @@ class Stack:
             for body in bodies:
                 connection.Producer(serializer="json").publish(body, exchange="", routing_key=queue.name, **options)
 
-    def put_actions(self, *ids: str) -> None:
+    def put_actions(self, *ids: str, queue: Any = INGRESS) -> None:
         """Send plain tasks as actions."""
         for action_id in ids:
-            self.put(INGRESS, [[], {}, {}], headers={"id": action_id, "task": "my.task"})
+            self.put(queue, [[], {}, {}], headers={"id": action_id, "task": "my.task"})
 
     def taken(self, queue: Any, count: int) -> list[Message]:
         """Return and remove what waits in a queue, once there are `count` messages or more."""
@@ -166,8 +167,9 @@ class OnRabbitMQ(OnRedis):
         super().__init__(broker_url, {"store": servers["store"]})
         with self.app.connection_for_write() as connection:
             for queue in (INGRESS, EVENTS, CONTROL, NODE):
-                # With it goes what was not acknowledged.
-                connection.default_channel.queue_delete(queue.name)
+                for shard in range(MOST_SHARDS):
+                    # With it goes what was not acknowledged.
+                    connection.default_channel.queue_delete(of_shard(queue.name, shard))
             # Celery declares this one once in a process.
             CALLBACKS(connection.default_channel).declare()
             connection.default_channel.queue_purge(CALLBACKS.name)

@@ -81,6 +81,7 @@ def test_wrong_words_are_refused_in_one_line(tmp_path: Path, words: list[str], e
     [
         ("SHARES", "a:2", "TANGRAM_SHARES: Value error, 'a:2' is not like name=2,name=1, with each name once"),
         ("SHARES", "a=0", "TANGRAM_SHARES: a: Input should be greater than 0"),
+        ("SHARD", "1", "TANGRAM_SHARD: Value error, TANGRAM_SHARDS is 1: name at most 0"),
         ("WITHOUT", "wheels", "policy 'elastic' has no part 'wheels' to go without"),
         ("EVENT_LOG", "/dev/null/log", "/dev/null/log: Not a directory"),
     ],
@@ -88,6 +89,17 @@ def test_wrong_words_are_refused_in_one_line(tmp_path: Path, words: list[str], e
 def test_a_scheduler_with_wrong_settings_says_so_in_one_line(tmp_path: Path, name: str, value: str, problem: str) -> None:
     database = {"TANGRAM_DATABASE_URL": f"sqlite:///{tmp_path / 'x.sqlite'}"}
     refused(forked("scheduler", cwd=tmp_path, **database, **{f"TANGRAM_{name}": value}), problem)
+
+
+@pytest.mark.parametrize(
+    ("words", "shards", "problem"),
+    [
+        (["worker", "gpu"], {"TANGRAM_SHARD": "1", "TANGRAM_SHARDS": "2"}, "TANGRAM_SHARD=1: shards other than 0 have CPU workers only"),
+        (["up", "--nodes", "2"], {"TANGRAM_SHARDS": "3"}, "TANGRAM_SHARDS=3: each shard needs a CPU node, name as many with --nodes"),
+    ],
+)
+def test_shards_that_cannot_be_are_refused(tmp_path: Path, words: list[str], shards: dict[str, str], problem: str) -> None:
+    refused(forked(*words, cwd=tmp_path, **shards), problem)
 
 
 def test_without_words_the_help_is_shown(tmp_path: Path) -> None:

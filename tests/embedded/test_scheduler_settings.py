@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from pydantic import ValidationError
 
@@ -20,6 +22,15 @@ def test_settings_say_what_the_core_is_made_of(monkeypatch: pytest.MonkeyPatch) 
     setup = setup_of(Settings())
     assert (setup.policy, setup.without) == ("elastic", ("preemption", "learning"))
     assert (dict(setup.limits.weights), setup.limits.window_s) == ({"job-a": 2.0, "b": 0.5}, 30.0)
+
+
+def test_each_shard_has_its_part_of_the_starts_and_the_first_one_the_quotas(tmp_path: Path) -> None:
+    (tmp_path / "services.toml").write_text("[quotas.search]\nconcurrency = 2\n")
+    settings = Settings(shards=3, starting_limit=64, starts_per_s=60.0, services_file=tmp_path / "services.toml")
+    for shard, quotas in enumerate((["search"], [], [])):
+        setup = setup_of(settings.model_copy(update={"shard": shard}))
+        assert (setup.limits.starting_limit, setup.limits.starts_per_s) == (21, 20.0)
+        assert [quota.name for quota in setup.quotas] == quotas
 
 
 @pytest.mark.parametrize("shares", ["a", "a=", "=1", "a=x", "a=0", "a=-1", "a=nan", "a=inf", "a=1,b", "a=1,a=2"])

@@ -91,7 +91,7 @@ class Live:
 
     @property
     def settings(self) -> Settings:
-        return stack.settings_of(self.stack, Settings())
+        return stack.settings_of(self.stack, Settings(), self.plan.shards)
 
     @property
     def environment(self) -> dict[str, str]:

@@ -43,9 +43,9 @@ class Broker(MemoryBroker):
         self.app = use(Celery(set_as_current=False), self)
         self.app.conf.result_backend_transport_options = {"retry_policy": {"max_retries": 0}}  # as a scheduler has it
 
-    def transport(self, epoch: int) -> Transport:
+    def transport(self, epoch: int, **shards: int) -> Transport:
         """Return that of the scheduler of an epoch."""
-        return Transport(self.app, connect_timeout_s=1.0, epoch=epoch)
+        return Transport(self.app, connect_timeout_s=1.0, epoch=epoch, **shards)
 
     def submit(self, action_id: str, header: Mapping[str, Any]) -> None:
         """Send an action."""
@@ -109,8 +109,10 @@ class Written:
 class Deployment:
     """Schedulers, one after another, and nodes that do what a test says."""
 
-    def __init__(self, journal: Any = None, now: float = 1000.0) -> None:
+    def __init__(self, journal: Any = None, now: float = 1000.0, **shards: int) -> None:
+        """Begin at `now`. With `shard` and `shards`, all are of one of several shards."""
         self.journal: Any = Written() if journal is None else journal
+        self.shards = shards
         self.broker, self.now, self.epoch, self.leads = Broker(), now, 0, True
         self.nodes: dict[str, dict[str, Any]] = {}
         self.out: list[commands.Command] = []
@@ -123,10 +125,12 @@ class Deployment:
         self.epoch += 1
         for name in self.nodes:
             self.broker.orders(name)
-        self.core, self.transport = make(make_policy(policy), limits=Limits(**limits), quotas=quotas), self.broker.transport(self.epoch)
-        self.service = Service(
-            self.core, self.transport, self.journal, epoch=self.epoch, clock=lambda: self.now, still_leading=self._leads, event_log=self
+        self.core, self.transport = (
+            make(make_policy(policy), limits=Limits(**limits), quotas=quotas),
+            self.broker.transport(self.epoch, **self.shards),
         )
+        same = {"epoch": self.epoch, "clock": lambda: self.now, "still_leading": self._leads, "event_log": self}
+        self.service = Service(self.core, self.transport, self.journal, **same, **self.shards)
         self.service.recover()
 
     def _leads(self) -> bool:

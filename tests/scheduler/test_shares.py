@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from scheduler.model.events import Holdings
 from scheduler.model.shares import TOLERANCE, Shares
 
 
@@ -93,3 +94,22 @@ def test_a_job_within_its_share_has_a_claim_on_extra_units_of_one_beyond_its(wor
     # When one comes of another job that scales badly; then it grows as far as its job is entitled to
     w.run("build", [1, 2, 4, 8], parallel=0.6, work_s=1000.0, job="few")
     assert (w.units["build"] == 4) == gets_its_share
+
+
+def test_what_jobs_hold_elsewhere_counts_and_is_not_said_again() -> None:
+    shares = shares_of(a=1, b=1)
+    shares.hold("a", "cores", 40)
+    own = {"offered": {"cores": 100, "cells": 10}, "held": {"a": {"cores": 40}, "b": {}}}
+    assert shares.own(10) == own and not shares.over("a")
+    # Given another shard as large, where one job holds most and a third one is active
+    for cores in (30, 90, 80):
+        shares.set_elsewhere(Holdings(offered={"cores": 100}, held={"a": {"cores": cores}, "c": {}}))
+    # Then the job has 120 of 200, and a third of them is its own by right
+    assert shares.dominant("a") == 0.6 and shares.entitlement("a") == pytest.approx(1 / 3) and shares.over("a")
+    assert shares.own(10) == own and shares.own(1)["held"] == {"a": {"cores": 40}}
+    # And once it has ended here, only what it holds there counts
+    shares.hold("a", "cores", -40)
+    shares.leave("a")
+    assert shares.dominant("a") == 0.4 and shares.own(10)["held"] == {"b": {}}
+    shares.set_elsewhere(Holdings())
+    assert (list(shares.active()), shares.dominant("a"), shares.entitlement("b")) == (["b"], 0.0, 1.0)
