@@ -51,7 +51,7 @@ help:
 	@echo "make bench-quotas  a fleet under the quota of an outside API that counts strictly, in about a minute"
 	@echo "make bench-scaling  what a decision costs, up to 100,000 simulated cores"
 	@echo "make bench-shortage  fcfs and elastic where cores or GPUs are short, simulated; TRACE names recorded rollouts"
-	@echo "make bench-throughput  commands a second that one scheduler grants to stub nodes, and CPU time by process; DATABASE names an empty PostgreSQL database"
+	@echo "make bench-throughput  commands a second that schedulers grant to stub nodes, and CPU time by process; DATABASE names an empty PostgreSQL database; SHARDS=3, RATE=1200"
 	@echo "make figures  speed, lag, CPU, memory, live against simulated, each beside its last ten values; ONLY names some, JSON=1 prints a document"
 	@echo "make docs    the pages as a site, into site/"
 	@echo "make pages   write the pages that come from code: settings, commands"
@@ -262,7 +262,7 @@ bench-shortage: $(STAMP)
 	@$(BIN)/python -m bench.shortage $(if $(TRACE),--trace '$(TRACE)')
 
 bench-throughput: $(STAMP)
-	@$(BIN)/python -m bench.throughput $(if $(DATABASE),--database '$(DATABASE)')
+	@$(BIN)/python -m bench.throughput $(if $(DATABASE),--database '$(DATABASE)') $(if $(SHARDS),--shards $(SHARDS)) $(if $(RATE),--rate $(RATE))
 
 dist: $(STAMP)
 	@$(BIN)/python .ci/release --as-it-is
