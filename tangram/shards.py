@@ -20,6 +20,7 @@ import secrets
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from math import inf
 from typing import Any, Final
 from zlib import crc32
 
@@ -60,7 +61,7 @@ class Loads:
 
     def new_environment(self, requires: Iterable[str] = ()) -> str:
         """Make up the id of an environment on the shard that carries least of those with nodes of all these labels."""
-        able = [shard for shard, load in self._known.items() if load["cores"] and set(load["labels"]).issuperset(requires)]
+        able = [shard for shard, load in self._known.items() if set(load["labels"]).issuperset(requires)]
         if not able:
             return _made_up()
         best = min(able, key=self._rank)
@@ -80,7 +81,8 @@ class Loads:
     def _rank(self, shard: int) -> tuple[bool, float]:
         """Where opens wait there is no room; else it goes by environments for each core, as among the nodes of a shard."""
         load = self._known[shard]
-        return load["opening"] > 0, (load["environments"] + load["opening"] + self._opened[shard]) / load["cores"]
+        stand = load["environments"] + load["opening"] + self._opened[shard]
+        return load["opening"] > 0, stand / load["cores"] if load["cores"] else inf
 
 
 def read_loads(store: Redis, shards: Iterable[int]) -> dict[int, WireLoad]:

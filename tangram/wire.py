@@ -180,7 +180,7 @@ class WireHoldings(TypedDict):
 
 
 class WireLoad(TypedDict):
-    """What a shard carries: cores and labels of the nodes that take environments now, the environments there, and the opens that wait.
+    """What a shard carries: labels of its CPU nodes; of those that take environments now, the cores and the environments; opens that wait.
 
     `units` are the cores, cells and requests that jobs hold, `memory` the memory and the start slots.
     """

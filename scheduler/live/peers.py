@@ -55,11 +55,12 @@ class Peers:
 
     def _load(self, now: float) -> WireLoad:
         state = self._core.state
-        nodes = [node for node in state.nodes.values() if node.takes("cpu", ()) and node.rests_until <= now]
+        nodes = [node for node in state.nodes.values() if node.offers("cpu", ())]
+        able = [node for node in nodes if node.takes_new and node.rests_until <= now]
         return {
-            "cores": sum(node.spec.cores for node in nodes),
+            "cores": sum(node.spec.cores for node in able),
             "labels": sorted({label for node in nodes for label in node.spec.labels}),
-            "environments": sum(len(node.environments) for node in nodes),
+            "environments": sum(len(node.environments) for node in able),
             "opening": int(self._core.opening(now)["waiting"]),
             "units": state.shares.own(MOST_JOBS),
             "memory": self._core.memory_shares.own(MOST_JOBS),

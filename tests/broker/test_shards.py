@@ -122,6 +122,10 @@ def test_environments_are_opened_where_least_stands_and_where_their_labels_are(s
     of_each = [(4 + opened.count(0)) / 30, (4 + opened.count(1)) / 10, (40 + opened.count(2)) / 30]
     assert max(of_each) - min(of_each) <= 1 / 10
     assert {shard_of(loads.new_environment(["big"]), MOST_SHARDS) for _ in range(10)} == {2}
+    # And an open for a node that is drained goes to its shard, to wait there
+    stack.open(shard=2, shards=MOST_SHARDS).exchange({**LOAD, "labels": ["big"], "cores": 0})
+    loads.look(stack.store)
+    assert shard_of(loads.new_environment(["big"]), MOST_SHARDS) == 2 != shard_of(loads.new_environment(), MOST_SHARDS)
     # And where opens wait there is no room
     stack.open(shard=0, shards=MOST_SHARDS).exchange({**LOAD, "cores": 1000, "opening": 1})
     loads.look(stack.store)
