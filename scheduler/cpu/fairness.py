@@ -29,8 +29,6 @@ class Fairness:
         """Say whether a job may have `units` more if the job `other` then loses `loss` units."""
         if not self.contended or job == other:
             return True
-        if self.deprioritised(job) and not self.deprioritised(other):
-            return False
         shares = self._shares
         exceeds = shares.with_more(job, CORES, units) > shares.entitlement(job)
         return not (exceeds and shares.with_more(other, CORES, -loss) < shares.entitlement(other))
