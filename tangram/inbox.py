@@ -109,8 +109,9 @@ class Inbox:
         return list(self._waiting)
 
     def waiting_of(self, job: str, trajectory: str | None) -> list[str]:
-        """Return those of a trajectory of a job, or of the whole job."""
-        return [id_ for id_, one in list(self._waiting.items()) if one.group[0] == job and trajectory in (None, one.group[1])]
+        """Return those of a trajectory of a job, or of the whole job, but for closes."""
+        of = [(id_, one) for id_, one in list(self._waiting.items()) if one.group[0] == job and trajectory in (None, one.group[1])]
+        return [id_ for id_, one in of if one.kind != "cpu.close"]
 
     def send_again(self, *, due: bool = False) -> int:
         """Submit sent tasks that have not ended once more, all or those that are `due`; return how many. Each is due after twice the time.

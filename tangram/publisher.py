@@ -94,7 +94,7 @@ class ControlRequest:
     def named(self) -> set[str] | None:
         """Return the tasks that it is about; None where it ends all of a trajectory or a job."""
         if "cancel" in self.body:
-            return set(ids) if (ids := self.body["cancel"].get("ids")) is not None else None
+            return None if "job" in self.body["cancel"] else set(self.body["cancel"]["ids"])
         return {self.body["give"]["id"]} if "give" in self.body else set()
 
 

@@ -155,13 +155,16 @@ class Session:
         if (trajectory is None) == (job is None):
             raise InvalidAction("cancel", "name either a trajectory or a job")
         of = self.job if job is None else job
-        what = {"job": of} if trajectory is None else {"trajectory": trajectory, "job": of}
+        what: dict[str, Any] = {"job": of} if trajectory is None else {"trajectory": trajectory, "job": of}
         with self._lock:
             self._check_open()
             for environment, place in tuple(self._environments.items()):
                 if place.job == of and trajectory in (None, place.trajectory):
                     del self._environments[environment]
-            for task_id in self._inbox.waiting_of(of, trajectory):
+            # Submissions come by another queue: the scheduler may not have read them yet, and knows by their ids that they are cancelled.
+            if ids := self._inbox.waiting_of(of, trajectory):
+                what["ids"] = ids
+            for task_id in ids:
                 self._note_cancel(task_id)
             control = ControlRequest({"cancel": what})
             self._publisher.send(control)

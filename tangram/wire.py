@@ -17,7 +17,8 @@ a message may arrive twice, and its task id says so.
 A report is one of joined, left, beat, started, sent, used, memory_wanted, finished, unknown and service.
 
 A cancel names tasks, one trajectory of a job, or a whole job:
-`{"cancel": {"ids": [id, ...]}}`, `{"cancel": {"trajectory": name, "job": name}}`, `{"cancel": {"job": name}}`.
+`{"cancel": {"ids": [id, ...]}}`, `{"cancel": {"trajectory": name, "job": name}}`, `{"cancel": {"job": name}}`. With one of the latter two a
+client names the ids that it waits for, too: its cancel may be read before its submissions.
 
 The lease of an environment is renewed, to end so many seconds from now, by `{"renew": {"environment": id, "job": name, "lease_s": 600}}`.
 

@@ -15,8 +15,8 @@ from scheduler.live.command_executor import CommandExecutor
 from scheduler.live.poison import Quarantine
 from scheduler.model import events
 
-MOST_EARLY = 4096
-"""Cancelled actions that are remembered until they come."""
+MOST_EARLY = 100_000
+"""Cancelled actions that are remembered until they come: as many as a job may have waiting."""
 
 
 class Requests:

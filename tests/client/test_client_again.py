@@ -163,7 +163,7 @@ def test_small_calls_overtake_a_large_value_but_not_what_they_depend_on(stack: A
     # And all that depends on the large one after it, in order: what ends a trajectory waits, and so does what comes after that
     assert seen[3] == (["other", "more"], [of_other])
     assert actions() == ["other", "more", "cpu.write_file", "same", "again", "last"]
-    assert cancels() == [of_other, of_same, {"trajectory": "of-c", "job": "job"}]
+    assert cancels() == [of_other, of_same, {"trajectory": "of-c", "job": "job", "ids": [sent["more"].id]}]
 
 
 def write(environment: str, **more: Any) -> Action:

@@ -245,12 +245,15 @@ def test_cancelling_a_trajectory_names_its_job_and_forgets_its_environments(peer
         client.open(trajectory="t1")
         kept = client.open(trajectory="t2")
         client.cancel(trajectory="t1")
+        peer.behave = lambda seen: peer.HOLD
+        waits = client.submit(Action(kind="my.task", job="other", cost=Cost.of(cores=1)))
         client.cancel(job="other")
         peer.until(lambda: len(peer.controls) == 2)
+        peer.behave = peer.usual
         for words in ({}, {"trajectory": "t", "job": "j"}):
             with pytest.raises(InvalidAction, match="either a trajectory or a job"):
                 client.cancel(**words)
-    assert peer.controls == [{"cancel": {"trajectory": "t1", "job": "j"}}, {"cancel": {"job": "other"}}]
+    assert peer.controls == [{"cancel": {"trajectory": "t1", "job": "j"}}, {"cancel": {"job": "other", "ids": [waits.id]}}]
     assert closed(peer) == [kept.id]
 
 

@@ -229,9 +229,11 @@ def test_a_cancel_finds_the_submission_that_it_came_with(named: dict[str, Any], 
     assert live.core.state.running["a"].stopping
 
 
-def test_a_cancel_finds_a_submission_that_comes_after_it_since_a_replaced_scheduler_had_taken_it() -> None:
+@pytest.mark.parametrize("more", [{}, {"job": "default", "trajectory": "t"}])
+def test_a_cancel_finds_a_submission_that_comes_after_it(more: dict[str, str]) -> None:
+    # Since a replaced scheduler had taken it, or since its queue is read later
     live = Live()
-    live.asked({"cancel": {"ids": ["a"]}})
+    live.asked({"cancel": {"ids": ["a"], **more}})
     live.submit("a", "b")
     assert (live.core.state.running["a"].stopping != "", live.waiting) == (True, ["b"])
 
