@@ -196,6 +196,9 @@ def _state_table(document: Mapping[str, Any], problem: str) -> Figures:
     table = Figures(title=problem or _scheduler_line(document["scheduler"]), title_justify="left")
     for column in ("node", "state", "pools", "cores", "cells", "isolation", "memory", "runs", "envs"):
         table.add_column(column, overflow="fold", no_wrap=column in ("cores", "cells", "runs", "envs"))
+    shards = any(node["shard"] for node in document["nodes"])
+    if shards:
+        table.add_column("shard")
     reasons = any(node["reason"] for node in document["nodes"])
     if reasons:  # without it the table fits into 80 columns
         table.add_column("reason", overflow="fold")
@@ -211,6 +214,7 @@ def _state_table(document: Mapping[str, Any], problem: str) -> Figures:
             *(_label(labels, kind) for kind in ("isolation:", "memory:")),
             str(node["running"]),
             str(node["environments"]),
+            *([str(node["shard"])] if shards else []),
             *([node["reason"]] if reasons else []),
         )
     actions = ", ".join(f"{count} {state}" for state, count in document["actions"].items()) or "none yet"

@@ -222,6 +222,7 @@ def _node(
         "name": row.name,
         "state": row.state,
         "draining": row.draining,
+        "shard": row.shard,
         "reason": row.reason,
         "since": row.changed_at,
         "kinds": list(description.get("kinds", ())),

@@ -49,6 +49,7 @@ class NodeStatus:
     changed_at: float
     running: int
     environments: int
+    shard: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

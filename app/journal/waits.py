@@ -378,11 +378,14 @@ def _say_silent(ask: _Question, node: AnyRow) -> None:
 
 
 def _with_labels(ask: _Question, pool: str) -> list[AnyRow]:
-    rows = ask.connection.execute(select(table(Node)).where(Node.state.in_(NODE_HELD)).order_by(Node.name))
-    there = [row for row in rows if pool in row.description.get("kinds", ())]
+    held = select(table(Node)).where(Node.state.in_(NODE_HELD)).order_by(Node.name)
+    rows = [row for row in ask.connection.execute(held) if pool in row.description.get("kinds", ())]
+    there = [row for row in rows if row.shard == ask.action.shard]
     requires = set(ask.declared.requires)
     found = [node for node in there if requires <= set(map(str, node.description.get("labels", ())))]
-    if not there:
+    if rows and not there:
+        ask.say(f"No node of the pool {pool} is up in shard {ask.action.shard}, to which it belongs.")
+    elif not there:
         ask.say(f"No node of the pool {pool} is up.")
     elif not found:
         labels, names = ", ".join(sorted(requires)), ", ".join(node.name for node in there)

@@ -19,7 +19,8 @@ from tests.cli.forked import forked
 
 MARKUP = "[/x] [red]:smile:"
 NODE = {
-    "name": "n", "state": "up", "draining": False, "description": {"kinds": ["gpu"]}, "running": 0, "environments": 0, "reason": "",
+    "name": "n", "state": "up", "draining": False, "description": {"kinds": ["gpu"]}, "running": 0, "environments": 0, "shard": 0,
+    "reason": "",
 }  # fmt: skip
 STATE = {"scheduler": None, "nodes": [NODE], "services": [], "actions": {}, "oldest_wait_s": 0.0, "set_aside": [], "infra_failed": {}}
 INSTANCE = {
@@ -158,3 +159,5 @@ def test_each_node_says_its_state_how_commands_are_set_apart_and_whether_memory_
     lines = rows(printed(160, show_state, {**STATE, "nodes": [*nodes, {**nodes[2], "state": "lost"}]}))
     assert [line[:2] for line in lines[2:]] == [["d", "draining"], ["d", "lost, draining"]]
     assert [line[:3] + line[5:7] for line in lines[:2]] == [["n", "up", "gpu", "", ""], ["c", "up", "cpu", "none", "not enforced"]]
+    of_shards = rows(printed(160, show_state, {**STATE, "nodes": [NODE, {**NODE, "shard": 1}]}))
+    assert [line[9:] for line in of_shards] == [["0"], ["1"]]

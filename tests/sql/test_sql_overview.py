@@ -19,6 +19,7 @@ from app.journal.overview import overview, read_present
 from app.journal.recent import Recent
 from app.journal.status import status
 from app.journal.waits import Fact, explain
+from app.journal.writing import SqlJournal
 from scheduler.model.commands import NoteDraining
 from tests.sql import make
 
@@ -294,6 +295,16 @@ def test_why_names_a_silent_node_also_where_an_action_is_bound_to_it(engine: Eng
     facts = texts(engine, {})
     silent = "Node n1 is silent: nothing begins there until it beats again. If it does not, it is lost."
     assert facts["open"] == facts["within"] == [silent] and facts["build"][0] == silent
+
+
+def test_why_names_the_nodes_of_the_shard_of_an_action_alone(engine: Engine, write: Any) -> None:
+    waits = {"kind": "build", "environment": None, "cost": {"cores": [4]}}
+    write(make.node("up", NOW - 500, name="n1", cores=2, kinds=["cpu"]), make.received("here", NOW - 9, **waits))
+    with SqlJournal(engine, shard=1) as journal:
+        journal.write([make.received("there", NOW - 9, **waits)])
+    facts = texts(engine, {})
+    assert facts["here"] == ["It needs 4 cores of node n1: 0 of 2 are held."]
+    assert facts["there"] == ["No node of the pool cpu is up in shard 1, to which it belongs."]
 
 
 def test_lists_are_paged_and_filtered(engine: Engine, write: Any) -> None:
