@@ -59,6 +59,7 @@ class _Entry:
     again: bool
     span: ActionSpan | None = None
     group: tuple[str, str] = ("", "")
+    shard: int = 0
     repeats: list[Callable[[], None]] = field(default_factory=list)
     ask_at: float = field(default_factory=lambda: clock.monotonic() + FIRST_ASK_S)
     pause_s: float = FIRST_ASK_S
@@ -85,8 +86,9 @@ class Inbox:
         send_again: Callable[[], None] | None = None,
         withdraw: Callable[[], None] | None = None,
         group: tuple[str, str] = ("", ""),
+        shard: int = 0,
     ) -> Future[Any]:
-        """Wait for the result of a task that is about to be submitted; its `span`, where there is one, is told.
+        """Wait for the result of a task that is about to be submitted to a `shard`; its `span`, where there is one, is told.
 
         `send_again` submits the task once more, where its message may have been lost. `withdraw` undoes it, where it is given up.
 
@@ -94,7 +96,7 @@ class Inbox:
         """
         future = firm_future()
         repeats = [send_again] if send_again is not None else []
-        self._waiting[task_id] = _Entry(kind, clock.monotonic(), future, again, span, group, repeats, withdraw=withdraw)
+        self._waiting[task_id] = _Entry(kind, clock.monotonic(), future, again, span, group, shard, repeats, withdraw=withdraw)
         if span is not None:
             future.add_done_callback(span.ended)
         return future
@@ -103,6 +105,11 @@ class Inbox:
         """Return the future of a task that is waited for already; None where it is not."""
         entry = self._waiting.get(task_id)
         return entry.future if entry is not None else None
+
+    def shard_of(self, task_id: str) -> int | None:
+        """Return the shard of a task that is waited for; None where it is not."""
+        entry = self._waiting.get(task_id)
+        return entry.shard if entry is not None else None
 
     def waiting(self) -> list[str]:
         """Return the ids of all tasks that have not ended."""

@@ -81,14 +81,15 @@ class Submission:
 class ControlRequest:
     """One message for the scheduler's control queue; `sent` is done once the broker has it, or fails with `StackUnreachable`.
 
-    A cancel of single tasks that cannot be sent gives them up, so that nobody waits for an end that nobody brings about. One that is
-    `lasting` is kept until it can be sent.
+    It goes to one `shard`, or to all. A cancel of single tasks that cannot be sent gives them up, so that nobody waits for an end that
+    nobody brings about. One that is `lasting` is kept until it can be sent.
     """
 
     body: Mapping[str, Any]
     task_ids: tuple[str, ...] = ()
     sent: Future[None] = field(default_factory=firm_future)
     lasting: bool = False
+    shard: int | None = None
     given: float = field(default_factory=lambda: clock.monotonic())
 
     def named(self) -> set[str] | None:
@@ -243,7 +244,7 @@ class Publisher:
         with producer.batch():
             for message in batch:
                 if isinstance(message, ControlRequest):
-                    for queue in self._control:
+                    for queue in self._control if message.shard is None else (self._control[message.shard],):
                         producer.publish(dict(message.body), exchange="", routing_key=queue.name, serializer="json")
                     continue
                 if message.task_id in ended or (message.again and self._inbox.waiting_for(message.task_id) is None):

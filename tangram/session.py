@@ -36,7 +36,7 @@ from tangram.inbox import Inbox
 from tangram.input_messages import InputMessages, What
 from tangram.publisher import ControlRequest, Publisher, Submission
 from tangram.settings import Settings
-from tangram.shards import Loads
+from tangram.shards import Loads, shard_of, shard_of_action
 from tangram.streams import OutputReader
 from tangram.tracing import ActionSpan, tracer_of
 
@@ -176,16 +176,17 @@ class Session:
 
     def renew_lease(self, place: calls.Place, lease_s: float) -> ControlRequest:
         """Have the lease of an environment end `lease_s` seconds from now; `wait_for` what this returns. Raises `ClientClosed`."""
-        return self._control({"renew": {"environment": place.environment, "job": place.job, "lease_s": lease_s}})
+        shard = shard_of(place.environment, self.loads.shards)
+        return self._control({"renew": {"environment": place.environment, "job": place.job, "lease_s": lease_s}}, shard)
 
     def drain(self, node: str, *, draining: bool) -> ControlRequest:
         """Have a node drained, or be so no more; `wait_for` what this returns. Raises `ClientClosed`."""
         return self._control({"drain": {"node": node, "draining": draining}})
 
-    def _control(self, words: dict[str, Any]) -> ControlRequest:
+    def _control(self, words: dict[str, Any], shard: int | None = None) -> ControlRequest:
         with self._lock:
             self._check_open()
-            control = ControlRequest(words)
+            control = ControlRequest(words, shard=shard)
             self._publisher.send(control)
             return control
 
@@ -194,7 +195,7 @@ class Session:
 
         Once the client is closed nothing is sent, and waiting raises `ClientClosed`.
         """
-        control = ControlRequest({"cancel": {"ids": [task_id]}}, task_ids=(task_id,))
+        control = ControlRequest({"cancel": {"ids": [task_id]}}, (task_id,), shard=self._inbox.shard_of(task_id))
         if self._closed:
             control.sent.set_exception(ClientClosed("the client is closed: open another one"))
         else:
@@ -204,14 +205,14 @@ class Session:
 
     def _note_cancel(self, task_id: str) -> None:
         """Have a task cancelled again whenever it is submitted again."""
-        publisher = self._publisher  # a task that waits must not keep a forgotten session alive
-        self._inbox.note_cancel(task_id, lambda: publisher.send(ControlRequest({"cancel": {"ids": [task_id]}})))
+        publisher, shard = self._publisher, self._inbox.shard_of(task_id)  # a task that waits must not keep a forgotten session alive
+        self._inbox.note_cancel(task_id, lambda: publisher.send(ControlRequest({"cancel": {"ids": [task_id]}}, shard=shard)))
 
     def give(self, task_id: str, what: What) -> ControlRequest:
         """Give a running command something (`tangram.input_messages`); `wait_for` what this returns. Raises `ClientClosed`."""
         with self._lock:
             self._check_open()
-            control = ControlRequest(self._input.message(task_id, what))
+            control = ControlRequest(self._input.message(task_id, what), shard=self._inbox.shard_of(task_id))
             self._publisher.send(control)
             return control
 
@@ -242,6 +243,7 @@ class Session:
         submission = Submission(task_id or next(self._ids), action, once=task_id is not None and not is_new)
         if self._tracer is not None:
             submission.span = ActionSpan(self._tracer, submission.task_id, action)
+        shard = shard_of_action(submission.task_id, action, self.loads.shards)
         publisher, ids = self._publisher, self._ids  # a task that waits must not keep a forgotten session alive
         future = self._inbox.expect(
             submission.task_id,
@@ -252,6 +254,7 @@ class Session:
             # What has an id of the caller's may be wanted by others.
             withdraw=(lambda: _withdraw(publisher, submission, ids)) if task_id is None else None,
             group=(action.job, action.trajectory),
+            shard=shard,
         )
         self._publisher.send(submission)
         return Handle(submission.task_id, future, self)

@@ -6,7 +6,8 @@
 | an environment, with all its actions | that the hash of its id names |
 | an action that wants GPU cells or draws on a quota | 0 |
 | any other action | that the hash of its own id names |
-| a cancel, a drain, what a command is given | all of them: those that do not know of it do nothing |
+| a cancel or what is given, for an action that this client waits for | that of the action |
+| another cancel, a drain | all of them: those that do not know of it do nothing |
 
 `TANGRAM_SHARDS` is how many there are. It is the same for everybody, and changes only while no environment is open. Each shard says
 twice a second what it carries (`tangram.wire.WireLoad`). A client reads that with each of its signs of life. An id of an environment is

@@ -88,7 +88,7 @@ def test_tools_see_the_schedulers_of_all_shards_as_one(stack: Stack) -> None:
     assert (list(shown["nodes"]), len(shown["queues"]), shown["jobs"]) == (["n0", "n1"], 2, jobs)
 
 
-def test_a_client_sends_each_action_to_its_shard_and_a_request_to_all(stack: Stack) -> None:
+def test_a_client_sends_each_action_to_its_shard_and_to_all_what_it_does_not_know(stack: Stack) -> None:
     session = stack.session(MOST_SHARDS)
     for shard in range(MOST_SHARDS):
         session.submit(Action(kind="cpu.exec", environment=environment_of(shard), arguments={"command": "true"}))
@@ -96,17 +96,20 @@ def test_a_client_sends_each_action_to_its_shard_and_a_request_to_all(stack: Sta
         session.submit(Action(kind="my.task", cost=Cost.of(**cost)))
     session.submit(Action(kind="gpu.score", service="judge"))
     lone = session.submit(Action(kind="my.task", cost=Cost.of(cores=1)), f"{session.client_id}-lone")
+    of_lone = shard_of(lone.id, MOST_SHARDS)
     session.wait_for(session.cancel_task(lone.id))
+    session.wait_for(session.cancel_task("of-another-client"))
 
     def kinds(shard: int, count: int) -> list[str]:
         return sorted(message.headers["task"] for message in stack.taken(queue(INGRESS_QUEUE, shard), count))
 
     for shard in range(MOST_SHARDS):
         expected = ["cpu.exec", *(["gpu.score", "my.task", "my.task"] if shard == FIRST else [])]
-        expected += ["my.task"] if shard == shard_of(lone.id, MOST_SHARDS) else []
+        expected += ["my.task"] if shard == of_lone else []
         assert kinds(shard, len(expected)) == sorted(expected)
-        [request] = stack.taken(queue(CONTROL_QUEUE, shard), 1)
-        assert request.decode() == {"cancel": {"ids": [lone.id]}}
+        cancelled = [*([lone.id] if shard == of_lone else []), "of-another-client"]
+        requests = stack.taken(queue(CONTROL_QUEUE, shard), len(cancelled))
+        assert [request.decode() for request in requests] == [{"cancel": {"ids": [one]}} for one in cancelled]
 
 
 def test_environments_are_opened_where_least_stands_and_where_their_labels_are(stack: Stack) -> None:
