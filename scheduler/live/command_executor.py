@@ -69,7 +69,7 @@ class CommandExecutor:
         self.descriptions: dict[str, Mapping[str, Any]] = {}
         self.environments: dict[str, EnvironmentState] = {}
         self._nodes: dict[str, NodeState] = {}
-        self.input_relay = InputRelay(core.state, transport)
+        self.input_relay = InputRelay(core.state, transport, self.ended)
         self.resizes = 0
         self.restores = 0
 
@@ -102,6 +102,7 @@ class CommandExecutor:
 
     def note_received(self, action_id: str, action: Action, now: float) -> None:
         """Write down an action that came in. Its message must be kept already."""
+        self.input_relay.arrived(action_id, action)
         self._entries.append(
             ActionReceived(
                 id=action_id,

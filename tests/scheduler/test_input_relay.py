@@ -64,6 +64,33 @@ def test_what_overtakes_the_submission_finds_the_command_all_the_same() -> None:
     assert live.sent == [("action", "a", 0), *live.gives("a", 1)]
 
 
+def test_what_is_read_before_the_submission_finds_the_command_all_the_same(live: Given) -> None:
+    # Given input for two commands that the scheduler reads before it reads the commands, and input of somebody else
+    for action_id in ("next", "later"):
+        live.give(action_id, 1)
+        live.give(action_id, 7, client="c2", job="other")
+        live.give(action_id, 2)
+    # When they come, and one of them runs
+    live.told(finished("runs"), finished("waits"))
+    live.clear()
+    live.submit("next", "later", client="c1", job="j1")
+    # Then the sender's own input has followed it, and so has the other one's, once that runs
+    assert live.sent == [("action", "next", 0), *live.gives("next", 1, 2)]
+    live.told(finished("next"))
+    assert live.sent[3:] == [("action", "later", 0), *live.gives("later", 1, 2)]
+
+
+def test_what_is_given_to_commands_that_never_come_makes_way(live: Given, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(input_relay, "EARLY_BYTES", 3000)
+    for action_id in ("never", "comes", "other"):
+        live.give(action_id, 1, data="x" * 1000)
+    live.told(finished("runs"), finished("waits"))
+    live.clear()
+    live.submit("never", "comes", client="c1", job="j1")
+    live.told(finished("never"))
+    assert live.sent == [("action", "never", 0), ("action", "comes", 0), *live.gives("comes", 1)]
+
+
 def test_nothing_reaches_a_command_that_has_ended_or_never_was(live: Given) -> None:
     live.told(finished("runs"))
     live.clear()
