@@ -71,12 +71,6 @@ def test_a_trap_of_the_command_line_gets_its_signal(shell_env: Environment) -> N
         assert one.prints("caught\n") and one.outcome().exit_code == 0
 
 
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have an interrupt follow a process from fork to exec for as long as that takes on a busy machine."""
-    monkeypatch.setattr("workers.cpu.shell.backend.COPIES_S", 60.0)
-
-
 def test_a_signal_ends_a_whole_command_line_and_nothing_that_was_there_before(env: Environment) -> None:
     left = printed(env, "sleep 300 >/dev/null 2>&1 & echo $!").strip()
     with followed(env, "echo ready; sleep 300; echo after") as one:
@@ -86,7 +80,7 @@ def test_a_signal_ends_a_whole_command_line_and_nothing_that_was_there_before(en
     assert run(env, f"kill -0 {left}").exit_code == 0
 
 
-def test_an_interrupt_ends_a_command_line_that_has_just_started_a_process(bash_env: Environment, patient: None) -> None:
+def test_an_interrupt_ends_a_command_line_that_has_just_started_a_process(bash_env: Environment) -> None:
     for _ in range(40):
         with followed(bash_env, "echo ready; sleep 300; echo after") as one:
             assert one.prints("ready\n")

@@ -213,12 +213,23 @@ def now_ticks() -> int:
 
 def handles(pid: int, number: int) -> bool:
     """Return whether a process has a handler for a signal."""
+    return b"SigCgt:" in _sets_with(pid, number)
+
+
+def blocks(pid: int, number: int) -> tuple[bool, bool]:
+    """Return whether a process blocks a signal, as it does while its handler runs, and whether one waits to be delivered to it."""
+    sets = _sets_with(pid, number)
+    return b"SigBlk:" in sets, b"SigPnd:" in sets or b"ShdPnd:" in sets
+
+
+def _sets_with(pid: int, number: int) -> set[bytes]:
+    """Return the names of those sets of signals of a process that have this one."""
     try:
         lines = read_bytes(f"/proc/{pid}/status").splitlines()
     except OSError:
-        return False
-    caught = next((int(line.split()[1], 16) for line in lines if line.startswith(b"SigCgt:")), 0)
-    return bool(caught >> (number - 1) & 1)
+        return set()
+    sets = (line.split() for line in lines if line.startswith((b"Sig", b"Shd")) and not line.startswith(b"SigQ:"))
+    return {name for name, signals in sets if int(signals, 16) >> (number - 1) & 1}
 
 
 def inner_pid(pid: int) -> int:

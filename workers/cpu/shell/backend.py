@@ -28,7 +28,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from signal import SIGINT, SIGKILL
+from signal import SIGKILL
 from typing import ClassVar
 
 from workers.cpu.abstract import Holding, Usage
@@ -44,9 +44,6 @@ TICKS_S = 0.02
 FIRST_SAMPLE_S, SAMPLE_GROWTH = 0.02, 3.0
 SAMPLING_LOAD = 0.1
 """The part of a core that sampling all running commands of the worker may take."""
-
-COPIES_S, _LOOK_S = 0.2, 0.002
-"""How long a copy of the shell that was interrupted may take to become a program that is interrupted, too; seconds."""
 
 _CORES = os.cpu_count() or 1
 
@@ -292,38 +289,14 @@ class Backend(ABC):
         """Return whether a process of the session lives that is not the shell."""
 
     def signal(self, shell: int, number: int) -> None:
-        """Send a signal to the processes that the command has started.
+        """Send a signal to the processes that the command has started; an interrupt is sent by `workers/cpu/shell/interrupt.py`.
 
-        The shell gets it too where it handles it, where nothing else is there, and where it is to be killed or interrupted. It takes an
-        interrupt for its own only if it gets one: what it runs may have ended by itself.
+        The shell gets it too where it handles it, where nothing else is there, and where it is to be killed.
         """
-        living, own = self.command_processes(), tree.command_line(shell)
+        living = self.command_processes()
         others = [process for process in living if process.pid != shell]
-        copies = {process.identity for process in others if number == SIGINT and tree.command_line(process.pid) == own}
-        for process in living if not others or number in (SIGINT, SIGKILL) or tree.handles(shell, number) else others:
+        for process in living if not others or number == SIGKILL or tree.handles(shell, number) else others:
             tree.send(process, number)
-        if number == SIGINT:
-            self._interrupt_copies(shell, {process.identity for process in living}, copies)
-
-    def _interrupt_copies(self, shell: int, interrupted: set[tree.Identity], copies: set[tree.Identity]) -> None:
-        """Interrupt what the shell was about to start, `copies` of itself and what was forked after `interrupted` were listed.
-
-        Between fork and exec a process takes an interrupt for the shell's own, and forgets it with the exec. A copy that stays one is a
-        subshell and has understood.
-        """
-        now, over_at = tree.now_ticks(), time.monotonic() + COPIES_S
-        for process in self.command_processes():
-            if process.identity not in interrupted and process.start <= now:
-                tree.send(process, SIGINT)
-                copies.add(process.identity)
-        while copies and time.monotonic() < over_at:
-            others, own = self.command_processes(), tree.command_line(shell)
-            for process in others:
-                if process.identity in copies and tree.command_line(process.pid) != own:
-                    tree.send(process, SIGINT)
-                    copies.discard(process.identity)
-            copies &= {process.identity for process in others}
-            time.sleep(_LOOK_S)
 
     @abstractmethod
     def network(self) -> Network | None:

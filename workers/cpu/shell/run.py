@@ -21,6 +21,7 @@ from workers.cpu.errors import MemoryFull, SandboxError
 from workers.cpu.pace import Pace
 from workers.cpu.shell.backend import Event, Exited, Gone, HungUp, Meter
 from workers.cpu.shell.dialect import REFUSALS, refusal
+from workers.cpu.shell.interrupt import INTERRUPTED, Interrupt
 from workers.cpu.shell.left_run import LeftRun, Shell
 from workers.cpu.shell.output import Capture
 from workers.cpu.shell.run_types import Ending, Hooks, NotBegun, both_ends, waits_in
@@ -62,6 +63,8 @@ class Run:
         self._report = b""
         self._has_begun = False
         self._held_since, self._held_before_s = NEVER, 0.0
+        self._interrupt: Interrupt | None = None
+        self._ended_by_interrupt = False
         self._kill: tuple[Status, int | None, str, str] | None = None
         self._abandon_at = self._do_without_at = NEVER
         self._ending: Ending | None = None
@@ -149,6 +152,7 @@ class Run:
                 else:
                     for event in backend.events():
                         self._take(event)
+            self._follow_interrupt()
             self._check_deadlines()
         if self.name.encode() not in self._report:
             self._session.memory.note(ending=astuple(self._ending))
@@ -166,6 +170,8 @@ class Run:
             wanted = min(wanted, now + BEGIN_CHECK_S)
         if self._held_since < NEVER:
             wanted = min(wanted, now + HELD_CHECK_S)
+        if self._interrupt is not None:
+            wanted = min(wanted, self._interrupt.look_at)
         # A millisecond is the resolution of poll: rounding down would spin just before a deadline.
         return max(0.0, (wanted - now) * 1000 + 1)
 
@@ -247,7 +253,9 @@ class Run:
             each = given.popleft()
             if isinstance(each, Signal) and each.number == SIGINT and self._streams.terminal is not None:
                 each = Data(INTERRUPT)
-            if isinstance(each, Signal):
+            if isinstance(each, Signal) and each.number == SIGINT:
+                self._interrupt = Interrupt(self._shell.backend.command_processes, self._shell.pid)
+            elif isinstance(each, Signal):
                 self._shell.backend.signal(self._shell.pid, each.number)
             elif problem := self._streams.give(each):
                 self._end("failed", problem, "bad_input")
@@ -259,6 +267,10 @@ class Run:
         elif before >= 0:
             with contextlib.suppress(KeyError):
                 self._poller.unregister(before)
+
+    def _follow_interrupt(self) -> None:
+        if self._interrupt is not None and self._kill is None and time.monotonic() >= self._interrupt.look_at:
+            self._ended_by_interrupt |= self._interrupt.look()
 
     def _check_begun(self) -> bool:
         """Return whether the shell has come to the command: its streams have been opened, or its name has been read."""
@@ -328,6 +340,7 @@ class Run:
                 # A shell that a closing environment ended is followed by the end of its backend.
                 if self._kill is None and self._ending is None and not self._session.closed:
                     cpu_s = self.meter.over(event.max_rss_mb)
+                    code = INTERRUPTED if self._ended_by_interrupt else code
                     self._ending = Ending("succeeded", code, "the command ended its shell", cpu_s)
             case Gone(left=left) if self._kill is not None:
                 status, exit_code, reason, cause = self._kill
