@@ -9,7 +9,8 @@ The core, the journal and the event log know nothing of this, as it does not aff
 | has not come yet | is kept until it comes, at most `EARLY_BYTES` in all: what is given to later commands displaces it |
 | has ended, or is of another client and job | is dropped |
 
-A command and what it is given come by different queues, so either can be the first. A restart of the scheduler forgets what is kept.
+A command and what it is given come by different queues, so either can be the first. Where there are several shards, each gets what is given
+to the commands of all of them. A restart of the scheduler forgets what is kept.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ log = logging.getLogger(__name__)
 
 MOST_BYTES: Final = 4 * 1024 * 1024
 ALL_BYTES: Final = 256 * 1024 * 1024
-EARLY_BYTES: Final = 32 * 1024 * 1024
+EARLY_BYTES: Final = 16 * 1024 * 1024
 _COST: Final = 256
 """Approximate bytes of a message without its content."""
 
@@ -119,7 +120,7 @@ class InputRelay:
         early.add(given)
         while early.size > EARLY_BYTES and len(early.commands) > 1:
             oldest = next(iter(early.commands))
-            log.warning("what command %s is given is dropped: the command has not come, and more came for others", oldest)
+            log.debug("what command %s is given is dropped: the command has not come, and more came for others", oldest)
             early.pop(oldest)
 
     def _send(self, node: str, given: Give) -> None:
