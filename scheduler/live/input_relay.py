@@ -9,8 +9,8 @@ The core, the journal and the event log know nothing of this, as it does not aff
 | has not come yet | is kept until it comes, at most `EARLY_BYTES` in all: what is given to later commands displaces it |
 | has ended, or is of another client and job | is dropped |
 
-A command and what it is given come by different queues, so either can be the first. Where there are several shards, each gets what is given
-to the commands of all of them. A restart of the scheduler forgets what is kept.
+A command and what it is given come by different queues, so either can be the first. A shard may get what is for another one's commands.
+A restart of the scheduler forgets what is kept.
 """
 
 from __future__ import annotations
