@@ -156,8 +156,8 @@ def routed() -> Iterator[tuple[Celery, MemoryBroker]]:
 
 def test_a_celery_task_goes_to_its_shard(routed: tuple[Celery, MemoryBroker]) -> None:
     app, broker = routed
-    build = action(app, name="build", cores=1)(nothing)
-    ask = action(app, name="ask", quotas={"search": 1})(nothing)
+    build = action(app, name="shards.build", cores=1)(nothing)
+    ask = action(app, name="shards.ask", quotas={"search": 1})(nothing)
 
     def waiting() -> list[int]:
         return [len(broker.waiting(of_shard(INGRESS_QUEUE, shard))) for shard in range(MOST_SHARDS)]
@@ -173,10 +173,10 @@ def test_a_celery_task_goes_to_its_shard(routed: tuple[Celery, MemoryBroker]) ->
     build.apply_async(task_id="lone")
     assert sent(2, shard_of("lone", MOST_SHARDS))
     ask.delay()
-    app.send_task("build")
+    app.send_task("shards.build")
     assert sent(2, FIRST)
     for shard in range(MOST_SHARDS):
-        described = {ACTION_HEADER: {"kind": "build", "environment": environment_of(shard)}}
+        described = {ACTION_HEADER: {"kind": "shards.build", "environment": environment_of(shard)}}
         build.apply_async(headers=described)
-        app.send_task("build", headers=described)
+        app.send_task("shards.build", headers=described)
         assert sent(2, shard)
