@@ -19,16 +19,16 @@ from __future__ import annotations
 import json
 import secrets
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
-from math import inf
+from random import random
 from typing import Any, Final
 from zlib import crc32
 
 from redis import Redis
 
-from tangram.action import CELLS, GPU_KINDS, QUOTA_PREFIX, Action
-from tangram.wire import LOAD_KEY, LOAD_TTL_S, WireLoad, of_shard
+from tangram.action import CELLS, GPU_KINDS, MEMORY_MB, QUOTA_PREFIX, Action
+from tangram.wire import LOAD_KEY, LOAD_TTL_S, WireLoad, is_node_label, of_shard
 
 FIRST: Final = 0
 """The shard that has what there is once: GPU cells, quotas, and the removal of what is too old."""
@@ -60,14 +60,23 @@ class Loads:
         if self.shards > 1:
             self._known, self._opened = read_loads(store, range(self.shards)), Counter()
 
-    def new_environment(self, requires: Iterable[str] = ()) -> str:
-        """Make up the id of an environment on the shard that carries least of those with nodes of all these labels."""
-        able = [shard for shard, load in self._known.items() if set(load["labels"]).issuperset(requires)]
-        if not able:
-            return _made_up()
-        best = min(able, key=self._rank)
-        self._opened[best] += 1
-        while shard_of(made_up := _made_up(), self.shards) != best:
+    def new_environment(self, requires: Iterable[str] = (), memory_mb: int = 0) -> str:
+        """Make up the id of an environment on the shard that carries least of those with a node of all these labels and so much memory.
+
+        Where there is none, a shard that says nothing may have such a node, and else one with nodes says why it may not be.
+        """
+        known, needs = self._known, frozenset(requires)  # another thread looks meanwhile
+        able = [shard for shard, load in known.items() if _may_hold(load, needs, memory_mb)]
+        if able:
+            # Many clients that begin at once see the same: where shards are alike, they are not all to open on the first one.
+            best = min(able, key=lambda shard: (self._rank(shard, known[shard]), random()))
+            self._opened[best] += 1
+            among: Collection[int] = (best,)
+        else:
+            every = range(self.shards)
+            silent, with_nodes = [shard for shard in every if shard not in known], [shard for shard, load in known.items() if load["kinds"]]
+            among = silent or with_nodes or every
+        while shard_of(made_up := _made_up(), self.shards) not in among:
             pass
         return made_up
 
@@ -75,15 +84,22 @@ class Loads:
         """Return an open of an environment with such an id."""
         if not self._known:
             return opening
-        made_up, before = self.new_environment(opening.requires), opening.environment
+        made_up, before = self.new_environment(opening.requires, opening.cost.least(MEMORY_MB)), opening.environment
         trajectory = made_up if opening.trajectory == before else opening.trajectory
         return replace(opening, environment=made_up, trajectory=trajectory, arguments={**opening.arguments, "environment": made_up})
 
-    def _rank(self, shard: int) -> tuple[bool, float]:
-        """Where opens wait there is no room; else it goes by environments for each core, as among the nodes of a shard."""
-        load = self._known[shard]
+    def _rank(self, shard: int, load: WireLoad) -> tuple[bool, bool, float]:
+        """Where no node takes environments they wait for one; where opens wait there is no room; else environments for each core count."""
         stand = load["environments"] + load["opening"] + self._opened[shard]
-        return load["opening"] > 0, stand / load["cores"] if load["cores"] else inf
+        return not load["cores"], load["opening"] > 0, stand / (load["cores"] or 1)
+
+
+def _may_hold(load: WireLoad, requires: frozenset[str], memory_mb: int) -> bool:
+    """Return whether a node of a shard has all these labels and so much memory; the shard of a node that is named may say that itself."""
+    if not requires.issubset(load["labels"]):
+        return False
+    by_name = any(is_node_label(label) for label in requires)
+    return by_name or any(requires.issubset(kind["labels"]) and memory_mb <= kind["memory_mb"] for kind in load["kinds"])
 
 
 def read_loads(store: Redis, shards: Iterable[int]) -> dict[int, WireLoad]:

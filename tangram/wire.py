@@ -180,14 +180,23 @@ class WireHoldings(TypedDict):
     held: dict[str, dict[str, int]]
 
 
+class WireKind(TypedDict):
+    """Nodes with the same labels but for those of their names, and the memory of the largest."""
+
+    labels: list[str]
+    memory_mb: int
+
+
 class WireLoad(TypedDict):
     """What a shard carries: labels of its CPU nodes; of those that take environments now, the cores and the environments; opens that wait.
 
-    `units` are the cores, cells and requests that jobs hold, `memory` the memory and the start slots.
+    `kinds` are the CPU nodes by their labels. `units` are the cores, cells and requests that jobs hold, `memory` the memory and the start
+    slots.
     """
 
     cores: int
     labels: list[str]
+    kinds: list[WireKind]
     environments: int
     opening: int
     units: WireHoldings
@@ -341,9 +350,17 @@ CONTAINERS = "isolation:container"
 """The label of nodes whose environments are containers."""
 
 
+_NODE_LABEL = "node:"
+
+
 def node_label(name: str) -> str:
     """Return the label that only the node `name` has."""
-    return f"node:{name}"
+    return f"{_NODE_LABEL}{name}"
+
+
+def is_node_label(label: str) -> bool:
+    """Return whether only one node has a label: the one that it names."""
+    return label.startswith(_NODE_LABEL)
 
 
 def node_queue(name: str) -> str:

@@ -203,7 +203,8 @@ class Environments:
 
     def _record(self, caller: Caller, names: tuple[str, ...], wanted: Wanted) -> Record:
         requires = (*wanted.get("requires", ()), *((CONTAINERS,) if wanted.get("opened_image") is not None else ()))
-        environment, now, lease_s = caller.session.loads.new_environment(requires), time.time(), wanted.get("lease_s")
+        environment = caller.session.loads.new_environment(requires, wanted.get("memory_mb") or 0)
+        now, lease_s = time.time(), wanted.get("lease_s")
         return Record(
             **{**wanted, "trajectory": wanted.get("trajectory") or environment},
             id=environment,

@@ -15,7 +15,7 @@ from scheduler.live.transport import Transport
 from scheduler.model import events
 from tangram.action import Action
 from tangram.shards import shard_of
-from tangram.wire import WireHoldings, WireLoad
+from tangram.wire import WireHoldings, WireLoad, is_node_label
 
 MOST_JOBS: Final = 1000
 """The most jobs of which a shard says what they hold: those that have been active for longest."""
@@ -57,9 +57,14 @@ class Peers:
         state = self._core.state
         nodes = [node for node in state.nodes.values() if node.offers("cpu", ())]
         able = [node for node in nodes if node.takes_new and node.rests_until <= now]
+        kinds: dict[tuple[str, ...], int] = {}
+        for node in nodes:
+            labels = tuple(sorted(label for label in node.spec.labels if not is_node_label(label)))
+            kinds[labels] = max(kinds.get(labels, 0), node.spec.memory_mb)
         return {
             "cores": sum(node.spec.cores for node in able),
             "labels": sorted({label for node in nodes for label in node.spec.labels}),
+            "kinds": [{"labels": list(labels), "memory_mb": memory_mb} for labels, memory_mb in kinds.items()],
             "environments": sum(len(node.environments) for node in able),
             "opening": int(self._core.opening(now)["waiting"]),
             "units": state.shares.own(MOST_JOBS),

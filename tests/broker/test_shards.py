@@ -15,11 +15,16 @@ from app.scheduler_document import SHOWN_TTL_S, read_shown
 from scheduler.live.transport import Received
 from tangram import Action, Cost
 from tangram.shards import FIRST, Loads, shard_of
-from tangram.wire import ACTION_HEADER, CONTROL_QUEUE, INGRESS_QUEUE, WireLoad, direct_queue, of_shard
+from tangram.wire import ACTION_HEADER, CONTROL_QUEUE, INGRESS_QUEUE, WireKind, WireLoad, direct_queue, node_label, of_shard
 from tests.broker.conftest import MOST_SHARDS, Stack, take
 
 NOTHING: dict[str, Any] = {"offered": {}, "held": {}}
-LOAD: WireLoad = {"cores": 8, "labels": ["gpu"], "environments": 4, "opening": 0, "units": NOTHING, "memory": NOTHING}  # type: ignore[typeddict-item]
+KIND: WireKind = {"labels": ["gpu"], "memory_mb": 1000}
+BIG: WireKind = {"labels": ["big", "gpu"], "memory_mb": 4000}
+LOAD: WireLoad = {
+    **{"cores": 8, "labels": ["gpu"], "kinds": [KIND], "environments": 4, "opening": 0},
+    **{"units": NOTHING, "memory": NOTHING},
+}  # type: ignore[typeddict-item]
 SHOWN: dict[str, Any] = {
     **{"policy": "elastic", "epoch": 1, "waiting": 2, "running": 3, "decisions": 5, "resizes": 0, "restores": 0, "predictions": 0},
     **{"decision_us_p50": 10.0, "decision_us_p99": 20.0, "prediction_factor_p50": 1.0, "prediction_factor_p90": 1.0},
@@ -114,7 +119,7 @@ def test_a_client_sends_each_action_to_its_shard_and_to_all_what_it_does_not_kno
 
 def test_environments_are_opened_where_least_stands_and_where_their_labels_are(stack: Stack) -> None:
     # Given shards of which the second has a third of the cores, and the third alone a label
-    of_shards = [{"cores": 30}, {"cores": 10}, {"cores": 30, "labels": ["gpu", "big"], "environments": 40}]
+    of_shards = [{"cores": 30}, {"cores": 10}, {"cores": 30, "labels": ["gpu", "big"], "kinds": [BIG], "environments": 40}]
     for shard, load in enumerate(of_shards):
         stack.open(shard=shard, shards=MOST_SHARDS).exchange({**LOAD, **load})  # type: ignore[typeddict-item]
     loads = Loads(MOST_SHARDS)
@@ -126,13 +131,50 @@ def test_environments_are_opened_where_least_stands_and_where_their_labels_are(s
     assert max(of_each) - min(of_each) <= 1 / 10
     assert {shard_of(loads.new_environment(["big"]), MOST_SHARDS) for _ in range(10)} == {2}
     # And an open for a node that is drained goes to its shard, to wait there
-    stack.open(shard=2, shards=MOST_SHARDS).exchange({**LOAD, "labels": ["big"], "cores": 0})
+    stack.open(shard=2, shards=MOST_SHARDS).exchange({**LOAD, "labels": ["big"], "kinds": [BIG], "cores": 0})
     loads.look(stack.store)
     assert shard_of(loads.new_environment(["big"]), MOST_SHARDS) == 2 != shard_of(loads.new_environment(), MOST_SHARDS)
     # And where opens wait there is no room
     stack.open(shard=0, shards=MOST_SHARDS).exchange({**LOAD, "cores": 1000, "opening": 1})
     loads.look(stack.store)
     assert 0 not in {shard_of(loads.new_environment(), MOST_SHARDS) for _ in range(80)}
+
+
+def opens_on(
+    stack: Stack, loads: dict[int, dict[str, Any]], requires: tuple[str, ...] = (), memory_mb: int = 0, opens: int = 20
+) -> set[int]:
+    """Return the shards on which a client opens its first environments where shards carry this."""
+    for shard, load in loads.items():
+        stack.open(shard=shard, shards=MOST_SHARDS).exchange({**LOAD, **load})  # type: ignore[typeddict-item]
+    known = Loads(MOST_SHARDS)
+    known.look(stack.store)
+    return {shard_of(known.new_environment(requires, memory_mb), MOST_SHARDS) for _ in range(opens)}
+
+
+def test_opens_do_not_wait_on_a_shard_without_nodes_since_they_wait_elsewhere_too(stack: Stack) -> None:
+    assert opens_on(stack, {0: {"opening": 9}, 1: {"cores": 0, "labels": [], "kinds": []}, 2: {"cores": 0}}) == {0}
+
+
+def test_clients_that_begin_at_once_do_not_all_open_on_the_same_one_of_like_shards(stack: Stack) -> None:
+    begun = [opens_on(stack, {0: {}, 1: {}, 2: {}}, opens=1) for _ in range(60)]
+    assert set.union(*begun) == {0, 1, 2}
+
+
+def test_an_open_goes_where_one_node_has_all_its_labels_and_its_memory(stack: Stack) -> None:
+    # Given a shard whose nodes have the labels, but none has both, and others with a node that has both
+    apart = {"labels": ["gpu", "big"], "kinds": [{"labels": ["gpu"], "memory_mb": 9000}, {"labels": ["big"], "memory_mb": 9000}]}
+    of_shards = {0: apart, 1: {"labels": ["gpu", "big"], "kinds": [BIG], "environments": 99}, 2: {}}
+    assert opens_on(stack, of_shards, ("big", "gpu")) == {1}
+    # Given a need of memory, then a shard with a node of so much
+    assert opens_on(stack, {2: {}}, ("gpu",), 2000) == {0}
+    assert opens_on(stack, {0: {}}, ("gpu",), 2000) == {1}
+    # Given the name of a node, then its shard, which says why not
+    assert opens_on(stack, {2: {"labels": ["gpu", node_label("n")]}}, (node_label("n"),), 99_999) == {2}
+
+
+def test_an_open_that_no_known_shard_can_hold_goes_to_one_that_says_nothing_and_else_to_one_that_refuses_it(stack: Stack) -> None:
+    assert opens_on(stack, {0: {}, 2: {}}, ("big",)) == {1}
+    assert opens_on(stack, {1: {"cores": 0, "labels": [], "kinds": []}}, ("big",)) == {0, 2}
 
 
 def test_who_knows_no_loads_opens_anywhere() -> None:

@@ -34,7 +34,7 @@ class Said(Deployment):
 
 def load(job: str, cores: int, memory_mb: int = 0) -> WireLoad:
     units, memory = ({"offered": {name: 100}, "held": {job: {name: held}}} for name, held in (("cores", cores), ("memory_mb", memory_mb)))
-    return {"cores": 100, "labels": [], "environments": 0, "opening": 0, "units": units, "memory": memory}  # type: ignore[typeddict-item]
+    return {"cores": 100, "labels": [], "kinds": [], "environments": 0, "opening": 0, "units": units, "memory": memory}  # type: ignore[typeddict-item]
 
 
 def test_an_action_on_an_environment_of_another_shard_is_refused_with_its_shard() -> None:
@@ -60,6 +60,7 @@ def test_each_housekeeping_says_what_the_shard_carries() -> None:
     deployment.wait(HOUSEKEEPING_S)
     said = deployment.heard[-1]
     assert (said["cores"], said["labels"], said["environments"], said["opening"]) == (8, ["gpu"], 1, 0)
+    assert said["kinds"] == [{"labels": ["gpu"], "memory_mb": 1000}, {"labels": [], "memory_mb": 1000}]
     assert said["units"]["offered"]["cores"] == 12 and said["memory"]["held"]["default"]["memory_mb"] >= 10
 
 
