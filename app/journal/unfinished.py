@@ -77,7 +77,7 @@ def load_unfinished(connection: Connection, shard: int = 0, between: Callable[[]
         .order_by(Action.position)
     )
     nodes = select(table(Node)).where(Node.state.in_(NODE_HELD), Node.shard == shard).order_by(Node.joined_at, Node.name)
-    draining = select(Node.name).where(Node.draining, Node.shard == shard).order_by(Node.name)
+    draining = select(Node.name).where(Node.draining).order_by(Node.name)  # of all shards: a node that joins another one drains on
     ended = select(Action.id).where(Action.ended_at > clock.time() - ENDS_LOADED_S, Action.shard == shard)
     ended = ended.order_by(Action.ended_at.desc()).limit(ENDS_LOADED)
     gone = [
