@@ -11,7 +11,7 @@ from redis import Redis, RedisError, ResponseError
 from app.journal.overview import Present
 from tangram.life_signs import silences
 from tangram.shards import FIRST
-from tangram.wire import SCHEDULER_KEY, of_shard
+from tangram.wire import LOAD_TTL_S, SCHEDULER_KEY, SHARDS_KEY, of_shard
 
 SHOWN_TTL_S: Final = 60
 """Seconds for which a scheduler that has died is still shown."""
@@ -36,6 +36,14 @@ def silences_of(store: Redis, present: Present) -> dict[str, float | None]:
         return silences(store, sorted({row.client for row in present.clients}))
     except (RedisError, OSError):
         return {}
+
+
+def show_scheduler(store: Redis, shard: int, shards: int, figures: Mapping[str, Any]) -> None:
+    """Keep the document of the scheduler of a shard, and how many shards it counts. Raises `RedisError`."""
+    with store.pipeline(transaction=False) as pipe:
+        pipe.set(of_shard(SCHEDULER_KEY, shard), json.dumps(dict(figures)), ex=SHOWN_TTL_S)
+        pipe.set(SHARDS_KEY, shards, ex=LOAD_TTL_S)
+        pipe.execute()
 
 
 def read_shown(store: Redis, shards: int = 1) -> dict[str, Any] | None:

@@ -101,7 +101,7 @@ class Feed:
 
     def _judge_outage(self, error: Exception, outage_s: float) -> None:
         """Give up the first contact when its time is over, and what waits when the store is away for too long."""
-        reason = f"the result store at {self._store_name} is unreachable: {error}"
+        reason = str(error) if isinstance(error, StackUnreachable) else f"the result store at {self._store_name} is unreachable: {error}"
         if not self.ready.done():
             if outage_s >= self._connect_timeout_s:
                 self.ready.set_exception(StackUnreachable(reason))
@@ -115,6 +115,8 @@ class Feed:
         while not self._stopping.is_set():
             if clock.monotonic() >= next_sign:
                 give_sign(self._store, self._client_id)
+                if not self.ready.done():
+                    self._loads.check(self._store)
                 self._loads.look(self._store)
                 next_sign = clock.monotonic() + SIGN_S
             message = pubsub.get_message(timeout=min(_LISTEN_S, SIGN_S))

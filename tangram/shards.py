@@ -28,7 +28,8 @@ from zlib import crc32
 from redis import Redis
 
 from tangram.action import CELLS, GPU_KINDS, MEMORY_MB, QUOTA_PREFIX, Action
-from tangram.wire import LOAD_KEY, LOAD_TTL_S, WireLoad, is_node_label, of_shard
+from tangram.errors import StackUnreachable
+from tangram.wire import LOAD_KEY, LOAD_TTL_S, SHARDS_KEY, WireLoad, is_node_label, of_shard
 
 FIRST: Final = 0
 """The shard that has what there is once: GPU cells, quotas, and the removal of what is too old."""
@@ -43,8 +44,12 @@ def shard_of_action(action_id: str, action: Action, shards: int) -> int:
     """Return the shard that an action belongs to."""
     if action.environment is not None:
         return shard_of(action.environment, shards)
-    is_first = action.kind in GPU_KINDS or any(name == CELLS or name.startswith(QUOTA_PREFIX) for name in action.cost.amounts)
-    return FIRST if is_first else shard_of(action_id, shards)
+    return FIRST if action.kind in GPU_KINDS or are_of_first(action.cost.amounts) else shard_of(action_id, shards)
+
+
+def are_of_first(resources: Iterable[str]) -> bool:
+    """Return whether the first shard alone has some of these resources."""
+    return any(name == CELLS or name.startswith(QUOTA_PREFIX) for name in resources)
 
 
 class Loads:
@@ -54,6 +59,12 @@ class Loads:
         self.shards = shards
         self._known: dict[int, WireLoad] = {}
         self._opened: Counter[int] = Counter()
+
+    def check(self, store: Redis) -> None:
+        """Raise `StackUnreachable` where the schedulers count other shards: nobody reads the queues of those that there are not."""
+        counted: Any = store.get(SHARDS_KEY)
+        if counted is not None and int(counted) != self.shards:
+            raise StackUnreachable(f"TANGRAM_SHARDS is {self.shards} here, and {int(counted)} for the schedulers")
 
     def look(self, store: Redis) -> None:
         """Read what the shards say, where there are several. Raises what redis-py raises."""

@@ -130,8 +130,10 @@ SCHEDULER_KEY = "tangram-scheduler"
 """Where the active scheduler of the first shard shows its policy and figures, as JSON, in the result store."""
 LOAD_KEY = "tangram-load"
 """Where the active scheduler of the first of several shards says what it carries (`WireLoad`), as JSON."""
+SHARDS_KEY = "tangram-shards"
+"""Where each active scheduler says how many shards there are."""
 LOAD_TTL_S = 10
-"""Seconds for which that counts."""
+"""Seconds for which these two count."""
 
 MEMORY_ENFORCED = "TANGRAM_MEMORY_ENFORCED"
 """A variable of commands: there where the kernel holds their environment to its memory."""

@@ -37,7 +37,7 @@ from app.broker.amqp_intake import HEARTBEAT_S, AmqpIntake, heartbeats
 from app.broker.messages import action_of, lying, request_of
 from app.broker.redis_intake import RedisIntake
 from app.broker.stored_ends import disown, stored_end
-from app.scheduler_document import SHOWN_TTL_S
+from app.scheduler_document import show_scheduler
 from scheduler.live.entries import UnpublishedEnd
 from scheduler.live.transport import Received
 from scheduler.model.events import StoredEnd
@@ -55,7 +55,6 @@ from tangram.wire import (
     INGRESS_QUEUE,
     RESULT_KEY_PREFIX,
     RESULT_TTL_S,
-    SCHEDULER_KEY,
     WireLoad,
     claim_key,
     direct_queue,
@@ -236,8 +235,7 @@ class KombuTransport:
 
     def show(self, figures: Mapping[str, Any]) -> None:
         """Keep the scheduler's figures where tools look for them."""
-        shown = json.dumps(dict(figures))
-        self._ask_store(lambda store: store.set(of_shard(SCHEDULER_KEY, self._shard), shown, ex=SHOWN_TTL_S))
+        self._ask_store(lambda store: show_scheduler(store, self._shard, len(self._others) + 1, figures))
 
     def exchange(self, load: WireLoad) -> Sequence[WireLoad] | None:
         """Say what this shard carries, and return what the others said last; see the protocol."""

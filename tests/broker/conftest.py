@@ -61,9 +61,9 @@ class Stack:
         self.ends.callback(transport.close)
         return transport
 
-    def session(self, shards: int = 1) -> Session:
+    def session(self, shards: int = 1, connect_timeout_s: float = 30) -> Session:
         """Return a client's session that has reached both."""
-        session = Session("default", Settings(connect_timeout_s=30, shards=shards), link=self.link())
+        session = Session("default", Settings(connect_timeout_s=connect_timeout_s, shards=shards), link=self.link())
         self.ends.callback(session.stop)
         for ready in session.start():
             ready.result(60)

@@ -14,6 +14,7 @@ from app.routing import action, install_routing
 from app.scheduler_document import SHOWN_TTL_S, read_shown
 from scheduler.live.transport import Received
 from tangram import Action, Cost
+from tangram.errors import StackUnreachable
 from tangram.shards import FIRST, Loads, shard_of
 from tangram.wire import ACTION_HEADER, CONTROL_QUEUE, INGRESS_QUEUE, WireKind, WireLoad, direct_queue, node_label, of_shard
 from tests.broker.conftest import MOST_SHARDS, Stack, take
@@ -177,6 +178,14 @@ def test_an_open_that_no_known_shard_can_hold_goes_to_one_that_says_nothing_and_
     assert opens_on(stack, {1: {"cores": 0, "labels": [], "kinds": []}}, ("big",)) == {0, 2}
 
 
+@pytest.mark.parametrize("counted", [1, 3])
+def test_a_client_that_counts_other_shards_than_the_schedulers_does_not_begin(stack: Stack, counted: int) -> None:
+    stack.open(shard=0, shards=2).show(SHOWN)
+    stack.session(2)
+    with pytest.raises(StackUnreachable, match=f"^TANGRAM_SHARDS is {counted} here, and 2 for the schedulers$"):
+        stack.session(counted, connect_timeout_s=0.1)
+
+
 def test_who_knows_no_loads_opens_anywhere() -> None:
     loads = Loads(MOST_SHARDS)
     assert {shard_of(loads.new_environment(), MOST_SHARDS) for _ in range(200)} == set(range(MOST_SHARDS))
@@ -217,6 +226,9 @@ def test_a_celery_task_goes_to_its_shard(routed: tuple[Celery, MemoryBroker]) ->
     ask.delay()
     app.send_task("shards.build")
     assert sent(2, FIRST)
+    for number in range(2 * MOST_SHARDS):  # what a call says counts, not what was declared
+        build.apply_async(task_id=f"task-{number}", headers={ACTION_HEADER: {"cost": {"quota:search": [1]}}})
+    assert sent(2 * MOST_SHARDS, FIRST)
     for shard in range(MOST_SHARDS):
         described = {ACTION_HEADER: {"kind": "shards.build", "environment": environment_of(shard)}}
         build.apply_async(headers=described)
