@@ -31,7 +31,7 @@ from tangram import clock
 from tangram.action import KINDS, Action, Amounts, Cost
 from tangram.elasticity import make_curve
 from tangram.settings import Settings
-from tangram.shards import FIRST, shard_of, shard_of_action
+from tangram.shards import FIRST, are_of_first, shard_of, shard_of_action
 from tangram.wire import ACTION_HEADER, GRANT_HEADER, INGRESS_QUEUE, direct_queue, of_shard
 
 _SHARDS = "tangram_shards"
@@ -84,7 +84,10 @@ class Routed(ActionTask):
         task_id, shards = task_id or uuid(), self.app.conf.get(_SHARDS, 1)
         headers = options.get("headers") or {}
         if shards > 1 and GRANT_HEADER not in headers and _environment_of(headers) is None:
-            shard = shard_of_action(task_id, _declared[self.name], shards)
+            described = headers.get(ACTION_HEADER)
+            cost = described.get("cost") if isinstance(described, Mapping) else None  # in place of the declared one
+            needs_first = isinstance(cost, Mapping) and are_of_first(map(str, cost))
+            shard = FIRST if needs_first else shard_of_action(task_id, _declared[self.name], shards)
             options = {"queue": direct_queue(of_shard(INGRESS_QUEUE, shard)), **options}
         return super().apply_async(args, kwargs, task_id, *rest, **options)
 
