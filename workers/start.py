@@ -24,6 +24,7 @@ from celery import signals
 
 from app.action_task import NodeRuntime, call_of
 from app.celery import app
+from app.local.kept_environments import folder_of
 from app.own_container import node_name, own_container
 from app.preconditions import needed_for_metrics, require_broker, require_store
 from app.runtime import runtime
@@ -243,7 +244,7 @@ def _set_up_cpu(settings: Settings, blobs: Blobs) -> Prepared:
     core_map = CoreMap(tuple(sorted(machine.without(settings.reserved_cores).cores)))
     memory = MemoryOffer(settings)
     description = describe("cpu", settings, cores=sum(map(len, domains)), domains=domains, memory_mb=memory.memory_mb)
-    base = settings.state_dir / "environments" / description["name"]
+    base = folder_of(settings.state_dir, description["name"], settings.shard, settings.shards)
     base.mkdir(parents=True, exist_ok=True, mode=0o700)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # from what is adopted on, until `shutdown.py` takes it
     if settings.sandbox == "process":

@@ -12,7 +12,7 @@ import contextlib
 import os
 import select
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 SOCKET = "kept"
@@ -46,7 +46,21 @@ def connect(folder: Path) -> socket.socket | None:
 
 def end_kept(state_dir: Path) -> None:
     """End the environments that workers with this state folder have left for successors, and return once they have ended."""
-    channels = [channel for path in (state_dir / "environments").glob(f"*/{SOCKET}") if (channel := connect(path.parent)) is not None]
+    _end(path.parent for path in (state_dir / "environments").glob(f"*/{SOCKET}"))
+
+
+def folder_of(state_dir: Path, node: str, shard: int, shards: int) -> Path:
+    """Return the folder for the environments that a node has as one of its shard.
+
+    What it has left as a node of another shard is ended: the scheduler of this one knows nothing of it, and would cancel what runs.
+    """
+    folders = {other: state_dir / "environments" / (f"{node}+{other}" if other else node) for other in {*range(shards), shard}}
+    _end(folder for other, folder in folders.items() if other != shard)
+    return folders[shard]
+
+
+def _end(folders: Iterable[Path]) -> None:
+    channels = [channel for folder in folders if (channel := connect(folder)) is not None]
     for channel in channels:
         with channel, contextlib.suppress(OSError):
             channel.send(END)

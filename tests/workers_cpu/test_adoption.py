@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from app.local.kept_environments import SOCKET, end_kept
+from app.local.kept_environments import SOCKET, end_kept, folder_of
 from workers.cpu.abstract import ExecRequest
 from workers.cpu.handover.protocol import VERSION
 from workers.cpu.memory.pause_trial import Memory
@@ -135,6 +135,18 @@ def test_environments_end_when_no_worker_comes_in_time_or_the_stack_ends(tmp_pat
     assert until(lambda: not processes_with(f"317.875{RUN}"))
     with next_worker(base, isolation) as box:
         assert not ids(box)
+
+
+def test_environments_end_when_their_node_joins_another_shard(tmp_path: Path) -> None:
+    base = folder_of(tmp_path, "cpu-0", shard=0, shards=2)
+    with to_be_killed(base, ("e", "main", leaves(f"317.90625{RUN}"))) as worker:
+        kill(worker)
+    assert folder_of(tmp_path, "cpu-0", shard=0, shards=2) == base and sleepers(f"317.90625{RUN}")
+    other = folder_of(tmp_path, "cpu-0", shard=1, shards=2)
+    assert not processes_with(f"317.90625{RUN}")
+    for folder in (other, base):  # it may also come back
+        with next_worker(folder) as box:
+            assert not ids(box)
 
 
 def test_a_program_of_an_environment_cannot_be_the_next_worker(tmp_path: Path) -> None:
