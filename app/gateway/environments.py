@@ -70,8 +70,7 @@ class Environments:
         `request` breaks first, the open is cancelled; not so with a name or a key. Raises `GatewayError`, `TangramError` and `RedisError`;
         nothing is left of the environment then.
         """
-        record = self._record(caller, _names(caller.job, wanted.get("name", ""), key), wanted)
-        record = await self._with_image(record)
+        record = await self._record(caller, _names(caller.job, wanted.get("name", ""), key), wanted)
         environment = record.id
         action = _action(record)  # what is wrong with it is said before anything is written
         record = await self._enter(record)
@@ -89,8 +88,7 @@ class Environments:
         It has `files`, base64 by path, and `lease_s`. Actions on it may be submitted at once. Whoever begins it must `end` it.
         Raises as `open`.
         """
-        record = self._record(caller, (), {"image": image, "memory_mb": memory_mb, "lease_s": lease_s})
-        record = await self._with_image(record)
+        record = await self._record(caller, (), {"image": image, "memory_mb": memory_mb, "lease_s": lease_s})
         action = _action(record)
         action = replace(action, arguments={**action.arguments, "files": json.dumps(files)})
         await self._records.enter(record)
@@ -201,8 +199,9 @@ class Environments:
         if not await self._end(caller, record):
             raise NotFound(f"environment {environment} was closed before")
 
-    def _record(self, caller: Caller, names: tuple[str, ...], wanted: Wanted) -> Record:
-        requires = (*wanted.get("requires", ()), *((CONTAINERS,) if wanted.get("opened_image") is not None else ()))
+    async def _record(self, caller: Caller, names: tuple[str, ...], wanted: Wanted) -> Record:
+        opened_image = await self._opened_image(caller.job, wanted.get("image"))
+        requires = (*wanted.get("requires", ()), *((CONTAINERS,) if opened_image is not None else ()))
         environment = caller.session.loads.new_environment(requires, wanted.get("memory_mb") or 0)
         now, lease_s = time.time(), wanted.get("lease_s")
         return Record(
@@ -285,17 +284,22 @@ class Environments:
         except (TangramError, RedisError) as error:
             _log.warning("environment %s could not be closed and is left to its lease: %s", record.id, error)
 
-    async def _with_image(self, record: Record) -> Record:
-        """Return a record that is opened with its image, if nodes have images."""
-        if record.image is None:
-            return record
-        with_image = record.model_copy(update={"opened_image": record.image})
-        _action(with_image)  # what is wrong with it is said before anything is logged
+    async def _opened_image(self, job: str, image: str | None) -> str | None:
+        """Return the image that an environment is opened with, if nodes have images."""
+        if image is None:
+            return None
+        # What is wrong with it is said before anything is logged.
+        replace(open_environment(job, image=image), action_class=_class_of(image))
         labels = await self._journal.labels()
         if labels and CONTAINERS not in labels:
-            _log.warning("no node has containers: image %.256r is a label only", record.image)
-            return record
-        return with_image
+            _log.warning("no node has containers: image %.256r is a label only", image)
+            return None
+        return image
+
+
+def _class_of(name: str) -> str | None:
+    """Return the class of opens with an image or a template of this name."""
+    return name[:256] or None
 
 
 def _tells_the_end(error: Exception) -> bool:
@@ -326,4 +330,4 @@ def _action(record: Record) -> Action:
         lease_s=record.lease_s,
         owner=f"gateway:{record.owner or 'api'}",
     )
-    return replace(action, action_class=(record.image or record.template)[:256] or None)
+    return replace(action, action_class=_class_of(record.image or record.template))

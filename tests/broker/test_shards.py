@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +17,7 @@ from scheduler.live.transport import Received
 from tangram import Action, Cost
 from tangram.errors import StackUnreachable
 from tangram.shards import FIRST, Loads, shard_of
-from tangram.wire import ACTION_HEADER, CONTROL_QUEUE, INGRESS_QUEUE, WireKind, WireLoad, direct_queue, node_label, of_shard
+from tangram.wire import ACTION_HEADER, CONTAINERS, CONTROL_QUEUE, INGRESS_QUEUE, WireKind, WireLoad, direct_queue, node_label, of_shard
 from tests.broker.conftest import MOST_SHARDS, Stack, take
 
 NOTHING: dict[str, Any] = {"offered": {}, "held": {}}
@@ -234,3 +235,39 @@ def test_a_celery_task_goes_to_its_shard(routed: tuple[Celery, MemoryBroker]) ->
         build.apply_async(headers=described)
         app.send_task("shards.build", headers=described)
         assert sent(2, shard)
+
+
+class _Deployed:
+    """What a gateway reads of a deployment whose nodes have these labels, and where it enters environments."""
+
+    def __init__(self, *labels: str) -> None:
+        self._labels = set(labels)
+
+    async def labels(self) -> set[str]:
+        return self._labels
+
+    async def enter(self, record: Any) -> None:
+        """Take note of nothing."""
+
+
+def test_a_gateway_opens_an_environment_with_an_image_where_nodes_have_containers(stack: Stack) -> None:
+    pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
+    from app.gateway.environments import Environments
+    from app.gateway.sessions import Caller
+
+    with_containers: WireKind = {"labels": [CONTAINERS], "memory_mb": 1000}
+    stack.open(shard=2, shards=MOST_SHARDS).exchange({**LOAD, "labels": [CONTAINERS], "kinds": [with_containers], "environments": 99})
+    for shard in (0, 1):
+        stack.open(shard=shard, shards=MOST_SHARDS).exchange(LOAD)
+    caller = Caller(job="default", session=stack.session(MOST_SHARDS))
+
+    def opened(*labels: str) -> set[int]:
+        async def begin() -> list[str]:
+            deployed: Any = _Deployed(*labels)
+            gateway, same = Environments(deployed, deployed), {"files": {}, "memory_mb": None, "lease_s": 60.0}
+            return [(await gateway.begin(caller, image="python:3.12", **same))[0].id for _ in range(6)]  # type: ignore[arg-type]
+
+        return {shard_of(environment, MOST_SHARDS) for environment in asyncio.run(begin())}
+
+    assert opened(CONTAINERS) == {2}
+    assert opened("gpu") == {0, 1}  # where no node has any, an image is a label only
