@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 from app.cli.consoles import Figures, figures_table, make_console
-from app.web.formats import node_state
+from app.web.formats import SILENT_S, node_state
 
 if TYPE_CHECKING:
     # They come with SQLAlchemy or the simulator, which most commands and every worker can do without.
@@ -235,9 +235,11 @@ def _label(labels: Sequence[str], kind: str) -> str:
 def _scheduler_line(scheduler: Mapping[str, Any] | None) -> str:
     if scheduler is None:
         return "no scheduler is active"
+    silent_s = scheduler.get("shown_ago_s", 0.0)
+    silent = f"\nthe scheduler of shard {scheduler['shard']} does not show itself" if "shard" in scheduler and silent_s > SILENT_S else ""
     return (
         f"scheduler: {scheduler['policy']}, epoch {scheduler['epoch']}, {scheduler['waiting']} waiting, "
-        f"{scheduler['running']} running, {scheduler['decisions']} decisions, p99 {scheduler['decision_us_p99']:.0f} µs"
+        f"{scheduler['running']} running, {scheduler['decisions']} decisions, p99 {scheduler['decision_us_p99']:.0f} µs{silent}"
     )
 
 

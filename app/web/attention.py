@@ -9,12 +9,9 @@ from typing import Final, Literal
 from urllib.parse import urlencode
 
 from app.journal.overview import Document
-from app.web.formats import address, counted, draining, number, seconds
+from app.web.formats import SILENT_S, address, counted, draining, number, seconds
 
 LONG_WAIT_S: Final = 60.0
-SILENT_S: Final = 5.0
-"""Seconds without a sign of life after which the scheduler is named here."""
-
 SILENT_BEATS: Final = 2.0
 """Intervals without a beat after which a node is named here; it is silent after three."""
 

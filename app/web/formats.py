@@ -9,6 +9,9 @@ from urllib.parse import quote
 
 _FOLDERS: Final = {"action": "actions", "environment": "environments", "job": "jobs", "node": "nodes", "service": "services"}
 
+SILENT_S: Final = 5.0
+"""Seconds without a sign of life after which a scheduler is named."""
+
 BAD: Final = ("failed", "timed_out", "lost", "rejected")
 
 

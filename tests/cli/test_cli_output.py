@@ -68,6 +68,13 @@ def test_the_status_shows_reasons_and_names_that_look_like_markup(printed: Calla
         assert f"{what} {MARKUP}" in shown, shown
 
 
+def test_a_shard_whose_scheduler_is_silent_is_named_beside_the_others(printed: Callable[..., str]) -> None:
+    scheduler = {"policy": "elastic", "epoch": 1, "waiting": 4, "running": 0, "decisions": 1, "decision_us_p99": 1.0, "shard": 1}
+    for shown_ago_s, is_named in ((0.5, False), (60.0, True)):
+        shown = printed(160, show_state, {**STATE, "scheduler": {**scheduler, "shown_ago_s": shown_ago_s}})
+        assert "4 waiting" in shown and ("the scheduler of shard 1 does not show itself" in shown) is is_named
+
+
 def test_environments_keep_their_ids_at_80_columns(printed: Callable[..., str]) -> None:
     one = {
         "id": "env-0123456789abcdef", "job": "a-job-with-a-long-name", "trajectory": "trajectory-000123", "owner": "host-17:14828",
