@@ -72,9 +72,10 @@ class Loads:
             self._known, self._opened = read_loads(store, range(self.shards)), Counter()
 
     def new_environment(self, requires: Iterable[str] = (), memory_mb: int = 0) -> str:
-        """Make up the id of an environment on the shard that carries least of those with a node of all these labels and so much memory.
+        """Make up an environment's id on the least loaded shard that has a node with all these labels and this memory.
 
-        Where there is none, a shard that says nothing may have such a node, and else one with nodes says why it may not be.
+        If no known shard has such a node, take a shard that says nothing: it may have one. If all are known, take one with nodes, which
+        refuses the open.
         """
         known, needs = self._known, frozenset(requires)  # another thread looks meanwhile
         able = [shard for shard, load in known.items() if _may_hold(load, needs, memory_mb)]

@@ -50,9 +50,9 @@ def end_kept(state_dir: Path) -> None:
 
 
 def folder_of(state_dir: Path, node: str, shard: int, shards: int) -> Path:
-    """Return the folder for the environments that a node has as one of its shard.
+    """Return the folder of a node's environments. It has one in each shard.
 
-    What it has left as a node of another shard is ended: the scheduler of this one knows nothing of it, and would cancel what runs.
+    Environments that the node has left in other shards are ended. The scheduler of this shard does not know them.
     """
     folders = {other: state_dir / "environments" / (f"{node}+{other}" if other else node) for other in {*range(shards), shard}}
     _end(folder for other, folder in folders.items() if other != shard)
