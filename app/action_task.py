@@ -38,7 +38,8 @@ class Call:
     otherwise than by a return. `answer` is what an outside API said, for the scheduler; with
     `waits_again` it refused, and no result is stored. A call whose result does not count is `refused`. `grant` is what it holds now, as of
     the scheduler's message `stamp`, (epoch, serial). `memory_mb` and `resident_mb` are what its environment held while it ran, at most, and
-    holds after the last of its actions; None where that was not measured. `excerpt` is what the journal is to keep of a command.
+    holds after the last of its actions; None where that was not measured. `allowed` is the age of the allowance at that end. `excerpt` is
+    what the journal is to keep of a command.
     """
 
     id: str
@@ -57,6 +58,7 @@ class Call:
     cpu_s: float = 0.0
     memory_mb: int | None = None
     resident_mb: int | None = None
+    allowed: tuple[int, int] | None = None
     excerpt: dict[str, Any] | None = None
     cancel_reason: str = ""
     cancel_cause: str = ""
@@ -104,6 +106,7 @@ class Call:
             **({"waits_again": True} if self.waits_again else {}),
             **({"memory_mb": self.memory_mb} if self.memory_mb is not None else {}),
             **({"resident_mb": self.resident_mb} if self.resident_mb is not None else {}),
+            **({"allowed": list(self.allowed)} if self.allowed is not None else {}),
             **({"excerpt": self.excerpt} if self.excerpt is not None else {}),
         }
 

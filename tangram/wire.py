@@ -55,7 +55,8 @@ The report `used` has `id`, `attempt` and `background_cpu_s`: the core-seconds t
 The report `memory_wanted` has `environment`, `used_mb` and `allowance_mb`: the environment has used up its allowance of memory, and its
 programs are paused. The worker sends it again with each beat until the allowance is larger. The report `finished` has `memory_mb`, the most
 that the environment held while the action ran, and `resident_mb`, what it holds after its last running action. Both are whole MB, rounded
-up, and absent where they were not measured. After that action, the worker lowers the allowance to `resident_mb` + `HEADROOM_MB`.
+up, and absent where they were not measured. After that action, the worker lowers the allowance to `resident_mb` + `HEADROOM_MB`. `allowed`
+is the (`epoch`, number) of the last allowance that the worker had taken in then: one that is newer may raise it again.
 
 | kind | arguments | value of the payload |
 |---|---|---|

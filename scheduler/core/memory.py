@@ -9,7 +9,8 @@ An environment has a *limit*, the memory that its open declares, and a *holding*
 | has used up its allowance (`MemoryWanted`) | grows by a step: as much as its growth so far, at least `STEP_MB`, as far as memory is free |
 | has used it up, and no memory is free | stays: it is *paused*. The kernel stops its programs, and its actions leave their cores |
 | has the turn | grows up to its limit, by use of the reserve |
-| has ended its last running action | becomes its holding and `HEADROOM_MB`. The worker lowers it by itself |
+| has ended its last running action | becomes its holding and `HEADROOM_MB`. The worker lowers it by itself. If an allowance was under way \
+then, which may raise it again, a beat decides (`beat`) |
 
 No allowance passes its environment's limit. Environments that are `fixed` or declare no memory, and actions with memory of their own, are
 booked by limit. The books of a node add up as follows; the sum of all allowances and limits never exceeds the node's memory:
@@ -150,7 +151,7 @@ class Memory:
         book.paused_at = None
         memory.paused.pop(book.environment.id, None)
         self._end_turn(memory, book)
-        if resident_mb is not None:
+        if finished is not None and resident_mb is not None and _has_all(finished, book):
             memory.allow(book, min(book.allowance_mb, resident_mb + HEADROOM_MB))
             book.is_unheard, book.is_settled = False, book.serial > 0
         if memory.paused or before != (book.allowance_mb, book.peak_mb, memory.turn):
@@ -342,6 +343,11 @@ class Memory:
         for book in memory.books.values() if memory is not None else ():
             if book.peak_mb is not None:
                 self.books.holdings.ended(book.environment.job, book.peak_mb, counts=False)
+
+
+def _has_all(finished: Finished, book: Book) -> bool:
+    """Say whether the worker had taken in all that was allowed when it lowered the allowance."""
+    return finished.allowance_serial is None or 0 < finished.allowance_serial == book.serial
 
 
 def _allowing(grant: Grant, book: Book) -> Grant:

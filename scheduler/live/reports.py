@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
@@ -48,10 +48,17 @@ class Excerpt(_Report):
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """An action has ended. The core needs no `excerpt`."""
+    """An action has ended. The core needs no `excerpt`. `allowed` is the (epoch, number) of the last allowance of its environment."""
 
     event: events.Finished
     excerpt: Excerpt | None
+    allowed: tuple[int, int] | None = None
+
+    def to(self, epoch: int) -> events.Finished:
+        """Return the event for the core of an epoch, which knows its own allowances only."""
+        if self.allowed is None:
+            return self.event
+        return replace(self.event, allowance_serial=self.allowed[1] if self.allowed[0] == epoch else 0)
 
 
 class Unknown(_Report):
@@ -180,16 +187,16 @@ class _ControlRequest(BaseModel):
     drain: Drain | None = None
 
 
-_END, _EXCERPT = TypeAdapter(events.Finished), TypeAdapter(Excerpt | None)
+_END, _EXCERPT, _ALLOWED = TypeAdapter(events.Finished), TypeAdapter(Excerpt | None), TypeAdapter(tuple[Count, Count] | None)
 
 
 def _finished(said: Mapping[str, object]) -> Finished:
-    event = _END.validate_python({**said, "told_by": "worker"})
+    event, allowed = _END.validate_python({**said, "told_by": "worker"}), _ALLOWED.validate_python(said.get("allowed"))
     try:
-        return Finished(event, _EXCERPT.validate_python(said.get("excerpt")))
+        return Finished(event, _EXCERPT.validate_python(said.get("excerpt")), allowed)
     except ValidationError as error:
         log.warning("an excerpt makes no sense and is left out: %s", first_problem(error))
-        return Finished(event, None)
+        return Finished(event, None, allowed)
 
 
 _READERS: Mapping[str, Callable[[Mapping[str, object]], Report]] = {

@@ -335,7 +335,7 @@ class Service:
         match said:
             case reports.Finished():
                 self._executor.excerpts = {said.event.id: said.excerpt.model_dump() if said.excerpt else None}
-                self._handle(said.event, now)
+                self._handle(said.to(self._epoch), now)
                 self._executor.excerpts = {}
             case events.Started() | events.Sent() | events.Used() | events.MemoryWanted():
                 self._handle(said, now)

@@ -152,7 +152,8 @@ class Finished(EndFacts):
     slept by its own will for `slept_s` of them, which count as execution in the ACT; the others are its background part. `told_by`
     names the source of this end: the worker's report, a stored result, or the scheduler, which then has to store a result.
     `memory_mb` is the most that the action's environment held while it ran, `resident_mb` what the environment holds after its last
-    running action; None if unknown.
+    running action; None if unknown. `allowance_serial` is the number of the last allowance of this scheduler that the worker had
+    taken in by then, 0 for none; None if the worker does not say.
     """
 
     attempt: Count
@@ -164,6 +165,7 @@ class Finished(EndFacts):
     told_by: Literal["worker", "result", "scheduler"] = "worker"
     memory_mb: Count | None = None
     resident_mb: Count | None = None
+    allowance_serial: Count | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -283,6 +283,25 @@ def test_a_beat_stands_for_the_report_of_an_end_that_was_lost(world: Any) -> Non
     assert "open-f" in w.grants
 
 
+def test_an_allowance_that_an_end_has_passed_is_booked_until_a_beat_says_what_became_of_it(world: Any) -> None:
+    # Given an allowance that is under way when the last action ends: the node may take it afterwards, since programs are paused
+    w = granting(world, 2 * LIMIT_MB)
+    stand(w, "e")
+    w.exec("a", "e")
+    assert want(w, "e", FIRST_MB) == [FIRST_MB + STEP_MB]
+    serial, booked_mb = w.of(commands.Allow)[-1].serial, granted_mb(w)
+    # When the end says that the worker has not got it; then it stays booked
+    w.finish("a", memory_mb=50, resident_mb=40, allowance_serial=w.grants["a"].allowance_serial)
+    assert granted_mb(w) == booked_mb
+    # And a beat of a node that has it says what is left
+    assert beat(w, "e", 40 + HEADROOM_MB, serial) == [] and granted_mb(w) == 40 + HEADROOM_MB
+    # And an end that says that the worker has all leaves what is held at once
+    w.exec("b", "e")
+    assert granted_mb(w) > 30 + HEADROOM_MB
+    w.finish("b", memory_mb=50, resident_mb=30, allowance_serial=w.grants["b"].allowance_serial)
+    assert granted_mb(w) == 30 + HEADROOM_MB
+
+
 def test_a_beat_that_is_older_than_an_allowance_under_way_changes_nothing(world: Any) -> None:
     w = granting(world, 1000)
     stand(w, "e")

@@ -67,6 +67,7 @@ def test_actions_that_leave_their_environment_as_it_was_measure_and_write_nothin
         with allowance.action(grant_mb, (1, serial)) as memory:
             pass
         assert (memory.memory_mb, memory.resident_mb) == (HELD_MB, HELD_MB)
+        assert memory.allowed == (1, serial if grant_mb else serial - 1), "the end says which allowance came last"
     assert (controls.measured, controls.written) == before
     # And one that leaves something behind is measured
     with allowance.action(0, (1, 9)) as memory:

@@ -248,7 +248,7 @@ def measured(call: Call, environment: Environment) -> Iterator[None]:
         with allowance.action(call.grant.get("allowance_mb", 0), stamp) as memory:
             yield
     finally:
-        call.memory_mb, call.resident_mb = memory.memory_mb, memory.resident_mb
+        call.memory_mb, call.resident_mb, call.allowed = memory.memory_mb, memory.resident_mb, memory.allowed
         if (paused_s := allowance.paused_s() - before_s) > 0:
             call.background_s, call.execution_s = paused_s, clock.monotonic() - call.began - paused_s
 

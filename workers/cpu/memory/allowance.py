@@ -60,10 +60,14 @@ Stamp = tuple[int, int]
 
 @dataclass(eq=False, slots=True)
 class ActionMemory:
-    """What an environment held while an action ran, at most, and what it holds after the last of its actions; MiB, None if unknown."""
+    """What an environment held while an action ran, at most, and what it holds after the last of its actions; MiB, None if unknown.
+
+    `allowed` is the age of the allowance at that end.
+    """
 
     memory_mb: int | None = None
     resident_mb: int | None = None
+    allowed: Stamp | None = None
 
 
 class Allowance:
@@ -228,7 +232,7 @@ class Allowance:
                 if not self._bound():
                     self._allowed_mb = before_mb
                     held_mb = before_mb - HEADROOM_MB
-            action.resident_mb = held_mb
+            action.resident_mb, action.allowed = held_mb, self._stamp
         except OSError:
             return  # it is closed, or lost
 
