@@ -12,7 +12,8 @@ from scheduler.model.lifecycle import MOST_TRIES
 from tangram.ends import fault_of
 from tangram.errors import ActionError, StackUnreachable
 from tangram.results import ExecResult
-from tangram.wire import RESULT_KEY_PREFIX
+from tangram.shards import FIRST, shard_of
+from tangram.wire import RESULT_KEY_PREFIX, SCHEDULER_KEY, of_shard
 from tests.virtual.clock import EPOCH
 from tests.virtual.gpu import SERVICES
 from tests.virtual.trainer import Told, Trainer
@@ -33,6 +34,12 @@ LEASED_S = 40.0
 
 LEAST_GAP_S = 0.2
 """How close two calls come of the quota of four a second in `quotas.toml`: a grant may be written late, and the next one at once."""
+
+CALM_S = 30.0
+"""How long after the last fault all shards have a scheduler that knows of everything."""
+
+AGREED_S = 5.0
+"""For how long nothing has changed when shards have heard of each other."""
 
 LATE_S = 6.0
 """How long a message to a node is under way at most, with the time until it is looked at."""
@@ -82,7 +89,20 @@ def now_and_then(run: Run) -> list[str]:
         if sum(allowed.values()) > crowd.memory_mb:
             broken.append(f"what environments may use is there: {allowed} of {crowd.memory_mb} MB on {crowd.worker}")
     run.ledger.crowds.clear()
-    return broken
+    return broken + (_shares(run) if run.scenario.shards > 1 else [])
+
+
+def _shares(run: Run) -> list[str]:
+    """Once nothing is broken, and nothing has changed for a moment, schedulers show the same shares: those over all shards."""
+    leaders = run.leaders_now()
+    lead = len(leaders) == run.scenario.shards and all(one.alive and not one.frozen for one in leaders)
+    raws = [run.network.broker.value(of_shard(SCHEDULER_KEY, shard)) for shard in range(run.scenario.shards)]
+    shown = [(one["epoch"], one["jobs"]) for one in map(json.loads, filter(None, raws))]
+    if shown != run.shown or not lead or run.world.now < run.scenario.calm_from_s + CALM_S:
+        run.shown, run.shown_at = shown, run.world.now
+    if run.world.now - run.shown_at < AGREED_S or all(jobs == shown[0][1] for _, jobs in shown):
+        return []
+    return [f"shards agree on shares: they say {shown}"]
 
 
 def after_a_write(run: Run) -> list[str]:
@@ -107,6 +127,9 @@ def after_a_write(run: Run) -> list[str]:
         " where n.state = 'silent' and g.granted_at > n.changed_at and a.kind != 'cpu.close'"
     )
     broken += [f"nothing begins on a silent node: {action} was granted to {node}" for action, node in run.database.execute(begun)]
+    opening = [name for (name,) in run.database.execute("select id from actions where kind = 'cpu.open' and status = 'running'")]
+    if len(opening) > run.scenario.starting_limit:
+        broken.append(f"no more opens at once than may: {opening}")
     calls = [name for (name,) in run.database.execute("select id from actions where quota is not null and status = 'running'")]
     if len(calls) > 1:
         broken.append(f"no quota is exceeded: {calls} run at once")
@@ -144,7 +167,7 @@ def _lives(node: object) -> bool:
 
 def at_the_end(run: Run) -> list[str]:
     """Laws about what everybody knows in the end."""
-    broken = [f"nothing is left anywhere: {what}" for what in left(run)]
+    broken = [f"nothing is left anywhere: {what}" for what in left(run)] + (_shards(run) if run.scenario.shards > 1 else [])
     journal = {row[0]: row for row in run.database.execute("select id, status, cause, reason, kind from actions")}
     emptied_at = _last(run, "broker comes back empty")
     told_at = {told.action: told.told_at or 0.0 for trainer in run.trainers for told in trainer.told}
@@ -158,6 +181,25 @@ def at_the_end(run: Run) -> list[str]:
         lives = trainer.process is not None and (trainer.process.alive or trainer.closed)
         for told in trainer.told if lives else ():
             broken += _told(run, trainer, told, journal.get(told.action))
+    return broken
+
+
+def _shards(run: Run) -> list[str]:
+    """Laws of several shards: what the journal says of where everything is, and of shards that no fault may have touched."""
+    shards, of_node, broken = run.scenario.shards, {node.name: node.settings.shard for node in run.nodes}, []
+    of_action = "select a.id, a.shard, a.environment, a.kind = 'virtual.score' or a.quota is not null, g.node"
+    for name, shard, environment, is_first, node in run.database.execute(
+        f"{of_action} from actions a left join grants g on g.action = a.id"
+    ):
+        of = shard_of(environment, shards) if environment is not None else FIRST if is_first else shard_of(name, shards)
+        if shard != of or of_node.get(node, of) != of:
+            broken.append(f"each action is in one shard: {name} of {environment} is of shard {of}, in {shard} and on {node}")
+    lost = "select 'environment ' || id, shard, state from environments where state = 'lost' union all"
+    lost += " select 'node ' || name, shard, state from nodes where state != 'up' union all"
+    lost += " select 'action ' || id, shard, attempts || ' tries, ' || status from actions where attempts > 1 or status = 'lost'"
+    for name, shard, what in run.database.execute(lost):
+        if shard not in run.harmed:
+            broken.append(f"what breaks one shard leaves the others alone: {name} of shard {shard} is {what}, only {run.harmed} had faults")
     return broken
 
 

@@ -134,11 +134,12 @@ class FaultyBroker(MemoryBroker):
         """With which probability each happens to a message: `lost`, `doubled`, `late`."""
 
     def put(self, queue: str, message: bytes, *, first: bool = False) -> None:
-        if self.loses_submissions and queue == INGRESS_QUEUE:
+        is_submission = queue.startswith(INGRESS_QUEUE)  # to whatever shard
+        if self.loses_submissions and is_submission:
             return
         chance = self._world.random.random()
         for fault, probability in self.faults.items():
-            if 0 <= chance < probability and not first and not (fault == "lost" and queue in (INGRESS_QUEUE, CONTROL_QUEUE)):
+            if 0 <= chance < probability and not first and not (fault == "lost" and (is_submission or queue.startswith(CONTROL_QUEUE))):
                 if fault == "doubled":
                     super().put(queue, message)
                 if fault in ("doubled", "late"):

@@ -70,7 +70,7 @@ class VirtualNode:
     """One node of a world, whose worker may be killed and started again."""
 
     def __init__(self, network: Network, ledger: Ledger, settings: Settings, name: str, cores: int, memory_mb: int = 0) -> None:
-        """Describe the node, which grants its memory as environments use it if `memory_mb` is given."""
+        """Describe the node, of the shard that settings name. It grants its memory as environments use it if `memory_mb` is given."""
         self._network, self._ledger, self.settings = network, ledger, settings
         self.name, self.cores, self.memory_mb = name, cores, memory_mb
         self.starts = 0
@@ -124,6 +124,7 @@ class VirtualNode:
             beat_s=settings.beat_s,
             usage_s=settings.usage_s,
             timeout_s=settings.timeout_s,
+            shard=settings.shard,
             now=now,
             wanted=lambda: self.sandbox.wanted() if self.sandbox is not None else [],
         )

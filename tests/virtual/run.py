@@ -26,12 +26,13 @@ from app.journal import unfinished
 from app.journal.database import DatabaseError
 from app.journal.leader import SCHEDULER_LEASE
 from app.preconditions import require_broker
-from app.scheduler_process import Scheduler
+from app.scheduler_process import Scheduler, transport_of
 from scheduler.learning import holdings
 from scheduler.live.entries import Journal
 from tangram import clock
 from tangram.errors import StackUnreachable
 from tangram.settings import Settings
+from tangram.wire import of_shard
 from tests.virtual import laws
 from tests.virtual.clock import Process, World
 from tests.virtual.gpu import VirtualGpuNode
@@ -43,6 +44,7 @@ from tests.virtual.trainer import Trainer
 from workers.cpu.memory import allowance
 
 SCHEDULERS = 2
+"""Schedulers of each shard."""
 LOOK_S = 0.2
 """How often a supervisor looks whether a scheduler has ended."""
 
@@ -70,10 +72,17 @@ class Run:
     nodes: list[VirtualNode] = field(default_factory=list)
     trainers: list[Trainer] = field(default_factory=list)
     schedulers: list[Process] = field(default_factory=list)
-    leader: Process | None = None
+    leaders: dict[int, Process] = field(default_factory=dict)
+    """Which scheduler has come to lead last, by shard."""
+    harmed: set[int] = field(default_factory=set)
+    """The shards that a fault may have touched."""
     broken: list[str] = field(default_factory=list)
     shared: dict[tuple[str, str, str], float] = field(default_factory=dict)
     """The commands that hold a core together, and since when."""
+    shown: list[tuple[int, object]] = field(default_factory=list)
+    """What schedulers have shown last, by shard: epochs and jobs."""
+    shown_at: float = 0.0
+    """Since when they show it."""
     log: list[str] = field(default_factory=list)
 
     def note(self, what: str) -> None:
@@ -83,10 +92,11 @@ class Run:
     def go(self) -> list[str]:
         """Run to the end; return the laws that were broken."""
         scenario, world = self.scenario, self.world
-        for number in range(SCHEDULERS):
+        for number in range(SCHEDULERS * scenario.shards):
             self.schedulers.append(self._scheduler(number))
         for number, cores in enumerate(scenario.cores):
-            node = VirtualNode(self.network, self.ledger, self.settings, f"n{number}", cores, scenario.memory_mb)
+            settings = self._settings_of(number % scenario.shards)
+            node = VirtualNode(self.network, self.ledger, settings, f"n{number}", cores, scenario.memory_mb)
             self.nodes.append(node)
             node.start()
         for number, cells in enumerate(scenario.cells):
@@ -127,30 +137,41 @@ class Run:
 
     # Schedulers
 
+    def _settings_of(self, shard: int) -> Settings:
+        return self.settings.model_copy(update={"shard": shard})
+
+    def _shard_of(self, scheduler: Process) -> int:
+        return self.schedulers.index(scheduler) % self.scenario.shards
+
+    def leaders_now(self) -> list[Process]:
+        """Return those schedulers that have come to lead last and have not been started again since, by shard."""
+        return [process for _, process in sorted(self.leaders.items()) if process in self.schedulers]
+
     def _scheduler(self, number: int) -> Process:
         process = Process(self.world, f"scheduler {number}")
-        process.run(partial(self._schedule, process), "scheduler")
+        process.run(partial(self._schedule, process, number % self.scenario.shards), "scheduler")
         return process
 
-    def _schedule(self, process: Process) -> None:
-        lease = VirtualLease(self.engine, SCHEDULER_LEASE, f"{process.name} {len(self.log)} {self.world.now}", self.settings.takeover_s)
+    def _schedule(self, process: Process, shard: int) -> None:
+        settings, name = self._settings_of(shard), of_shard(SCHEDULER_LEASE, shard)
+        lease = VirtualLease(self.engine, name, f"{process.name} {len(self.log)} {self.world.now}", settings.takeover_s)
         lease.network = self.network
         app = Celery("tangram", set_as_current=False)
-        app.conf.update(configuration(self.settings))
+        app.conf.update(configuration(settings))
         use(app, self.network.broker)
         app.conf.result_backend_transport_options = {"retry_policy": {"max_retries": 0}}
 
         def connect(epoch: int) -> KombuTransport:
             self.note(f"{process.name} leads, epoch {epoch}")
-            self.leader = process
-            return KombuTransport(app, connect_timeout_s=self.settings.connect_timeout_s, epoch=epoch)
+            self.leaders[shard] = process
+            return transport_of(settings, app, epoch)
 
         def watch(journal: Journal, epoch: int) -> Journal:
             return VirtualJournal(journal, self.network)
 
         try:
-            reach = partial(require_broker, app, self.settings.connect_timeout_s)
-            Scheduler(self.settings, self.engine, lease, connect, reach, watch).run(clock.event())
+            reach = partial(require_broker, app, settings.connect_timeout_s)
+            Scheduler(settings, self.engine, lease, connect, reach, watch).run(clock.event())
         except (DatabaseError, StackUnreachable) as error:
             self.note(f"{process.name} ends: {error}")
         except Exception as error:
@@ -173,6 +194,7 @@ class Run:
         if whom in ("node", "scheduler", "trainer"):
             self._harm(what, whom, fault)
             return
+        self.harmed.update(range(self.scenario.shards))
         put = partial(self._put, fault.lasts_s)
         match fault.kind:
             case "broker away":
@@ -202,6 +224,13 @@ class Run:
                 network.broker.faults[word] = min(0.3, abs(fault.amount))
                 world.later(fault.lasts_s, lambda: network.broker.faults.pop(word, None))
 
+    def _note_harm(self, victim: VirtualNode | Trainer | Process) -> None:
+        """Note which shards a fault of one of these may touch: its own, or all if it is a trainer."""
+        if isinstance(victim, Trainer):
+            self.harmed.update(range(self.scenario.shards))
+        else:
+            self.harmed.add(self._shard_of(victim) if isinstance(victim, Process) else victim.settings.shard)
+
     def _put(self, lasts_s: float, what: object, name: str, value: object, usual: object) -> None:
         """Give an attribute another value for some seconds."""
         setattr(what, name, value)
@@ -209,7 +238,8 @@ class Run:
 
     def _harm(self, what: str, whom: str, fault: Fault) -> None:
         some: list[VirtualNode] | list[Trainer] | list[Process]
-        schedulers = sorted(self.schedulers, key=lambda process: process is not self.leader)  # the first one leads
+        leaders = self.leaders_now()
+        schedulers = sorted(self.schedulers, key=lambda one: (one not in leaders, self._shard_of(one)))
         some = {"node": self.nodes, "trainer": self.trainers, "scheduler": schedulers}[whom]
         if not some:
             return
@@ -217,6 +247,7 @@ class Run:
         process = victim if isinstance(victim, Process) else victim.process
         if process is None or not process.alive or process.frozen:
             return
+        self._note_harm(victim)
         if what == "freeze" and whom == "scheduler" and fault.amount > 0:
             self.network.freeze_before_sending[process.name] = fault.lasts_s
         elif what == "freeze":
@@ -273,7 +304,13 @@ def running(scenario: Scenario, event_log: Path | None = None) -> Iterator[Run]:
     random.seed(scenario.seed)
     hexes = random.Random(f"hex {scenario.seed}")
     settings = _settings().model_copy(
-        update={"event_log": event_log, "outage_s": scenario.outage_s, "breaker_least": scenario.breaker_least}
+        update={
+            "event_log": event_log,
+            "outage_s": scenario.outage_s,
+            "breaker_least": scenario.breaker_least,
+            "shards": scenario.shards,
+            "starting_limit": scenario.starting_limit,
+        }
     )
     run = Run(scenario, world, network, database, engine, Ledger(), settings)
     logging.disable()  # laws say what is wrong, and to format thousands of outages takes a seventh of the time

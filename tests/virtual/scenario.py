@@ -45,6 +45,9 @@ CHAINS = (
 )
 """Faults that follow one another while the first one lasts."""
 
+SHARDS = 3
+"""How many a third of all scenarios have."""
+
 BEGIN_S, END_S = 1.0, 40.0
 """When faults begin."""
 
@@ -76,6 +79,10 @@ class Scenario:
     """Outage that clients bridge: no fault lasts for longer than this, but some do than the other one that is drawn."""
     breaker_least: int = 20
     """Ends of a job after which it may be held back for our faults; in half of all runs the first one counts."""
+    shards: int = 1
+    """Shards; CPU nodes are dealt to them in turn."""
+    starting_limit: int = 64
+    """Environments that may be opening at once, over all shards."""
 
     @property
     def calm_from_s(self) -> float:
@@ -106,7 +113,8 @@ def scenario(seed: int, *, memory: bool = True) -> Scenario:
     in_order = tuple(sorted(faults, key=lambda fault: fault.at_s))
     drawn = Scenario(seed, cores, rollouts, in_order, outage_s=outage_s, breaker_least=least)
     drawn = _with_memory(drawn, random.Random(f"memory {seed}")) if memory else drawn
-    return _with_services(drawn, random.Random(f"services {seed}"))
+    drawn = _with_services(drawn, random.Random(f"services {seed}"))
+    return _with_shards(drawn, random.Random(f"shards {seed}")) if seed % 3 == 2 else drawn
 
 
 def _of_the_broker(draw: random.Random) -> list[Fault]:
@@ -142,6 +150,23 @@ def _with_memory(drawn: Scenario, draw: random.Random) -> Scenario:
         limit_mb = draw.choice((100, 150, 200, 300))
         rollouts.append(replace(rollout, memory_mb=limit_mb, steps=tuple(thirsty(step, limit_mb) for step in rollout.steps)))
     return replace(drawn, rollouts=tuple(rollouts), memory_mb=draw.choice((320, 320, 450, 700, 1500)))
+
+
+def _with_shards(drawn: Scenario, draw: random.Random) -> Scenario:
+    """Return the scenario with three shards, and a node for each at least. Half have faults of one shard alone, half have many opens."""
+    more = tuple(draw.choice((1, 2, 4)) for _ in range(draw.choice((3, 3, 4, 6)) - len(drawn.cores)))
+    drawn = replace(drawn, cores=(*drawn.cores, *more), shards=SHARDS)
+    if draw.random() < 0.5:
+        shard = draw.randrange(SHARDS)
+        kinds = [draw.choice(("kill scheduler", "freeze scheduler", "cut scheduler")) for _ in range(draw.choice((1, 2, 3)))]
+        kinds += [draw.choice(("kill node", "freeze node", "cut node")) for _ in range(draw.choice((0, 0, 1)))]
+        faults = [replace(_fault(draw, kind), target=shard) for kind in kinds]  # the first ones of each are one of each shard
+        drawn = replace(drawn, faults=tuple(sorted(faults, key=lambda fault: fault.at_s)))
+    if draw.random() < 0.5:
+        steps = Step(0.0, "open"), Step(draw.choice((0.0, 3.0)), "close")
+        opens = tuple(Rollout(f"o{number}", draw.choice(("a", "b")), 2.0, steps) for number in range(draw.choice((6, 12))))
+        drawn = replace(drawn, rollouts=(*drawn.rollouts, *opens), starting_limit=SHARDS)
+    return drawn
 
 
 def _with_services(drawn: Scenario, draw: random.Random) -> Scenario:

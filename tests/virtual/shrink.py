@@ -36,7 +36,9 @@ def _shorter(scenario: Scenario) -> Iterator[Scenario]:
         yield replace(scenario, faults=scenario.faults[:number] + scenario.faults[number + 1 :])
     for number in range(len(scenario.rollouts)):
         yield replace(scenario, rollouts=scenario.rollouts[:number] + scenario.rollouts[number + 1 :])
-    if len(scenario.cores) > 1:
+    if scenario.shards > 1:
+        yield replace(scenario, shards=1)
+    if len(scenario.cores) > scenario.shards:
         yield replace(scenario, cores=scenario.cores[:-1])
     if len(scenario.cells) > 1:
         yield replace(scenario, cells=scenario.cells[:-1])

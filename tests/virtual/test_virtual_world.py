@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ import pytest
 from app.event_log import main
 from scheduler.core.memory import STEP_MB, Memory
 from scheduler.core.memory_books import Book, NodeMemory
+from tangram import publisher
+from tangram.life_signs import SIGN_S
+from tests.virtual.clock import EPOCH
 from tests.virtual.run import broken_laws, running
 from tests.virtual.scenario import Fault, Scenario, scenario
 from tests.virtual.shrink import law_of, shortest
@@ -22,6 +26,8 @@ from workers.node import Node
 
 ROOT = Path(__file__).parents[2]
 COMMAND = {"work_s": 5.0, "parallel": 0.0, "exit": 0, "print": 7, "units": (1,)}
+SPREAD_S = SIGN_S + 1.0
+"""When clients know what shards carry."""
 ROLLOUT = Rollout("t0", "a", 0.0, (Step(0.0, "open"), Step(0.1, "exec", (COMMAND,)), Step(0.0, "close")))
 
 
@@ -112,6 +118,27 @@ def test_a_leader_that_does_not_reach_the_broker_leaves_the_lease_to_one_that_do
     assert broken == [] and [status for _, status, _ in told] == ["succeeded"] * 3
     assert max(told_at for _, _, told_at in told) < 1040.0, "a second after which the other one leads, and not the end of the fault"
     assert [line.split()[1:3] for line in log if "leads" in line] == [["scheduler", "1"], ["scheduler", "0"]], log
+
+
+def test_while_no_scheduler_of_a_shard_runs_the_others_go_on() -> None:
+    """Given environments on three shards, when both schedulers of one stand still, then what is there waits, and all else goes on."""
+    rollouts = tuple(replace(later(6.0), name=f"t{number}", begins_s=SPREAD_S) for number in range(3))
+    faults = tuple(Fault(SPREAD_S + 3.0, "freeze scheduler", target, lasts_s=40.0, amount=-1.0) for target in (1, 4))
+    with running(Scenario(1, (1, 1, 1), rollouts, faults, shards=3)) as run:
+        assert run.go() == [], run.log
+        ended = run.database.execute("select shard, kind, status, ended_at - ? from actions", (EPOCH,)).fetchall()
+    assert Counter((shard, kind, status) for shard, kind, status, _ in ended) == Counter(
+        (shard, kind, "succeeded") for shard in range(3) for kind in ("cpu.open", "cpu.exec", "cpu.close")
+    )
+    closed_at = {shard: at for shard, kind, _, at in ended if kind == "cpu.close"}
+    assert closed_at[1] > SPREAD_S + 43.0 > max(closed_at[0], closed_at[2]) + 20.0
+
+
+def test_a_client_that_sends_all_to_the_first_shard_is_found() -> None:
+    rollouts = tuple(replace(ROLLOUT, name=f"t{number}", begins_s=SPREAD_S) for number in range(3))
+    with patch.object(publisher, "shard_of_action", lambda *_: 0):
+        broken = broken_laws(Scenario(1, (1, 1, 1), rollouts, (), shards=3))
+    assert "each action is in one shard" in map(law_of, broken)
 
 
 def test_the_event_log_of_schedulers_that_die_replays_to_the_same_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -155,6 +155,7 @@ class Trainer:
                 opening = calls.open_environment(
                     self.job, trajectory=rollout.name, memory_mb=rollout.memory_mb, lease_s=rollout.lease_s, queue_timeout_s=120.0
                 )
+                opening = session.loads.place(opening)
                 if self._all(session, [opening], open_environment=True):
                     place = calls.place_of(opening)
             elif place is None:
