@@ -80,7 +80,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
     require_store(open_store(addresses.result_url, settings.connect_timeout_s), addresses.result_url)
     metrics = _metrics(settings)
     tracer_of(settings, "tangram-scheduler")  # what is missing is said now
-    lease = Lease(engine, of_shard(SCHEDULER_LEASE, settings.shard), holder_name(), settings.takeover_s)
+    lease = Lease(engine, of_shard(SCHEDULER_LEASE, settings.shard), holder_name(), settings.takeover_s, patient=True)
 
     def connect(epoch: int) -> KombuTransport:
         return transport_of(settings, _app_of(settings), epoch)

@@ -8,12 +8,12 @@
 
 The *epoch* is the fencing token: it grows by one at each change of holder and travels with every grant. So a
 worker can turn down a scheduler that slept through the end of its lease. Each step is one transaction that locks
-the row (PostgreSQL) or the database (SQLite). Times are seconds since the epoch by the callers' clocks, which must
-agree to well within `ttl_s`.
+the row (PostgreSQL) or the database (SQLite). Times are seconds since the epoch by the callers' clocks.
 
 A holder need not ask the database before each write. For `SURE` of its lasting time after it was taken or prolonged, the lease is surely
-ours: nobody takes it before it runs out. `bind` has PostgreSQL end a transaction whose holder stands still for as long. SQLite lets nobody
-take the lease while somebody writes.
+ours: nobody takes it before it runs out. Clocks that differ by more than the rest of its lasting time would have a standby see it run out
+while its holder is sure. So who is `patient` takes it only if it has seen no change of it for as long, by its own clock. `bind` has
+PostgreSQL end a transaction whose holder stands still for as long. SQLite lets nobody take the lease while somebody writes.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def holder_name() -> str:
 class Lease:
     """The lease `name` as `holder` sees it. `holder` must name one process and no other, see `holder_name`."""
 
-    def __init__(self, engine: Engine, name: str, holder: str, ttl_s: float) -> None:
-        """Take nothing yet; `ttl_s` is how long the lease lasts without `renew`."""
+    def __init__(self, engine: Engine, name: str, holder: str, ttl_s: float, *, patient: bool = False) -> None:
+        """Take nothing yet; `ttl_s` is how long the lease lasts without `renew`. Who is not `patient` trusts all clocks."""
         if not holder:
             raise ValueError("a lease needs the name of its holder")
         self.name = name
@@ -63,6 +63,9 @@ class Lease:
         self.epoch: int | None = None
         self._engine = writing(engine)
         self._sure_from = (0.0, 0.0)
+        self._patient = patient
+        self._seen: tuple[tuple[str, int, float] | None, float] = (None, 0.0)
+        """What the lease was when it was looked at last, and since when it is that."""
 
     def acquire(self, now: float) -> int | None:
         """Take the lease where it is free, run out or ours; return the epoch, None where another holds it.
@@ -129,11 +132,18 @@ class Lease:
         if row is None:
             connection.execute(insert(LeaseRow).values(name=self.name, holder=self.holder, epoch=1, expires_at=now + self.ttl_s))
             return 1
-        if row.holder not in (self.holder, NOBODY) and row.expires_at > now:
+        has_stood = self._has_stood((row.holder, row.epoch, row.expires_at))
+        if row.holder not in (self.holder, NOBODY) and (row.expires_at > now or not has_stood):
             return None
         epoch: int = row.epoch if row.holder == self.holder else row.epoch + 1
         connection.execute(_TAKE, {"lease": self.name, "holder": self.holder, "epoch": epoch, "expires_at": now + self.ttl_s})
         return epoch
+
+    def _has_stood(self, found: tuple[str, int, float]) -> bool:
+        """Say whether its holder has not prolonged the lease for so long that it is not sure of it any more."""
+        if found != self._seen[0]:
+            self._seen = (found, clock.monotonic())
+        return not self._patient or clock.monotonic() - self._seen[1] >= SURE * self.ttl_s
 
     def _change(self, **values: str | float) -> bool:
         if self.epoch is None:

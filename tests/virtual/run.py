@@ -154,7 +154,7 @@ class Run:
 
     def _schedule(self, process: Process, shard: int) -> None:
         settings, name = self._settings_of(shard), of_shard(SCHEDULER_LEASE, shard)
-        lease = VirtualLease(self.engine, name, f"{process.name} {len(self.log)} {self.world.now}", settings.takeover_s)
+        lease = VirtualLease(self.engine, name, f"{process.name} {len(self.log)} {self.world.now}", settings.takeover_s, patient=True)
         lease.network = self.network
         app = Celery("tangram", set_as_current=False)
         app.conf.update(configuration(settings))

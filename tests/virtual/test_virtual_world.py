@@ -120,6 +120,15 @@ def test_a_leader_that_does_not_reach_the_broker_leaves_the_lease_to_one_that_do
     assert [line.split()[1:3] for line in log if "leads" in line] == [["scheduler", "1"], ["scheduler", "0"]], log
 
 
+def test_a_standby_whose_clock_is_ahead_by_a_whole_lease_takes_it_only_when_its_holder_is_gone() -> None:
+    faults = (Fault(3.0, "clock steps", 0, amount=5.0), Fault(12.0, "kill scheduler", 0, amount=1.0))
+    broken, log, _, _ = story(Scenario(1, (2,), (ROLLOUT, later(20.0)), faults))
+    assert broken == []
+    # Then it leads for the first time when the other one has been killed, and at once: the lease has run out by its clock
+    led = [(line.split()[2], float(line.split()[0])) for line in log if "leads" in line]
+    assert [name for name, _ in led] == ["1", "0"] and 12.0 < led[1][1] < 15.0, log
+
+
 def test_while_no_scheduler_of_a_shard_runs_the_others_go_on() -> None:
     """Given environments on three shards, when both schedulers of one stand still, then what is there waits, and all else goes on."""
     rollouts = tuple(replace(later(6.0), name=f"t{number}", begins_s=SPREAD_S) for number in range(3))
