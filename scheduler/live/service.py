@@ -145,11 +145,11 @@ class Service:
         )
 
     def _resume_environments(self, unfinished: Unfinished, now: float) -> None:
-        lost = {node.name for node in unfinished.nodes} - set(self._core.state.nodes)
+        # Besides those that are set aside, a node is unknown that has joined another shard before it counted as lost here.
         for kept in unfinished.environments:
             if kept.node is None or kept.state not in ("open", "closing"):
                 continue
-            if kept.node in lost:
+            if kept.node not in self._core.state.nodes:
                 self._lose_environment(kept, f"node {kept.node} was lost", now)
                 continue
             closing = kept.reason if kept.state == "closing" else ""

@@ -108,15 +108,15 @@ def _shares(run: Run) -> list[str]:
 def after_a_write(run: Run) -> list[str]:
     """Laws about the journal, looked at after each write."""
     broken = []
-    by_core: dict[tuple[str, int], str] = {}
+    by_core: dict[tuple[str, int, int], str] = {}  # by shard, too: one that a node has left hears of that when it counts as lost
     by_cell: dict[tuple[str, int], list[str]] = {}
-    for node, core_ids, cell_ids, action, service in run.database.execute(
-        "select g.node, g.core_ids, g.cell_ids, g.action, a.service from grants g join actions a on a.id = g.action"
+    for node, shard, core_ids, cell_ids, action, service in run.database.execute(
+        "select g.node, a.shard, g.core_ids, g.cell_ids, g.action, a.service from grants g join actions a on a.id = g.action"
         " where g.released_at is null and a.ended_at is null and g.attempt = a.attempts"
     ):
         for core in json.loads(core_ids):
-            if by_core.setdefault((node, core), action) != action:
-                broken.append(f"no unit is granted twice: core {core} of {node} to {action} and {by_core[node, core]}")
+            if by_core.setdefault((node, shard, core), action) != action:
+                broken.append(f"no unit is granted twice: core {core} of {node} to {action} and {by_core[node, shard, core]}")
         for cell in json.loads(cell_ids) if service is not None else ():
             by_cell.setdefault((node, cell), []).append(service)
     for where, services in by_cell.items():
@@ -186,13 +186,13 @@ def at_the_end(run: Run) -> list[str]:
 
 def _shards(run: Run) -> list[str]:
     """Laws of several shards: what the journal says of where everything is, and of shards that no fault may have touched."""
-    shards, of_node, broken = run.scenario.shards, {node.name: node.settings.shard for node in run.nodes}, []
+    shards, of_node, broken = run.scenario.shards, {node.name: node.shards for node in run.nodes}, []
     of_action = "select a.id, a.shard, a.environment, a.kind = 'virtual.score' or a.quota is not null, g.node"
     for name, shard, environment, is_first, node in run.database.execute(
         f"{of_action} from actions a left join grants g on g.action = a.id"
     ):
         of = shard_of(environment, shards) if environment is not None else FIRST if is_first else shard_of(name, shards)
-        if shard != of or of_node.get(node, of) != of:
+        if shard != of or (node is not None and of not in of_node[node]):
             broken.append(f"each action is in one shard: {name} of {environment} is of shard {of}, in {shard} and on {node}")
     lost = "select 'environment ' || id, shard, state from environments where state = 'lost' union all"
     lost += " select 'node ' || name, shard, state from nodes where state != 'up' union all"

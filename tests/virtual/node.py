@@ -74,6 +74,8 @@ class VirtualNode:
         self._network, self._ledger, self.settings = network, ledger, settings
         self.name, self.cores, self.memory_mb = name, cores, memory_mb
         self.starts = 0
+        self.shards: set[int] = set()
+        """Those of which its workers were a node."""
         self.is_sick = False
         """Whether it can open no environment."""
         self.process: Process | None = None
@@ -84,6 +86,7 @@ class VirtualNode:
     def start(self, *, adopts: bool = False) -> None:
         """Start a worker process, which `adopts` what the one before it has left, if it was killed just now."""
         self.starts += 1
+        self.shards.add(self.settings.shard)
         if not adopts or self._network.world.now - self._left_at > self.settings.node_lost_s:
             self._left = ()
         own = Runtime()

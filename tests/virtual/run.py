@@ -248,6 +248,10 @@ class Run:
         if process is None or not process.alive or process.frozen:
             return
         self._note_harm(victim)
+        if what == "move":
+            assert isinstance(victim, VirtualNode)
+            victim.settings = self._settings_of((victim.settings.shard + 1) % self.scenario.shards)
+            self._note_harm(victim)
         if what == "freeze" and whom == "scheduler" and fault.amount > 0:
             self.network.freeze_before_sending[process.name] = fault.lasts_s
         elif what == "freeze":

@@ -166,6 +166,9 @@ def _with_shards(drawn: Scenario, draw: random.Random) -> Scenario:
         steps = Step(0.0, "open"), Step(draw.choice((0.0, 3.0)), "close")
         opens = tuple(Rollout(f"o{number}", draw.choice(("a", "b")), 2.0, steps) for number in range(draw.choice((6, 12))))
         drawn = replace(drawn, rollouts=(*drawn.rollouts, *opens), starting_limit=SHARDS)
+    if len(drawn.cores) > SHARDS and draw.random() < 0.5:  # each shard keeps one of the first nodes
+        moves = replace(_fault(draw, "move node"), target=draw.randrange(SHARDS, len(drawn.cores)))
+        drawn = replace(drawn, faults=tuple(sorted((*drawn.faults, moves), key=lambda fault: fault.at_s)))
     return drawn
 
 
