@@ -79,7 +79,8 @@ def now_and_then(run: Run) -> list[str]:
         if run.world.now > LATE_S + max([since, *(2 * end - since for end in lossy if end > since)]):
             broken.append(f"no core is held twice: {one} and {other} on {worker}: {run.ledger.cores[worker]}")
     if run.world.now > run.scenario.calm_from_s + LEASED_S:
-        over = "select id, state from environments where ended_at is null and state != 'waiting' and ends_at < ?"
+        # One that has waited for room has a lease that counts from when it was wanted, until it is open.
+        over = "select id, state from environments where ended_at is null and state != 'waiting' and max(ends_at, changed_at) < ?"
         for name, state in run.database.execute(over, (EPOCH + run.world.now - LEASED_S,)):
             broken.append(f"a lease ends: environment {name} is {state} though its lease was over {LEASED_S:.0f} s ago")
     standing = dict(run.database.execute("select id, node from environments where ended_at is null").fetchall())
