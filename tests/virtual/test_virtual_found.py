@@ -18,7 +18,6 @@ def run(work_s: float, print_: int, *units: int, **more: Any) -> dict[str, Any]:
     return {"work_s": work_s, "parallel": 0.0, "exit": 0, "print": print_, "units": units, **more}
 
 
-WORK = {"work_s": 4.0, "number": 0, "quota": False}
 OPEN = Step(0.0, "open")
 
 FOUND = {
@@ -45,12 +44,6 @@ FOUND = {
             ),
         ),
         (Fault(9.747, "cut node", lasts_s=8.0, amount=5.0), Fault(10.686, "answers lost", lasts_s=20.0, amount=5.0)),
-    ),
-    "a close that the broker lost was not sent again": Scenario(
-        4,
-        (4, 2),
-        (Rollout("t0", "b", 0.0, (OPEN, Step(0.0, "exec", (run(0.05, 0, 1),)), Step(3.0, "cancel"), Step(0.1, "work", (WORK,)))),),
-        (Fault(3.0, "messages lost", lasts_s=20.0, amount=0.3),),
     ),
     "a change of cores that the broker lost was not sent again": Scenario(
         14,
