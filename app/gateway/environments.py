@@ -205,7 +205,7 @@ class Environments:
         environment = caller.session.loads.new_environment(requires, wanted.get("memory_mb") or 0)
         now, lease_s = time.time(), wanted.get("lease_s")
         return Record(
-            **{**wanted, "trajectory": wanted.get("trajectory") or environment},
+            **{**wanted, "trajectory": wanted.get("trajectory") or environment, "opened_image": opened_image},
             id=environment,
             job=caller.job,
             open_id=f"{caller.session.client_id}-{secrets.token_hex(8)}",

@@ -179,7 +179,8 @@ def test_memory_is_granted_to_an_environment_as_it_uses_it(client: Client, live:
 
     def granted_mb() -> int:
         shown = read_shown(store) or {"nodes": {}}
-        return int(shown["nodes"].get("cpu-0", {}).get("memory", {}).get("granted_mb", 0))
+        memory = shown["nodes"].get("cpu-0", {}).get("memory") or {}  # none before its worker has beaten
+        return int(memory.get("granted_mb", 0))
 
     with client.open(trajectory="grows", memory_mb=1024) as env:
         done = env.exec("python3 -S -c 'print(len(bytearray(200 << 20)))'")

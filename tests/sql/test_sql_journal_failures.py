@@ -210,10 +210,10 @@ def test_reading_at_the_start_may_take_longer_than_a_transaction_may_stand_still
     lease.acquire(time.time())
     load = writing.load_unfinished
 
-    def load_slowly(connection: Connection, between: Callable[[], None]) -> Unfinished:
+    def load_slowly(connection: Connection, shard: int, between: Callable[[], None]) -> Unfinished:
         load(connection)
         time.sleep(0.5)
-        return load(connection, between)
+        return load(connection, shard, between)
 
     monkeypatch.setattr(writing, "load_unfinished", load_slowly)
     with SqlJournal(limited, lease=lease, retry_s=0.0) as journal:
