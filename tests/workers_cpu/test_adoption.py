@@ -203,7 +203,9 @@ def test_what_is_paused_for_memory_goes_on_in_the_next_worker_or_ends(tmp_path: 
         if trial.memory_problem:
             pytest.skip(trial.memory_problem)
     serves = f'import os, time\nopen("waits", "w")\nwhile not os.path.exists("go"): time.sleep(0.01)\n{GROWS}; time.sleep(318.25{RUN})'
-    server = f"python3 -S -c '{serves}' > said 2>&1 & until [ -e waits ]; do sleep 0.01; done"
+    # And its shell is paused before it has saved what its command has left: very much
+    much = "for i in {1..20000}; do declare -x V$i=$i; done"
+    server = f"python3 -S -c '{serves}' > said 2>&1 & until [ -e waits ]; do sleep 0.01; done; {much}"
     commands = [("server", "main", server), ("busy", "main", f"python3 -S -c '{GROWS}' {RUN}")]
     # When both are paused, and the worker is killed
     with to_be_killed(tmp_path, *commands, grant_mb=40, isolation=isolation, memory="elastic") as worker:

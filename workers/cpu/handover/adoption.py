@@ -162,6 +162,8 @@ class Adoption(Generic[E]):
                     _end_command(backend, left)
                 shell = 0
             elif time.monotonic() > self._idle_until:
+                if left is not None:
+                    break  # its command is over: what that left is saved once there is memory for it
                 raise SessionUnavailable("a command runs in it")
             else:
                 time.sleep(PAUSE_S)
