@@ -11,8 +11,10 @@ the client. Two phases:
 
 The journal is SQLite, or the empty database that `--database` names. The CPU time of a PostgreSQL server on this machine is that of all
 processes of this name. On few cores all processes share them: commands a second then say what these cores carry together. One core of its
-own would carry 1,000 ms by the scheduler's CPU time for a command. Whether shards carry so many times as much as one is seen in the paced
-phase, where each shard gets the rate that one alone had: a command should take no more CPU time of its scheduler and of the database.
+own would carry 1,000 ms by the scheduler's CPU time for a command.
+
+To compare shards with one, give each of them in the paced phase the rate that one alone had. If a command then takes no more CPU time of
+its scheduler and of the database, so many shards carry so many times as much.
 """
 
 from __future__ import annotations

@@ -191,10 +191,11 @@ class WireKind(TypedDict):
 
 
 class WireLoad(TypedDict):
-    """What a shard carries: labels of its CPU nodes; of those that take environments now, the cores and the environments; opens that wait.
+    """What a shard carries.
 
-    `kinds` are the CPU nodes by their labels. `units` are the cores, cells and requests that jobs hold, `memory` the memory and the start
-    slots.
+    `labels` are those of its CPU nodes, `kinds` these nodes by their labels. `cores` and `environments` are those of the nodes that take
+    environments now. `opening` is how many opens wait. `units` are the cores, cells and requests that jobs hold, `memory` the memory and
+    the start slots.
     """
 
     cores: int

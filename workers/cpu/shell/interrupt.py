@@ -1,8 +1,8 @@
-"""An interrupt (SIGINT) of a command: who gets it, and who is followed because it may be lost on him.
+"""An interrupt (SIGINT) of a command: which processes get it, and which are followed because they may lose it.
 
-All processes of the command get it, the shell among them: bash takes an interrupt for its own only if it gets one, since what it runs
-may have ended by itself. A program gets it once, as it may handle it. What is followed are the shell and its copies, processes that were
-forked and run no program of their own yet:
+All processes of the command get it, the shell among them. bash ends a command line only if it gets the interrupt itself: a program that
+has ended may have ended by itself. A program gets the interrupt once, as it may handle it. The shell and its copies are followed. A copy
+is a process that was forked and runs no program of its own yet:
 
 | it | then |
 |---|---|
@@ -10,9 +10,9 @@ forked and run no program of their own yet:
 | spins in its handler | is killed: nothing else ends it |
 | sleeps, runs on, or ends | has understood; a copy that does so is a subshell |
 
-bash 5.2 spins for ever where an interrupt meets it just as it begins to wait for a child: its handler is in place, sends the signal again
-for the handler before it, and does not know that one yet (`wait_for` in its `jobs.c`). Then SIGINT is pending again and again although
-nobody else sends it, and mostly blocked in between, while the process uses a core and never sleeps.
+bash 5.2 spins for ever where an interrupt comes just as it begins to wait for a child (`wait_for` in its `jobs.c`). Its handler is in
+place then. The handler sends the signal again, for the handler before it, but does not know that one yet. So SIGINT is pending again and
+again although nobody else sends it, and is mostly blocked in between. The process uses a core and never sleeps.
 
 How long all this takes depends on the machine. So nothing is bounded by time, but by what a process does and by the CPU time that it gets.
 """
