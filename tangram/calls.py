@@ -151,6 +151,11 @@ def place_of(action: Action) -> Place:
     return Place(action.job, action.trajectory, action.environment)
 
 
+def make_up_environment(name: str = "env") -> str:
+    """Return a fresh id of an environment that begins with `name`."""
+    return f"{name}-{secrets.token_hex(8)}"
+
+
 @takes(OpenOptions)
 def open_environment(job: str, environment: str = "", **options: Unpack[OpenOptions]) -> Action:
     """Open a fresh environment, by default under an id made up here, which is its trajectory's where none is named."""
@@ -160,7 +165,7 @@ def open_environment(job: str, environment: str = "", **options: Unpack[OpenOpti
         if image is not None:
             raise InvalidAction("image", "give either an image or a snapshot, not both")
         image, requires = snapshot.image, (*requires, node_label(snapshot.node))
-    environment = environment or f"env-{secrets.token_hex(8)}"
+    environment = environment or make_up_environment()
     return Action(
         kind="cpu.open",
         arguments=present(environment=environment, image=image, memory_mb=memory_mb),

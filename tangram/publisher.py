@@ -40,7 +40,7 @@ from tangram.errors import InvalidAction, StackUnreachable
 from tangram.inbox import Inbox, firm_future
 from tangram.kwargsrepr import kwargsrepr
 from tangram.settings import Settings
-from tangram.shards import shard_of_action
+from tangram.shards import FIRST
 from tangram.tracing import ActionSpan
 from tangram.wire import ACTION_HEADER, CONTROL_QUEUE, INGRESS_QUEUE, RESULT_KEY_PREFIX, direct_queue, of_shard
 
@@ -56,7 +56,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Submission:
-    """One action on its way out; `submitted_at` is seconds since the epoch.
+    """One action on its way out, to its `shard`; `submitted_at` is seconds since the epoch.
 
     One that is sent `once` may have been sent before, by whoever knows its id: it is not sent where the store has its result. One that
     this client sends `again`, since the broker may have lost it, says so in its header. One that is `lasting` is never given up.
@@ -64,6 +64,7 @@ class Submission:
 
     task_id: str
     action: Action
+    shard: int = FIRST
     once: bool = False
     submitted_at: float = field(default_factory=lambda: clock.time())
     packed: dict[str, Any] | None = None
@@ -289,7 +290,7 @@ class Publisher:
             described["blobs"] = keys
         header = {ACTION_HEADER: described, **(message.span.headers if message.span is not None else {})}
         self._inbox.note_sent(message.task_id)
-        queue = self._ingress[shard_of_action(message.task_id, action, len(self._ingress))]
+        queue = self._ingress[message.shard]
         self._app.amqp.send_task_message(producer, action.kind, task, queue=queue, headers=header, declare=[], retry=False)
 
     def pack(self, action: Action, before: Mapping[str, Any] | None = None, blobs: Blobs | None = None) -> dict[str, Any]:

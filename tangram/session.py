@@ -240,10 +240,11 @@ class Session:
         future = self._inbox.waiting_for(task_id) if task_id is not None else None
         if future is not None and task_id is not None:
             return Handle(task_id, future, self)
-        submission = Submission(task_id or next(self._ids), action, once=task_id is not None and not is_new)
+        new_id = task_id or next(self._ids)
+        shard = shard_of_action(new_id, action, self.loads.shards)
+        submission = Submission(new_id, action, shard, once=task_id is not None and not is_new)
         if self._tracer is not None:
             submission.span = ActionSpan(self._tracer, submission.task_id, action)
-        shard = shard_of_action(submission.task_id, action, self.loads.shards)
         publisher, ids = self._publisher, self._ids  # a task that waits must not keep a forgotten session alive
         future = self._inbox.expect(
             submission.task_id,
@@ -296,9 +297,9 @@ def _withdraw(publisher: Publisher, submission: Submission, ids: Iterator[str]) 
     if action.kind == "cpu.close":
         publisher.send(replace(submission, span=None, lasting=True))
         return
-    publisher.send(ControlRequest({"cancel": {"ids": [submission.task_id]}}, lasting=True))
+    publisher.send(ControlRequest({"cancel": {"ids": [submission.task_id]}}, lasting=True, shard=submission.shard))
     if action.kind == "cpu.open":
-        publisher.send(Submission(next(ids), calls.close_environment(calls.place_of(action)), lasting=True))
+        publisher.send(Submission(next(ids), calls.close_environment(calls.place_of(action)), submission.shard, lasting=True))
 
 
 def _shut_down(

@@ -10,14 +10,14 @@
 | another cancel, a drain | all of them: those that do not know of it do nothing |
 
 `TANGRAM_SHARDS` is how many there are. It is the same for everybody, and changes only while no environment is open. Each shard says
-twice a second what it carries (`tangram.wire.WireLoad`). A client reads that with each of its signs of life. An id of an environment is
-made up until it belongs to the shard that carries least. Who knows no loads makes up any id: that costs balance alone.
+twice a second what it carries (`tangram.wire.WireLoad`). A client reads that with each of its signs of life. To open an environment, a
+client makes up ids until one belongs to the shard that carries least. If it knows no loads, it takes the first id. That costs balance
+alone.
 """
 
 from __future__ import annotations
 
 import json
-import secrets
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import replace
@@ -28,6 +28,7 @@ from zlib import crc32
 from redis import Redis
 
 from tangram.action import CELLS, GPU_KINDS, MEMORY_MB, QUOTA_PREFIX, Action
+from tangram.calls import make_up_environment
 from tangram.errors import StackUnreachable
 from tangram.wire import LOAD_KEY, LOAD_TTL_S, SHARDS_KEY, WireLoad, is_node_label, of_shard
 
@@ -88,7 +89,7 @@ class Loads:
             every = range(self.shards)
             silent, with_nodes = [shard for shard in every if shard not in known], [shard for shard, load in known.items() if load["kinds"]]
             among = silent or with_nodes or every
-        while shard_of(made_up := _made_up(), self.shards) not in among:
+        while shard_of(made_up := make_up_environment(), self.shards) not in among:
             pass
         return made_up
 
@@ -101,13 +102,13 @@ class Loads:
         return replace(opening, environment=made_up, trajectory=trajectory, arguments={**opening.arguments, "environment": made_up})
 
     def _rank(self, shard: int, load: WireLoad) -> tuple[bool, bool, float]:
-        """Where no node takes environments they wait for one; where opens wait there is no room; else environments for each core count."""
+        """Rank a shard: first one whose nodes take environments, then one without waiting opens, then by environments for each core."""
         stand = load["environments"] + load["opening"] + self._opened[shard]
         return not load["cores"], load["opening"] > 0, stand / (load["cores"] or 1)
 
 
 def _may_hold(load: WireLoad, requires: frozenset[str], memory_mb: int) -> bool:
-    """Return whether a node of a shard has all these labels and so much memory; the shard of a node that is named may say that itself."""
+    """Return whether a node of a shard has all these labels and so much memory. Of a node that is named, the memory is not looked at."""
     if not requires.issubset(load["labels"]):
         return False
     by_name = any(is_node_label(label) for label in requires)
@@ -121,11 +122,7 @@ def read_loads(store: Redis, shards: Iterable[int]) -> dict[int, WireLoad]:
     return {shard: json.loads(raw) for shard, raw in zip(numbers, raws, strict=True) if raw is not None}
 
 
-def exchange_loads(store: Redis, shard: int, others: Iterable[int], load: WireLoad) -> list[WireLoad]:
-    """Say what a shard carries, and return what the `others` do. Raises what redis-py raises."""
+def exchange_loads(store: Redis, shard: int, shards: int, load: WireLoad) -> list[WireLoad]:
+    """Say what one of so many shards carries, and return what the others do. Raises what redis-py raises."""
     store.set(of_shard(LOAD_KEY, shard), json.dumps(load), ex=LOAD_TTL_S)
-    return list(read_loads(store, others).values())
-
-
-def _made_up() -> str:
-    return f"env-{secrets.token_hex(8)}"
+    return list(read_loads(store, (other for other in range(shards) if other != shard)).values())

@@ -89,7 +89,7 @@ class KombuTransport:
         self._app = app
         self._timeout_s = connect_timeout_s
         self._epoch = epoch
-        self._shard, self._others = shard, [other for other in range(shards) if other != shard]
+        self._shard, self._shards = shard, shards
         self._sorts = {of_shard(name, shard): sort for name, sort in _SORTS.items()}
         self._read_queues = [direct_queue(name) for name in self._sorts]
         self._control = app.amqp.as_task_v2("", "", ignore_result=True)  # made once, since Celery takes longer for it than a decision takes
@@ -235,11 +235,11 @@ class KombuTransport:
 
     def show(self, figures: Mapping[str, Any]) -> None:
         """Keep the scheduler's figures where tools look for them."""
-        self._ask_store(lambda store: show_scheduler(store, self._shard, len(self._others) + 1, figures))
+        self._ask_store(lambda store: show_scheduler(store, self._shard, self._shards, figures))
 
     def exchange(self, load: WireLoad) -> Sequence[WireLoad] | None:
         """Say what this shard carries, and return what the others said last; see the protocol."""
-        return self._ask_store(lambda store: exchange_loads(store, self._shard, self._others, load))
+        return self._ask_store(lambda store: exchange_loads(store, self._shard, self._shards, load))
 
     # The connections
 

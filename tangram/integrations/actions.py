@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import logging
 import posixpath
-import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +16,7 @@ from typing import IO
 
 from tangram import files
 from tangram.action import Action
-from tangram.calls import Place, open_environment
+from tangram.calls import Place, make_up_environment, open_environment
 from tangram.errors import ActionFailed, ActionLost, ActionRefused, ActionRejected, TangramError
 from tangram.files import Steps, opened, pack, write_out
 from tangram.tar import tarfile
@@ -38,7 +37,7 @@ def open_detached(job: str, name: str = "", *, image: str | None = None, label: 
 
     Its id starts with `name`, and is the name of its trajectory, too.
     """
-    environment, requires = f"{name or 'env'}-{secrets.token_hex(8)}", () if image is None else (CONTAINERS,)
+    environment, requires = make_up_environment(name or "env"), () if image is None else (CONTAINERS,)
     action = open_environment(job, environment, image=image, memory_mb=memory_mb, requires=requires, detached=True)
     return replace(action, action_class=label[:256] or None)
 

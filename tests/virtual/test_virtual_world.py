@@ -15,7 +15,7 @@ import pytest
 from app.event_log import main
 from scheduler.core.memory import STEP_MB, Memory
 from scheduler.core.memory_books import Book, NodeMemory
-from tangram import publisher
+from tangram import session
 from tangram.life_signs import SIGN_S
 from tests.virtual.clock import EPOCH
 from tests.virtual.run import broken_laws, running
@@ -145,7 +145,7 @@ def test_while_no_scheduler_of_a_shard_runs_the_others_go_on() -> None:
 
 def test_a_client_that_sends_all_to_the_first_shard_is_found() -> None:
     rollouts = tuple(replace(ROLLOUT, name=f"t{number}", begins_s=SPREAD_S) for number in range(3))
-    with patch.object(publisher, "shard_of_action", lambda *_: 0):
+    with patch.object(session, "shard_of_action", lambda *_: 0):
         broken = broken_laws(Scenario(1, (1, 1, 1), rollouts, (), shards=3))
     assert "each action is in one shard" in map(law_of, broken)
 
