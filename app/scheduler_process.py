@@ -2,6 +2,7 @@
 
 One scheduler of each shard is active. It holds a lease in SQL, whose epoch is the fencing token in every grant; further ones stand
 by and take over when it is gone. One that does not reach the broker gives the lease up, and takes it again only once it does.
+While a scheduler lives, none leads that counts other shards: all that count the same hold a second lease together.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from app.celery import make_app
 from app.event_log import EventLogFile, open_to_add
 from app.journal.database import DatabaseError, open_latest
 from app.journal.figures import observations
-from app.journal.leader import SCHEDULER_LEASE, Lease, holder_name
+from app.journal.leader import SCHEDULER_LEASE, SHARDS_LEASE, Lease, holder_name
 from app.journal.retention import Pruning, Retention
 from app.journal.writing import LeaseLost, SqlJournal
 from app.preconditions import needed_for_metrics, require_broker, require_store
@@ -109,38 +110,46 @@ class Scheduler:
         metrics: SchedulerMetrics | None = None,
     ) -> None:
         self._settings, self._engine, self._lease = settings, engine, lease
+        self._count = Lease(engine, SHARDS_LEASE, str(settings.shards), settings.takeover_s, patient=True)
         self._connect, self._reach, self._watch, self._metrics = connect, reach, watch, metrics
 
     def run(self, stop: threading.Event) -> None:
         """Schedule until `stop` is set. Raises what `run` of this module raises once it leads."""
-        reaches = True
+        could = True
         while not stop.is_set():
             try:
-                if not reaches:
+                if not could:
                     self._reach()
-                    reaches = True
                 epoch = self._acquire()
+                could = True
                 if epoch is not None:
                     log.warning("this scheduler leads, epoch %d", epoch)
                     self._lead(epoch, stop)
                     continue
             except StackUnreachable as error:
-                # The broker was there when this process began. Until it is there again, the lease is for those that reach it.
-                if reaches:
+                # The broker was there when this process began. Until it is there again, the lease is for those that reach it. While others
+                # count other shards, it is for those.
+                if could:
                     log.warning("cannot lead: %s", error)
-                reaches = False
+                could = False
             stop.wait(self._lease.ttl_s / _LOOKS)
 
     def _acquire(self) -> int | None:
-        """Try to lead; a database that is away for a while is waited for like a lease that another one holds."""
+        """Try to lead; a database that is away for a while is waited for like a lease that another one holds.
+
+        Raises `StackUnreachable` while schedulers live that count other shards.
+        """
         try:
-            return self._lease.acquire(clock.time())
+            if self._count.acquire(clock.time()) is not None:
+                return self._lease.acquire(clock.time())
         except DatabaseError as error:
             log.warning("the lease cannot be looked at: %s", error)
             return None
+        here, there = self._count.holder, self._count.last_seen_holder
+        raise StackUnreachable(f"TANGRAM_SHARDS is {here} here, and {there} for the schedulers that run")
 
     def _lead(self, epoch: int, stop: threading.Event) -> None:
-        settings, renewal = self._settings, _Renewal(self._lease)
+        settings, renewal = self._settings, _Renewal(self._lease, self._count)
         transport = event_log = None
         try:
             setup = setup_of(settings, observations(self._engine, settings.history, between=renewal.still_leading))
@@ -256,10 +265,10 @@ def setup_of(settings: Settings, history: Sequence[Observation] = ()) -> Setup:
 
 
 class _Renewal:
-    """Renews the lease often enough and no oftener."""
+    """Renews the lease, and that of the number of shards, often enough and no oftener."""
 
-    def __init__(self, lease: Lease) -> None:
-        self._lease = lease
+    def __init__(self, lease: Lease, count: Lease) -> None:
+        self._lease, self._count = lease, count
         self._next = 0.0
 
     def still_leading(self) -> bool:
@@ -268,7 +277,7 @@ class _Renewal:
             return self._lease.epoch is not None
         self._next = now + self._lease.ttl_s / _LOOKS
         try:
-            return self._lease.renew(now)
+            return self._count.acquire(now) is not None and self._lease.renew(now)
         except DatabaseError as error:
             # The lease runs out by itself; until then nobody else leads, and every write checks it.
             log.warning("the lease cannot be renewed yet: %s", error)

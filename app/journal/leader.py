@@ -12,8 +12,9 @@ the row (PostgreSQL) or the database (SQLite). Times are seconds since the epoch
 
 A holder need not ask the database before each write. For `SURE` of its lasting time after it was taken or prolonged, the lease is surely
 ours: nobody takes it before it runs out. Clocks that differ by more than the rest of its lasting time would have a standby see it run out
-while its holder is sure. So who is `patient` takes it only if it has seen no change of it for as long, by its own clock. `bind` has
-PostgreSQL end a transaction whose holder stands still for as long. SQLite lets nobody take the lease while somebody writes.
+while its holder is sure. So who is `patient` takes it only if it has seen no change of it for as long, by its own clock. So after
+an outage of the database its holder keeps it. `bind` has PostgreSQL end a transaction whose holder stands still for as long. SQLite lets
+nobody take the lease while somebody writes.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ from app.journal.models import LeaseRow, table
 from tangram import clock
 
 SCHEDULER_LEASE = "scheduler"
+SHARDS_LEASE = "shards"
+"""Held by all schedulers of one number of shards together, whether they lead or stand by: the number is the holder."""
+
 NOBODY = ""
 SURE = 0.4
 """The part of its lasting time for which a lease is surely held. It is prolonged after half of that."""
@@ -51,7 +55,7 @@ def holder_name() -> str:
 
 
 class Lease:
-    """The lease `name` as `holder` sees it. `holder` must name one process and no other, see `holder_name`."""
+    """The lease `name` as `holder` sees it. `holder` names one process and no other (`holder_name`), but for `SHARDS_LEASE`."""
 
     def __init__(self, engine: Engine, name: str, holder: str, ttl_s: float, *, patient: bool = False) -> None:
         """Take nothing yet; `ttl_s` is how long the lease lasts without `renew`. Who is not `patient` trusts all clocks."""
@@ -66,6 +70,7 @@ class Lease:
         self._patient = patient
         self._seen: tuple[tuple[str, int, float] | None, float] = (None, 0.0)
         """What the lease was when it was looked at last, and since when it is that."""
+        self._looked_at = 0.0
 
     def acquire(self, now: float) -> int | None:
         """Take the lease where it is free, run out or ours; return the epoch, None where another holds it.
@@ -78,8 +83,8 @@ class Lease:
                 with self._engine.begin() as connection:
                     self.epoch = self._acquire(connection, now)
             except IntegrityError:
-                # Two contenders inserted the very first row at once and this one came second.
-                self.epoch = None
+                # Two contenders inserted the very first row at once and this one came second: there is a row now.
+                return self.acquire(now)
         self._sure_from = (now, began)
         return self.epoch
 
@@ -116,6 +121,11 @@ class Lease:
             self.renew(clock.time())
 
     @property
+    def last_seen_holder(self) -> str:
+        """Who held the lease when this looked at it last; see `acquire`."""
+        return NOBODY if self._seen[0] is None else self._seen[0][0]
+
+    @property
     def is_sure(self) -> bool:
         """Whether the lease is ours without a look at the database, and stays so for another `SURE` of its lasting time."""
         # One clock may be set, the other stands still with the machine.
@@ -140,10 +150,14 @@ class Lease:
         return epoch
 
     def _has_stood(self, found: tuple[str, int, float]) -> bool:
-        """Say whether its holder has not prolonged the lease for so long that it is not sure of it any more."""
-        if found != self._seen[0]:
-            self._seen = (found, clock.monotonic())
-        return not self._patient or clock.monotonic() - self._seen[1] >= SURE * self.ttl_s
+        """Say whether its holder has not prolonged the lease for so long that it is not sure of it any more.
+
+        Who has not looked for as long does not know: nobody could prolong it while the database was away.
+        """
+        now, before, self._looked_at = clock.monotonic(), self._looked_at, clock.monotonic()
+        if found != self._seen[0] or now - before > SURE * self.ttl_s:
+            self._seen = (found, now)
+        return not self._patient or now - self._seen[1] >= SURE * self.ttl_s
 
     def _change(self, **values: str | float) -> bool:
         if self.epoch is None:

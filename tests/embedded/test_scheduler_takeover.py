@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from app.local.processes import wait_until
 from scheduler.live.entries import ActionEnded, ActionReceived
 from scheduler.model.commands import Finish
 from tangram.settings import Settings
-from tangram.wire import SCHEDULER_KEY
+from tangram.wire import SCHEDULER_KEY, SHARDS_KEY, of_shard
 from tests.conftest import RedisServer, RedisUrls
 from tests.journals import new_journal
 
@@ -58,7 +58,8 @@ def test_a_scheduler_whose_turn_comes_while_the_broker_is_away_waits_for_it(own_
             return client.exists(SCHEDULER_KEY) == 1
 
     def leads_at_last() -> tuple[int, str]:
-        return value(engine, "select coalesce(max(epoch), 0) from leases"), value(engine, "select coalesce(max(holder), '') from leases")
+        of_lease = "from leases where name = 'scheduler'"
+        return value(engine, f"select coalesce(max(epoch), 0) {of_lease}"), value(engine, f"select coalesce(max(holder), '') {of_lease}")
 
     # Given a scheduler whose lease another one has taken
     urls = {"broker_url": own_redis.broker, "result_url": own_redis.result, "database_url": str(engine.url)}
@@ -74,6 +75,35 @@ def test_a_scheduler_whose_turn_comes_while_the_broker_is_away_waits_for_it(own_
         # And leads when the broker is back
         own_redis.start()
         assert wait_until(shown, 60)
+
+
+def test_a_scheduler_that_counts_other_shards_does_not_lead_while_those_of_the_first_number_live(
+    redis_urls: RedisServer, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    urls = {"broker_url": redis_urls.broker, "result_url": redis_urls.result, "database_url": str(engine.url)}
+    same = Settings(**urls, takeover_s=1.0, services_file=None)
+
+    def of(shard: int, shards: int) -> Settings:
+        return same.model_copy(update={"shard": shard, "shards": shards})
+
+    def leads(shard: int) -> bool:
+        query = f"select count(*) from leases where name = '{of_shard(SCHEDULER_LEASE, shard)}' and holder <> ''"
+        return bool(value(engine, query))
+
+    with redis_urls.client() as store, ExitStack() as first:
+        # Given a scheduler of one of three shards, and one of the first of two
+        first.enter_context(scheduling(of(2, 3)))
+        assert wait_until(lambda: leads(2) and store.get(SHARDS_KEY) == b"3", 60)
+        with scheduling(of(0, 2)):
+            # Then the second one says why it does not lead, once, and goes on with asking
+            line = "cannot lead: TANGRAM_SHARDS is 2 here, and 3 for the schedulers that run"
+            assert wait_until(lambda: line in caplog.messages, 60)
+            looked_at = value(engine, "select expires_at from leases where name = 'shards'")
+            assert wait_until(lambda: value(engine, "select expires_at from leases where name = 'shards'") > looked_at + 1.0, 60)
+            assert (caplog.messages.count(line), leads(0), store.get(SHARDS_KEY)) == (1, False, b"3")
+            # When the first one is gone, then it leads
+            first.close()
+            assert wait_until(lambda: leads(0) and store.get(SHARDS_KEY) == b"2", 60)
 
 
 def test_a_scheduler_that_leads_removes_what_is_too_old(redis_urls: RedisUrls, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from sqlalchemy import Engine, text
 
 from app.journal.database import DatabaseError, open_engine
 from app.journal.leader import Lease, holder_name
+from tangram import clock
 
 TTL_S = 10.0
 
@@ -63,6 +64,21 @@ def test_one_holds_the_lease_until_its_time_is_over_or_it_gives_it_up(shared_eng
             epoch += free and not holds
             assert lease.acquire(now) == lease.epoch == (epoch if free else None)
             held_by, until = (holder, now + TTL_S) if free else (held_by, until)
+
+
+def test_who_is_patient_and_could_not_look_leaves_its_holder_the_time_to_prolong_the_lease(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def looks_at(second: float) -> int | None:
+        monkeypatch.setattr(clock, "monotonic", lambda: second)
+        return patient.acquire(second)
+
+    # Given one that stands by, and a database that was away until the lease had run out
+    contender(engine, "leader").acquire(0.0)
+    patient = Lease(engine, "scheduler", "patient", TTL_S, patient=True)
+    assert [looks_at(second) for second in (1.0, 3.0, 12.0, 14.0, 15.9)] == [None] * 5
+    # When its holder is gone as well
+    assert looks_at(16.0) == 2
 
 
 def test_a_database_out_of_reach_is_an_error_not_a_lost_lease() -> None:
