@@ -47,6 +47,7 @@ from workers.cpu.topology import Topology
 from workers.cpu.weight import Means
 from workers.memory import usable_mb
 from workers.node import Node
+from workers.scheduler_watch import SchedulerWatch
 from workers.shutdown import NodeWorker, Shutdown
 from workers.unique_name import UniqueName
 
@@ -84,7 +85,7 @@ def run(pool: Pool, settings: Settings, include: Sequence[str] = (), log_level: 
     store = open_store(addresses.result_url, settings.connect_timeout_s, STORE_CONNECTIONS)
     require_store(store, addresses.result_url)
     require_broker(app, settings.connect_timeout_s)
-    sole = UniqueName(store, node_name(pool, settings), settings.beat_s)
+    sole = UniqueName(store, node_name(pool, settings), settings.beat_s, SchedulerWatch(store, settings).look)
     sole.take()  # before anything of a worker before this one is cleared away
     blobs = Blobs(store, patience_s=math.inf)
     prepared = _SET_UP[pool](settings, blobs)
@@ -98,14 +99,13 @@ def run(pool: Pool, settings: Settings, include: Sequence[str] = (), log_level: 
     _listen(node)
     _count(settings, pool, prepared.now)
     _trace(settings, pool)
-    threads = THREADS[pool] + THREADS_PER_CORE * prepared.description["cores"]
     try:
         worker = NodeWorker(
             Shutdown(node, blobs, sole, settings.hand_over_s, prepared.stands),
             app=app,
             hostname=f"{node.name}@{socket.gethostname()}",
             pool_cls="threads",
-            concurrency=threads,
+            concurrency=THREADS[pool] + THREADS_PER_CORE * prepared.description["cores"],
             loglevel=log_level,
             without_gossip=True,
             without_mingle=True,
