@@ -164,13 +164,13 @@ class Action:
 
     def __post_init__(self) -> None:
         """Refuse wrong fields, naming the field."""
-        _check_text("kind", self.kind)
+        check_name("kind", self.kind)
         for name in ("job", "trajectory", "client", "owner"):
             if getattr(self, name) != "":
-                _check_text(name, getattr(self, name))
+                check_name(name, getattr(self, name))
         for name in ("environment", "session", "service", "action_class"):
             if getattr(self, name) is not None:
-                _check_text(name, getattr(self, name))
+                check_name(name, getattr(self, name))
         for name in ("timeout_s", "queue_timeout_s", "output_timeout_s", "lease_s"):
             _check_seconds(name, getattr(self, name), above_zero=True)
         _check_seconds("work_s", self.work_s, above_zero=False)
@@ -186,7 +186,7 @@ class Action:
         if self.memory not in (ELASTIC, FIXED):
             raise InvalidAction("memory", f"must be {ELASTIC} or {FIXED}, not {shown(self.memory)}")
         for label in self.requires:
-            _check_text("requires", label)
+            check_name("requires", label)
         object.__setattr__(self, "requires", tuple(self.requires))
         if not isinstance(self.cost, Cost):
             raise InvalidAction("cost", f"must be a Cost, not {shown(self.cost)}")
@@ -250,7 +250,7 @@ class Action:
         if efficiency is not None and not isinstance(efficiency, Mapping):
             raise InvalidAction("efficiency", f"must be an object, not {type(efficiency).__name__}")
         plain = {"job": DEFAULT_JOB, **{name: header[name] for name in _PLAIN if name in header}}
-        _check_text("job", plain["job"])
+        check_name("job", plain["job"])
         return cls(
             kind=header.get("kind", ""),
             cost=Cost({name: _amounts(name, given) for name, given in cost.items()}),
@@ -308,7 +308,8 @@ def is_name(value: object) -> TypeGuard[str]:
     return isinstance(value, str) and 0 < len(value) <= 256 and value.isprintable()
 
 
-def _check_text(name: str, value: object) -> None:
+def check_name(name: str, value: object) -> None:
+    """Raise `InvalidAction`, which says what a value is, unless that is a name."""
     if not is_name(value):
         raise InvalidAction(name, f"must be 1 to 256 printable characters, not {shown(value)}")
 

@@ -26,7 +26,7 @@ from typing import Any
 from redis import Redis
 
 from tangram import calls
-from tangram.action import Action
+from tangram.action import Action, check_name
 from tangram.blobs import Blobs
 from tangram.connection import Link, find_link
 from tangram.errors import InvalidAction, StackUnreachable, TangramError
@@ -58,10 +58,10 @@ class Session:
         """Find the stack, unless there is a `link` to one; `start` connects to it.
 
         Several processes may share a `client_id`: each gets the results of all, and the client is gone once all of them are. Raises
-        `InvalidAction` when `job` is no valid name; `StackUnreachable` when there is no stack to connect to; `TangramError` when spans are
-        asked for and OpenTelemetry is not installed.
+        `InvalidAction` when `job` or `client_id` is no valid name; `StackUnreachable` when there is no stack to connect to; `TangramError`
+        when spans are asked for and OpenTelemetry is not installed.
         """
-        Action.from_header({"kind": "check", "job": job})
+        Action.from_header({"kind": "check", "job": job, "client": client_id or ""})
         settings = settings or Settings()
         link = link or find_link(settings)
         self.job = job
@@ -111,8 +111,11 @@ class Session:
 
         With a `task_id`, the action runs once however often it is submitted, by any process with this client id. The handle is on what
         was submitted first. A `task_id` must begin with the client's id and a hyphen. Results are kept for `tangram.wire.RESULT_TTL_S`.
-        Whoever knows that the id `is_new` spares the store the question whether it has a result.
+        Whoever knows that the id `is_new` spares the store the question whether it has a result. Raises `InvalidAction` for an id that is
+        no valid name: under half of a surrogate pair nothing can be asked of the store.
         """
+        if task_id is not None:
+            check_name("task_id", task_id)
         with self._lock:
             self._check_open()
             if action.kind == "cpu.close" and action.environment:

@@ -234,6 +234,17 @@ def test_an_argument_beside_a_large_one_that_is_no_json_ends_its_action_alone(st
     flush(session)
 
 
+@pytest.mark.parametrize("bad", ["\ud800", "", "a\0", "a" * 257])
+def test_an_id_that_the_store_or_the_journal_cannot_hold_is_refused_and_holds_up_nothing_else(
+    stack: Away, session: Session, bad: str
+) -> None:
+    with pytest.raises(InvalidAction, match="^task_id: must be 1 to 256 printable characters, not "):
+        session.submit(Action(kind="my.task"), bad)
+    session.submit(Action(kind="my.task"), f"{session.client_id}-good")
+    flush(session)
+    assert stack.ids() == [f"{session.client_id}-good"]
+
+
 def test_what_may_have_been_sent_is_told_as_unknown_and_withdrawn(stack: Away, session: Session) -> None:
     # Given an open of which nobody knows whether the broker has it, and the close of another environment
     stack.answers_lost = True
