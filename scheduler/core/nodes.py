@@ -209,11 +209,7 @@ class Nodes:
         gone = [state.environments[environment_id] for environment_id in node.environments]
         ends = {stored.id: stored for stored in ended}
         for action_id in list(node.running):
-            running, stored = state.running[action_id], ends.get(action_id)
-            if stored is not None:
-                self._end(running, stored, f"node {name} was lost: {reason}", now)
-            else:
-                self.lose(running, f"node {name} was lost: {reason}", now)
+            self.lose(state.running[action_id], f"node {name} was lost: {reason}", now, ends.get(action_id))
         for environment in gone:
             if environment.state in ("open", "closing"):
                 environment.lost = True
@@ -278,8 +274,11 @@ class Nodes:
         self._wait_again(running, f"node {running.grant.node} could not open it: {reason}", now)
         return True
 
-    def lose(self, running: Running, reason: str, now: float) -> None:
-        """Requeue or end an action of a node that is gone, or whose worker is another one."""
+    def lose(self, running: Running, reason: str, now: float, stored: events.StoredEnd | None = None) -> None:
+        """Requeue or end an action of a node that is gone, or whose worker is another one. A stored result is its end."""
+        if stored is not None:
+            self._end(running, stored, reason, now)
+            return
         waiting, action = running.waiting, running.waiting.action
         self._ends.release(running, now)
         if may_run_elsewhere(self._state, running):

@@ -37,7 +37,7 @@ class Recovery:
         self._environments.adopt(environment, node, event.used_at, now)
 
     def resumed(self, event: events.Resumed, now: float) -> None:
-        """Put a granted action back among the running actions. If its node is gone, the action is lost or waits again."""
+        """Put a granted action back among the running actions. If its node is gone, the action has `ended`, is lost, or waits again."""
         state, action, grant = self._state, event.action, event.grant
         if event.id in state.running or event.id in state.waiting:
             return
@@ -54,7 +54,7 @@ class Recovery:
         state.count(running, 1)
         self._pools.quotas.resume(running, now)
         if node is None:
-            self._nodes.lose(running, f"node {grant.node} was lost while no scheduler ran", now)
+            self._nodes.lose(running, f"node {grant.node} was lost while no scheduler ran", now, event.ended)
             return
         state.occupy(running, node)
         if environment is not None and action.kind == "cpu.close":

@@ -174,7 +174,10 @@ class Service:
             self._handle(filled(events.Submitted, kept, action=action, attempt=kept.attempts), now)
             return
         self._executor.granted[kept.id] = grant.attempt
-        self._handle(filled(events.Resumed, kept, action=action, close_requested=closing, close_cause=cause), now)
+        gone = grant.node not in self._core.state.nodes
+        stored = self._transport.stored_ends({kept.id: action.kind}, {kept.id: grant.attempt}) if gone else None
+        ended = next(iter(stored or ()), None)
+        self._handle(filled(events.Resumed, kept, action=action, close_requested=closing, close_cause=cause, ended=ended), now)
 
     def _end_unfinished(self, kept: UnfinishedAction, unfinished: Unfinished, now: float, found: SetAside) -> None:
         """End an action whose message is set aside, and have its node stop it. A stored result of its worker stands."""

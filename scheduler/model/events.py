@@ -46,7 +46,8 @@ class Resumed:
     """By the journal, an action that an earlier scheduler had granted is still running.
 
     The action has held its `grant` since `resized_at`, or from the start with None. For a `cpu.open`, `close_requested` and
-    `close_cause` are the reason and the cause to close the environment as soon as it stands.
+    `close_cause` are the reason and the cause to close the environment as soon as it stands. If its node is gone, its driver has given the
+    try up, and `ended` is the result that its worker had stored before.
     """
 
     id: str
@@ -58,6 +59,7 @@ class Resumed:
     resized_at: float | None = None
     close_requested: str = ""
     close_cause: str = ""
+    ended: StoredEnd | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,8 @@ from app.journal.writing import SqlJournal
 from scheduler.live.entries import MessageFailed
 from scheduler.model.commands import NoteDraining
 from tangram import clock
+from tangram.wire import DISOWNED, claim_key
+from tests.scheduler.deployed import Deployment
 from tests.sql import make, tables
 
 
@@ -62,3 +64,29 @@ def test_a_node_that_has_joined_another_shard_is_changed_by_that_alone(engine: E
         second.write([make.node("lost", 300.0)])
         first.write([make.node("up", 310.0)])
         assert written() == ("up", 0, False)
+
+
+def test_what_ran_on_a_node_that_has_joined_another_shard_ends_as_its_worker_has_stored_it(engine: Engine) -> None:
+    with SqlJournal(engine) as first, SqlJournal(engine, shard=1) as second:
+        # Given a node with an open environment, one that is being opened, and actions, some of which have ended with their results stored
+        old = Deployment(first, clock.time())
+        old.start()
+        old.join()
+        old.open("e")
+        old.open("f", finish=False)
+        old.submit("done", "broken", "gone")
+        old.submit("again", "twice", idempotent=True)
+        old.exec("in-e", "e")
+        result = {"status": "succeeded"}
+        old.stored(**{"done": 1, "broken": ValueError("no"), "twice": 2, "open-f": result, "in-e": result})
+        # When it joins another shard before they are reported, and a scheduler takes over
+        second.write([make.node("up", old.now, name="n")])
+        old.start()
+        # Then they have ended as they did; what else ran there is lost, or waits again; and so the environments
+        succeeded = dict.fromkeys(("open-e", "done", "twice", "open-f", "in-e"), ("succeeded", True))
+        assert old.ends() == {**succeeded, "broken": ("failed", True), "gone": ("lost", False)}
+        assert old.waiting == ["again"]
+        assert {row["id"]: row["state"] for row in tables.rows(engine, "environments")} == {"e": "lost", "f": "lost"}
+        # And what its worker stores of what was given up counts no more
+        claims = {name: old.broker.value(claim_key(name, 1)) for name in ("done", "gone", "again")}
+        assert claims == dict.fromkeys(claims, DISOWNED.encode())
