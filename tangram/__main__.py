@@ -16,12 +16,16 @@ def main() -> None:
     if problem := _problem():
         print(f"tangram: {problem}", file=sys.stderr)
         raise SystemExit(2)
-    # Nothing of it is garbage yet.
-    gc.disable()
-    from app.cli import main as run
+    try:
+        # Nothing of it is garbage yet.
+        gc.disable()
+        from app.cli import main as run
 
-    gc.enable()
-    run()
+        gc.enable()
+        run()
+    except KeyboardInterrupt:  # before the command line could handle it
+        print("tangram: interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
 
 
 def _problem() -> str:

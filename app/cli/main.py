@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Iterable
 from importlib.metadata import version
+from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
@@ -58,8 +59,15 @@ def _unknown(names: Iterable[str]) -> set[str]:
 
 def main() -> NoReturn:
     """Run the command line and exit."""
+    interrupts: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        interrupts.append(number)
+        signal.default_int_handler(number, frame)
+
     # A command that has started a stack stops it, however it is asked to end. Commands that serve have handlers of their own.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
     try:
         code = app(standalone_mode=False, prog_name="tangram")
         sys.stdout.flush()
@@ -90,6 +98,11 @@ def main() -> NoReturn:
         where = f"{error.filename}: " if error.filename else ""
         # Errors of the resolver have numbers of their own, below nought, and say themselves what they mean.
         _fail(f"{where}{os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error}")
+    except Exception:
+        # Modules that are imported when they are used, as those of numpy and transformers, turn an interrupt into an error of their own.
+        if interrupts:
+            _fail("interrupted", EXIT_INTERRUPTED)
+        raise
 
 
 def _fail(line: str, code: int = EXIT_BAD_INPUT) -> NoReturn:

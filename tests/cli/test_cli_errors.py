@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from app.journal.database import open_engine
 from app.journal.writing import SqlJournal
 from scheduler.live.entries import NodeChanged
 from tangram.wire import CONTROL_QUEUE
-from tests.cli.forked import forked
+from tests.cli.forked import environment, forked
 from tests.cli.support import tangram
 from tests.conftest import RedisUrls
 from tests.journals import new_journal
@@ -251,3 +252,33 @@ def test_a_full_disk_is_said(trace: None, tmp_path: Path) -> None:
             assert done.returncode == 2, done.stderr
             assert len(done.stderr.splitlines()) == 1, done.stderr
             assert "No space left" in done.stderr
+
+
+def test_an_interrupt_that_a_library_takes_for_its_own_failure_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a library whose import is interrupted, and fails by something else
+    (tmp_path / "torch.py").write_text(
+        "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\nexcept KeyboardInterrupt:\n    raise RecursionError from None\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    # When it is needed
+    done = forked("up", cwd=tmp_path)
+    # Then that is told as any interrupt
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (130, "tangram: interrupted"), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_interrupt_before_the_command_line_is_there_is_one_line(tmp_path: Path) -> None:
+    # Given a server whose import is interrupted
+    code = """
+import importlib.abc, os, signal, sys
+class Interrupting(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "app.cli.main":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+from tangram.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], env=environment(tmp_path), capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stderr) == (130, "tangram: interrupted\n")
