@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import socket
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from app.cli import output
 from app.cli.common import AsJson, UsageError, app, importing, log_to_stderr, stop_on_signals
-from tangram.errors import TangramError
+from tangram.errors import StackUnreachable, TangramError
 from tangram.settings import Settings
 
 
@@ -35,7 +36,7 @@ def up(
     make_policy(policy)
     for name in ("gateway_port", "web_port", "metrics_port"):
         if port := getattr(settings, name):
-            _check_free(port, f"TANGRAM_{name.upper()}")
+            _check_free(port, f"TANGRAM_{name.upper()}", settings.stack_file)
     if settings.shards > nodes:
         raise UsageError(f"TANGRAM_SHARDS={settings.shards}: each shard needs a CPU node, name as many with --nodes")
     settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -69,8 +70,11 @@ def up(
         started.supervise(stop, output.note)
 
 
-def _check_free(port: int, setting: str) -> None:
-    """Raise `UsageError` where a port of this machine is taken, with its holder's id where that can be seen."""
+def _check_free(port: int, setting: str, stack_file: Path) -> None:
+    """Raise `UsageError` where a port of this machine is taken, with its holder's id where that can be seen.
+
+    What a stack of this folder holds is free: the start refuses a second one by name, and stops what one that crashed has left.
+    """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -80,9 +84,15 @@ def _check_free(port: int, setting: str) -> None:
                 raise
             from psutil import CONN_LISTEN, AccessDenied, net_connections
 
+            from app.local.embedded import StackFile
+            from tangram.connection import read_stack_file
+
             pids = set[int | None]()
             with contextlib.suppress(AccessDenied):
                 pids = {one.pid for one in net_connections("tcp") if one.status == CONN_LISTEN and one.laddr[1:] == (port,)}
+            with contextlib.suppress(StackUnreachable):
+                if pids and pids <= {*read_stack_file(stack_file, StackFile).pids.values()}:
+                    return
             holder = "".join(f" (pid {pid})" for pid in pids if pid)
             raise UsageError(f"{setting}: port {port} is taken by another program{holder}: choose another one") from error
 

@@ -16,9 +16,11 @@ import pytest
 
 from app.local.processes import wait_until
 from tangram import ActionCancelled, ActionLost, Client, Environment, Handle, Settings
+from tests.cli.forked import forked
 from tests.cli.support import started
 from tests.freezing import freeze
 from tests.live.support import SERVICES, SLOW_BEATS
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -218,3 +220,19 @@ def test_a_worker_without_environments_leaves_and_one_that_is_interrupted_closes
             assert wait_until(lambda since=logged: b"node cpu-0 is left" in log.read_bytes()[since:], RESULT_S)
             up.until_node_is("cpu-0", "up")
             assert wait_until(lambda: not list((up.state / "environments" / "cpu-0" / "environments").iterdir()), RESULT_S)
+
+
+def test_what_holds_a_port_for_a_stack_of_the_folder_keeps_no_other_from_being_told_or_started(tmp_path: Path) -> None:
+    (tmp_path / "services.toml").write_text("[quotas.search]\nrate_per_s = 10\n")
+    port = {"TANGRAM_WEB_PORT": str(free_port())}
+    with started(tmp_path, "up", "--cores", "1", **port) as first:
+        assert first.stderr is not None and first.stderr.readline().startswith("the stack is up")
+        # Given a stack that runs; when another one is started there; then that is what is said
+        second = forked("up", cwd=tmp_path, **port)
+        assert (second.returncode, "a stack runs in" in second.stderr) == (2, True), second.stderr
+        # Given that it was killed, and has left its processes; when it is started again; then it takes their place
+        first.kill()
+        first.wait()
+        with started(tmp_path, "up", "--cores", "1", **port) as again:
+            assert again.stderr is not None
+            assert any(line.startswith("the stack is up") for line in again.stderr)
