@@ -72,10 +72,11 @@ def importing() -> Iterator[None]:
 
 
 def stop_on_signals() -> threading.Event:
-    """Return what is set once a signal asks for the end."""
+    """Return what is set once a signal asks for the end, or the terminal is closed."""
     stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as after `nohup`
+            signal.signal(number, lambda *_: stop.set())
     return stop
 
 

@@ -66,8 +66,9 @@ def main() -> NoReturn:
         signal.default_int_handler(number, frame)
 
     # A command that has started a stack stops it, however it is asked to end. Commands that serve have handlers of their own.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as SIGHUP after `nohup`, and SIGINT in the background of a script
+            signal.signal(number, interrupt)
     try:
         code = app(standalone_mode=False, prog_name="tangram")
         sys.stdout.flush()

@@ -235,6 +235,7 @@ def _next_order(orders: socket.socket) -> tuple[dict[str, Any], list[int]]:
 def _become(order: dict[str, Any], files: list[int]) -> None:
     """Take on what a process is given by whoever starts it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which is ignored where the tests run under `nohup`
     if order["session"]:
         os.setsid()
     for number, file in enumerate(files):

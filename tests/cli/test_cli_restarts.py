@@ -17,7 +17,7 @@ import pytest
 from app.local.processes import wait_until
 from tangram import ActionCancelled, ActionLost, Client, Environment, Handle, Settings
 from tests.cli.forked import forked
-from tests.cli.support import started
+from tests.cli.support import leftovers, started
 from tests.freezing import freeze
 from tests.live.support import SERVICES, SLOW_BEATS
 from tests.ports import free_port
@@ -222,7 +222,7 @@ def test_a_worker_without_environments_leaves_and_one_that_is_interrupted_closes
             assert wait_until(lambda: not list((up.state / "environments" / "cpu-0" / "environments").iterdir()), RESULT_S)
 
 
-def test_what_holds_a_port_for_a_stack_of_the_folder_keeps_no_other_from_being_told_or_started(tmp_path: Path) -> None:
+def test_a_killed_stack_leaves_its_port_to_the_next_and_one_whose_terminal_is_closed_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "services.toml").write_text("[quotas.search]\nrate_per_s = 10\n")
     port = {"TANGRAM_WEB_PORT": str(free_port())}
     with started(tmp_path, "up", "--cores", "1", **port) as first:
@@ -236,3 +236,7 @@ def test_what_holds_a_port_for_a_stack_of_the_folder_keeps_no_other_from_being_t
         with started(tmp_path, "up", "--cores", "1", **port) as again:
             assert again.stderr is not None
             assert any(line.startswith("the stack is up") for line in again.stderr)
+            # When its terminal is closed; then it ends as by Ctrl-C
+            again.send_signal(signal.SIGHUP)
+            assert again.wait(200) == 0
+    assert wait_until(lambda: not leftovers(tmp_path), RESULT_S), leftovers(tmp_path)
