@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         ActionRefused,
         ActionRejected,
         ActionTimedOut,
+        ClientClosed,
         EnvironmentLost,
         InvalidAction,
         ResultNotReady,
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from tangram.files import AsyncFiles, Files
     from tangram.handles import AsyncHandle, Handle
     from tangram.results import Act, Chunk, ExecResult, HttpAnswer, Logprobs, Response, Scores, Snapshot, Texts
-    from tangram.session import ClientClosed
     from tangram.settings import Settings
 
 __all__ = [
@@ -82,7 +82,7 @@ __all__ = [
     "Unknown",
 ]
 
-_HOMES = ("errors", "elasticity", "settings", "results", "action", "calls", "handles", "file_scripts", "session", "files", "client", "aio")
+_HOMES = ("errors", "elasticity", "settings", "results", "action", "calls", "handles", "file_scripts", "files", "client", "aio")
 """The modules that have these names: what imports little comes first. `tangram.errors` and the like are there without a further import."""
 
 if not TYPE_CHECKING:  # or any name would be one

@@ -63,6 +63,10 @@ class Unknown(TangramError, ConnectionError):
         return f"{self.reason}; nobody knows yet how action {self.id} ends"
 
 
+class ClientClosed(TangramError, RuntimeError):
+    """Raised when a client is used after it was closed, or closed before an action had its result."""
+
+
 class ResultNotReady(TangramError, TimeoutError):
     """Raised when `result(timeout_s=…)` ran out of time; the action itself goes on."""
 

@@ -29,7 +29,7 @@ from tangram import calls
 from tangram.action import Action, check_name
 from tangram.blobs import Blobs
 from tangram.connection import Link, find_link
-from tangram.errors import InvalidAction, StackUnreachable, TangramError
+from tangram.errors import ClientClosed, InvalidAction, StackUnreachable
 from tangram.feed import Feed
 from tangram.handles import Handle
 from tangram.inbox import Inbox
@@ -45,10 +45,6 @@ CLOSE_WAIT_S = 10.0
 
 _START_SLACK_S = 0.5
 _STOP_WAIT_S = 5.0
-
-
-class ClientClosed(TangramError, RuntimeError):
-    """Raised when a client is used after it was closed, or closed before an action had its result."""
 
 
 class Session:

@@ -90,3 +90,9 @@ def test_there_are_messages() -> None:
 def test_the_program_says_so(message: str) -> None:
     for fragment in filter(None, (part.strip() for part in message.split("…"))):
         assert fragment in SOURCES, fragment
+
+
+def test_the_errors_of_the_page_of_the_client_are_where_it_says() -> None:
+    table = (ROOT / "docs" / "client.md").read_text(encoding="utf-8").split("\n## Errors\n")[1].split("\n\n**")[0]
+    names = re.findall(r"^\| `(\w+)`", table, re.M)
+    assert len(names) > 10 and [name for name in names if not hasattr(tangram.errors, name)] == []
