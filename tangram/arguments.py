@@ -115,7 +115,7 @@ def script_place(words: Sequence[str]) -> int | None:
 def folder_path(name: str, path: str | None) -> str | None:
     """Return the path of a folder; none where none was given."""
     if path is not None and (not isinstance(path, str) or UNWRITABLE.search(path)):
-        raise InvalidAction(name, f"must be a path, not {path!r:.200}")
+        raise InvalidAction(name, f"must be the text of a path, not {path!r:.200}")
     return path or None
 
 

@@ -347,7 +347,7 @@ def call(
 
 def _file(place: Place, kind: str, path: str, more: Mapping[str, Any]) -> Action:
     if not isinstance(path, str) or not path or "\0" in path:
-        raise InvalidAction("path", f"must be a path, not {path!r}")
+        raise InvalidAction("path", f"must be the text of a path, not {path!r}")
     for name in ("offset", "length"):
         whole_number(name, more.get(name, 0), 1 << 62)
     return _of_environment(kind, place, idempotent=kind == "cpu.read_file", path=path, **more)

@@ -415,5 +415,5 @@ def _command(place: Place, script: str, *words: str, data: bytes = b"") -> Steps
 
 def _path(path: str) -> str:
     if not isinstance(path, str) or not path or UNWRITABLE.search(path):
-        raise InvalidAction("path", f"must be a path, not {path!r:.200}")
+        raise InvalidAction("path", f"must be the text of a path, not {path!r:.200}")
     return path

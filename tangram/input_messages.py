@@ -24,8 +24,10 @@ _REMEMBERED = 10_000
 
 def data(given: bytes) -> What:
     """Return input of at most `GIVEN_BYTES`. Raises `InvalidAction`."""
-    if not isinstance(given, (bytes, bytearray, memoryview)) or not 0 < len(given) <= GIVEN_BYTES:
-        raise InvalidAction("data", f"must be 1 to {GIVEN_BYTES} bytes")
+    if not isinstance(given, (bytes, bytearray, memoryview)):
+        raise InvalidAction("data", f"must be bytes, not {type(given).__name__}")
+    if not 0 < len(given) <= GIVEN_BYTES:
+        raise InvalidAction("data", f"must be 1 to {GIVEN_BYTES} bytes at a time, not {len(given)}")
     return ("data", base64.b64encode(given).decode("ascii"))
 
 

@@ -118,7 +118,10 @@ async def test_coroutines_give_alike(peer: Any, settings: Any) -> None:
             (lambda pty=pty: calls.execute(PLACE, "cat", pty=pty), "pty|rows|columns")
             for pty in ((24,), (24, 80, 1), "ab", (0, 80), (24, 70_000), (24.0, 80), 7)
         ),
-        *((lambda data=data: input_messages.data(data), "data") for data in (b"", b"x" * (GIVEN_BYTES + 1), "text")),
+        *(
+            (lambda data=data: input_messages.data(data), f"data: must be .*bytes.*, not {said}")
+            for data, said in ((b"", 0), (b"x" * (GIVEN_BYTES + 1), GIVEN_BYTES + 1), ("text", "str"))
+        ),
         *((lambda number=number: input_messages.signal_of(number), "number") for number in (0, 99, True, "INT")),
     ],
 )
