@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from app.cli.common import database, tokens
+from app.cli.common import database, make_state_dir, tokens
 from tangram.settings import Settings
 
 
@@ -18,7 +18,7 @@ def db_upgrade() -> None:
 
     settings = Settings()
     if settings.database_url is None:
-        settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_state_dir(settings.state_dir)
     upgrade(settings.database_url or sqlite_url(settings.state_dir / "tangram.sqlite"))
 
 

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -69,6 +70,15 @@ def importing() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def make_state_dir(state_dir: Path) -> None:
+    """Make the state folder of the settings where there is none. Raises `UsageError`."""
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        problem = f"the state folder {state_dir} cannot be made: {error.strerror}"
+        raise UsageError(f"{problem}; set TANGRAM_STATE_DIR to another one") from error
 
 
 def stop_on_signals() -> threading.Event:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from app.cli import output
-from app.cli.common import AsJson, UsageError, app, importing, log_to_stderr, stop_on_signals
+from app.cli.common import AsJson, UsageError, app, importing, log_to_stderr, make_state_dir, stop_on_signals
 from tangram.errors import StackUnreachable, TangramError
 from tangram.settings import Settings
 
@@ -39,7 +39,7 @@ def up(
             _check_free(port, f"TANGRAM_{name.upper()}", settings.stack_file)
     if settings.shards > nodes:
         raise UsageError(f"TANGRAM_SHARDS={settings.shards}: each shard needs a CPU node, name as many with --nodes")
-    settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_state_dir(settings.state_dir)
     services_file = settings.services_file or tiny_services(settings.state_dir, output.note)
     plan = stack.StackPlan(
         policy=policy,

@@ -222,7 +222,8 @@ def test_a_drain_that_no_scheduler_takes_up_says_so_and_counts_for_the_next_one(
 def test_a_state_folder_that_is_a_file_or_cannot_be_made_is_said(trace: None, tmp_path: Path, folder: str) -> None:
     (tmp_path / "state").touch()
     for words in (["up"], ["replay", "trace.jsonl", "--live"], ["db", "upgrade"]):
-        refused(forked(*words, cwd=tmp_path, TANGRAM_STATE_DIR=folder), "state" if folder == "state" else "/proc/no")
+        setting = "" if words[0] == "replay" else "set TANGRAM_STATE_DIR to another one"
+        refused(forked(*words, cwd=tmp_path, TANGRAM_STATE_DIR=folder), f"the state folder {folder}" if setting else folder[:8], setting)
 
 
 def test_a_model_folder_that_is_none_is_said(tmp_path: Path, redis_urls: object) -> None:
