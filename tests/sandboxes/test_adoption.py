@@ -6,27 +6,34 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, suppress
+from fnmatch import fnmatch
+from io import FileIO
 from itertools import count
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import pytest
+from docker import APIClient
 
 from app.local.kept_environments import end_kept
 from tests.containers.conftest import node_name
 from tests.containers.support import containers, docker, engine, processes_of
-from tests.workers_cpu.support import RUN, Worker, printed, processes_with, sleepers, until, worker_to_be_killed
+from tests.workers_cpu.support import RUN, Asked, Worker, printed, processes_with, sleepers, until, worker_to_be_killed
 from tests.workers_cpu.test_adoption import KEEP_S, asked, ids, kill, leaves
 from workers.cpu.abstract import EnvironmentSpec, Sandbox
-from workers.cpu.docker.backend import SHELL, ContainerBackend
+from workers.cpu.docker.backend import SHELL, START, ContainerBackend
 from workers.cpu.docker.cgroups.abstract import SessionGroup
 from workers.cpu.docker.cgroups.choice import ControlGroups
 from workers.cpu.docker.engine import SNAPSHOT_LABEL
 from workers.cpu.docker.images import SNAPSHOTS
+from workers.cpu.docker.init import STATES
 from workers.cpu.docker.sandbox import ContainerSandbox
 from workers.cpu.process import tree
 from workers.cpu.process.sandbox import ProcessSandbox
+from workers.cpu.shell.dialect import FRESH
+from workers.cpu.shell.run_types import both_ends, waits_in
 
 from .conftest import Boxes, Kind, container_options, numbers, params
 
@@ -205,40 +212,48 @@ def test_what_was_paused_for_memory_goes_on_under_a_worker_that_books_limits(wor
 
 
 STEPS: dict[str, tuple[Any, str, bool]] = {
+    "to have a state": (os, "fchmod", False),
+    "asked for": (APIClient, "exec_start", False),
     "started": (ContainerBackend, "_take_in", False),
     "being noted": (os, "fchmod", False),
-    "known": (ContainerBackend, "_watch", False),
-    "in its group": (SessionGroup, "add", True),
+    "known, waiting": (ContainerBackend, "_watch", False),
+    "known, not yet waiting": (ContainerBackend, "_watch", False),
+    "in its group, waiting": (SessionGroup, "add", True),
     "in its group, not yet waiting": (SessionGroup, "add", True),
     "let go on": (ContainerBackend, "_put", False),
 }
 """How far a shell is: what its start calls in which class, and whether that has been done."""
 
+WRITTEN = {"to have a state": f"/{STATES}/*{FRESH}", "being noted": f"/{SHELL}{FRESH}"}
+"""The file that is written meanwhile."""
 
-@pytest.mark.real
-@pytest.mark.parametrize("step", STEPS)
-def test_a_worker_that_is_killed_while_a_shell_starts_leaves_no_second_one(workers: Workers, step: str) -> None:
-    # Given a worker with a session, that is killed as it starts a shell for another one
+
+def kill_as_shell_starts(workers: Workers, step: str, *before: Asked) -> str:
+    """Have a worker with a session be killed as it starts a shell for another one. Return what the engine calls one that is asked for.
+
+    What runs `before` has a shell for each command.
+    """
     kind, name, is_done = STEPS[step]
-    kinds: list[Any] = [kind] if not isinstance(kind, type) else kind.__subclasses__() or [kind]
+    kinds: list[Any] = [kind] if kind in (os, APIClient) else kind.__subclasses__() or [kind]
     calls, starts = count(), count()
+    asked_for = workers.base.with_name("asked for")
 
     def killing(method: Callable[..., None]) -> Callable[..., None]:
-        def killed(*given: Any) -> None:
-            is_counted = kind is not os or os.readlink(f"/proc/self/fd/{given[0]}").endswith(f"/{SHELL}")
-            is_second = is_counted and next(calls) > 0
-            if is_done:
-                method(*given)
-            if is_second:
+        def killed(*given: Any, **more: Any) -> None:
+            is_counted = kind is not os or fnmatch(os.readlink(f"/proc/self/fd/{given[0]}"), f"*{WRITTEN[step]}")
+            is_last = is_counted and next(calls) > len(before)
+            if is_done or not is_last:
+                method(*given, **more)
+            if is_last:
+                assert not step.endswith(", waiting") or until(lambda: is_waiting(given[1]))
+                asked_for.write_text(str(given[-1]))
                 os.kill(os.getpid(), signal.SIGKILL)
-            if not is_done:
-                method(*given)
 
         return killed
 
     def stopping(method: Callable[..., None]) -> Callable[..., None]:
         def stopped(backend: ContainerBackend, start: str) -> None:
-            if next(starts) > 0:
+            if next(starts) > len(before):
                 os.kill(backend._shell, signal.SIGSTOP)
             method(backend, start)
 
@@ -251,16 +266,94 @@ def test_a_worker_that_is_killed_while_a_shell_starts_leaves_no_second_one(worke
             ContainerBackend._take_in = stopping(ContainerBackend._take_in)  # type: ignore[method-assign]
         return workers.make(base, **more)
 
-    with worker_to_be_killed(workers.base, ("e", "main", "kept=1"), ("e", "late", "echo no"), make=make) as worker:
+    with worker_to_be_killed(workers.base, ("e", "main", "kept=1"), *before, ("e", "late", "echo no"), make=make) as worker:
         worker.process.join(60)
         assert worker.process.exitcode == -signal.SIGKILL
-    # When the next one uses both; then each command runs in one shell, and none waits to be let go on
+    return asked_for.read_text()
+
+
+def is_waiting(shell: int) -> bool:
+    """Return whether a shell has opened the FIFO by which it is let go on."""
+    with suppress(FileNotFoundError):  # It closes others meanwhile.
+        return any(START in os.readlink(file) for file in Path(f"/proc/{shell}/fd").iterdir())
+    return False
+
+
+def has_report(done: Path) -> bool:
+    """Return whether a shell has reported what nobody has read."""
+    with closing(FileIO(both_ends(str(done)))) as fifo:
+        return waits_in(fifo.fileno()) > 0
+
+
+def shells(workers: Workers) -> list[bytes]:
+    """Return the command lines of the shells that wait to be let go on, or for commands."""
+    (container,) = containers(workers.node)
+    lines = [tree.command_line(pid) for pid in processes_of(container)]
+    return [line for line in lines if b"/launch" in line or b"/go" in line]
+
+
+def check_sessions(box: Sandbox, workers: Workers) -> None:
+    """Check that each command runs in one shell, and that none waits to be let go on."""
+    env = box.get("e")
+    assert printed(env, "echo $kept") == "1\n"
+    assert printed(env, "echo once >> ~/late; cat ~/late", session="late") == "once\n"
+    assert [b"/go" in line for line in shells(workers)] == [True, True]
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("step", STEPS)
+def test_a_worker_that_is_killed_while_a_shell_starts_leaves_no_second_one(workers: Workers, step: str) -> None:
+    # Given a worker that is killed as it starts a shell: one that waits then to be let go on never is
+    kill_as_shell_starts(workers, step)
+    assert not step.endswith(", waiting") or until(lambda: len(shells(workers)) == 1)
     with workers.next() as box:
-        env = box.get("e")
-        assert printed(env, "echo $kept") == "1\n"
-        assert printed(env, "echo once >> ~/late; cat ~/late", session="late") == "once\n"
-        found = [tree.command_line(pid) for pid in processes_of(env.container.id)]
-        assert len([line for line in found if b"/go" in line]) == 2 and not [line for line in found if b"/launch" in line]
+        check_sessions(box, workers)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("is_beside", [False, True], ids=["before the next one", "beside the next one"])
+def test_a_shell_that_the_engine_starts_once_its_worker_was_killed_ends_at_once(
+    workers: Workers, is_beside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked_for = kill_as_shell_starts(workers, "asked for", ("e", "late", "exit 3"))
+    take_in = ContainerBackend._take_in
+
+    def start_late() -> None:
+        engine().exec_start(asked_for, detach=True)
+        assert until(lambda: not engine().exec_inspect(asked_for)["Running"])
+
+    def beside(backend: ContainerBackend, start: str) -> None:
+        start_late()
+        take_in(backend, start)
+
+    with workers.next() as box:
+        if is_beside:
+            monkeypatch.setattr(ContainerBackend, "_take_in", beside)
+        else:
+            start_late()
+        check_sessions(box, workers)
+
+
+@pytest.mark.real
+def test_a_shell_that_has_reported_to_nobody_lets_no_command_begin_before_the_next_one_is_ready(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a worker that was killed when it had let a shell go on, which then reports
+    kill_as_shell_starts(workers, "let go on")
+    assert until(lambda: any(map(has_report, workers.base.glob("control/*/*/done"))))
+    take_in, starts = ContainerBackend._take_in, count()
+
+    def slowly(backend: ContainerBackend, start: str) -> None:
+        os.kill(backend._shell, signal.SIGSTOP)
+        take_in(backend, start)
+        next(starts)
+        Timer(0.5, os.kill, (backend._shell, signal.SIGCONT)).start()
+
+    # Then its report is not taken for that of another shell, which starts slowly
+    monkeypatch.setattr(ContainerBackend, "_take_in", slowly)
+    with workers.next() as box:
+        check_sessions(box, workers)
+    assert next(starts) == 1
 
 
 @pytest.mark.real

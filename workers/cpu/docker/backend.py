@@ -3,7 +3,8 @@
 | of the shell | by                                                                                          |
 |--------------|---------------------------------------------------------------------------------------------|
 | start        | the engine's exec, once a shell: so it has the container's user, filters and capabilities   |
-| group        | it waits on the FIFO `start` until the worker has put it into the session's group           |
+| group        | it waits on a FIFO of its own until the worker has put it into the session's group. The     |
+|              | FIFO is there until its first command: of a shell without one, no next worker takes charge  |
 | end          | a descriptor of the process, readable once it has ended; the code is the engine's           |
 | next worker  | the file `shell` says which process it is, and the engine's id for it                       |
 
@@ -17,6 +18,7 @@ import contextlib
 import json
 import logging
 import os
+import secrets
 import select
 import shlex
 import signal
@@ -38,9 +40,9 @@ from workers.cpu.handover.protocol import End
 from workers.cpu.ports.network import Network
 from workers.cpu.process import tree
 from workers.cpu.shell.backend import Backend, Backends, Event, Exited, Gone, HungUp, Refused, Spawned
-from workers.cpu.shell.dialect import READ_BY_SHELL, ProtocolFolder, make_fifo, remove_file
+from workers.cpu.shell.dialect import READ_BY_SHELL, ProtocolFolder, make_fifo
 
-START, LAUNCH, SHELL = "start", "launch", "shell"
+START, LAUNCH, SHELL = "start.", "launch", "shell"
 log = logging.getLogger(__name__)
 
 KILL_LIMIT_S, CLOSE_GRACE_S, CODE_LIMIT_S, PAUSE_S = 10.0, 0.2, 1.0, 0.003
@@ -63,6 +65,7 @@ class ContainerBackend(Backend):
         if container.has_ended():
             raise SessionUnavailable("the container has ended")
         self._container, self._control, self._core_map, self._forget = container, control, core_map, forget
+        self._note = f"{control.folder}/{SHELL}"
         self._group: SessionGroup | None = None
         self._lock = threading.Lock()
         self._events: deque[Event] = deque()
@@ -89,7 +92,8 @@ class ContainerBackend(Backend):
             start = self._prepare(control, cwd)
             # Until the first command its start is on nobody's account. With a parked session's time it could take seconds.
             self._group.grant(())
-            self._started, self._shell = self._container.engine.run(self._container.id, self._launch)
+            argv = ["/bin/sh", f"{control.inside}/{LAUNCH}", os.path.basename(start)]
+            self._started, self._shell = self._container.engine.run(self._container.id, argv)
             self._take_in(start)
         except _EndedAtOnce:
             self._put(Spawned(self._shell))
@@ -97,33 +101,27 @@ class ContainerBackend(Backend):
         except (SandboxError, OSError) as error:
             self._put(Refused(f"the shell could not be started: {error}"))
 
-    @property
-    def _launch(self) -> list[str]:
-        """Return the command line of a shell that waits until it is let go on."""
-        return ["/bin/sh", f"{self._control.inside}/{LAUNCH}"]
-
-    @property
-    def _note(self) -> str:
-        return f"{self._control.folder}/{SHELL}"
-
     def adopt(self) -> Exited | int:
         """Take over the group and the shell of an earlier worker. Return the shell's process id, or how it has ended.
 
-        A shell that has not been let go on is ended: no command has begun in it. Raises `OSError` where there is none.
+        One in which no command has begun is ended: it may wait to be let go on, by which time it may not even be a shell yet. Raises
+        `OSError` where there is none.
         """
         pid: int
         with open(self._note) as file:
             pid, start, self._started = json.load(file)
+        # A shell that the engine has been asked for may start later. Without its FIFO it ends at once.
+        is_unused = self._control.remove(START)
         self._group = self._container.group.session(group_of(self._control.name))
         self._group.thaw()
         # One after the other, so that each value is written: the earlier worker may have left any.
         self._group.send_to_background()
         self._group.grant(())
         shell = tree.read_process(pid)
-        if shell is not None and shell.identity == (pid, start) and pid in self._group.processes():
-            if tree.command_line(pid) == "".join(f"{word}\0" for word in self._launch).encode():
+        if shell is not None and shell.identity == (pid, start):
+            if is_unused:
                 tree.send(shell, signal.SIGKILL)
-            else:
+            elif pid in self._group.processes():
                 with contextlib.suppress(_EndedAtOnce):
                     self._watch(pid)
                     return pid
@@ -135,13 +133,13 @@ class ContainerBackend(Backend):
 
     def _prepare(self, control: ProtocolFolder, cwd: str) -> str:
         """Write what the shell starts with; return the FIFO on which it waits."""
-        start, launch = f"{control.folder}/{START}", f"{control.folder}/{LAUNCH}"
-        remove_file(start)  # On it may wait a shell that a killed worker has started, of which no worker knows.
+        control.remove(START)
+        start, launch = f"{control.folder}/{START}{secrets.token_hex(8)}", f"{control.folder}/{LAUNCH}"
         make_fifo(start, READ_BY_SHELL)
         control.keep_state()
         argv = " ".join(map(shlex.quote, self._container.dialect.argv(control)))
         lines = (
-            f"read -r line <{control.inside}/{START}",
+            f'read -r line <{control.inside}/"$1" || exit',  # its worker has ended, or knows nothing of it
             f"cd {shlex.quote(cwd)} 2>/dev/null || cd {WORK} || cd /",
             f"SHELL={shlex.quote(self._container.dialect.program)} exec {argv} </dev/null >/dev/null 2>&1",
         )
@@ -168,9 +166,10 @@ class ContainerBackend(Backend):
         self._go = go
 
     def _let_go(self) -> None:
-        """Close the FIFO by which a shell was let go on."""
+        """Close and remove the FIFO by which a shell was let go on."""
         if self._go >= 0:
             os.close(self._go)
+            self._control.remove(START)
         self._go = -1
 
     def command_processes(self) -> list[tree.Process]:

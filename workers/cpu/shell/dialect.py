@@ -79,6 +79,9 @@ LEFT_LOOP = "break, continue: only meaningful in a loop: the rest of the command
 READ_BY_SHELL, WRITTEN_BY_SHELL = 0o644, 0o666
 """Modes of files and FIFOs in the folder of a session."""
 
+FRESH = ".new"
+"""The end of the name of a file in the folder of a session that is being written."""
+
 DEFAULT_PATH = "/bin:/usr/bin"
 """Where a program is searched whose environment has no PATH."""
 
@@ -173,15 +176,29 @@ class ProtocolFolder:
             return error.errno != errno.ENXIO
         return True
 
-    def write(self, path: str, content: bytes) -> None:
-        """Write one of these files for the shell to read: a fresh one, as whoever has the last one open could hold a lease on it."""
-        remove_file(path)
-        make_file(path, READ_BY_SHELL, content)
+    def write(self, path: str, content: bytes, mode: int = READ_BY_SHELL) -> None:
+        """Write one of these files: a fresh one, as whoever has the last one open could hold a lease on it.
+
+        It is there whole or not at all, and until then the last one is: a worker may be killed at any moment.
+        """
+        remove_file(fresh := path + FRESH)
+        make_file(fresh, mode, content)
+        os.rename(fresh, path)
+
+    def remove(self, *prefixes: str) -> bool:
+        """Remove the files of this folder whose names begin so; return whether there were any. None are there once the folder is gone."""
+        found = False
+        with contextlib.suppress(FileNotFoundError):
+            for file in os.scandir(self.folder):
+                if file.name.startswith(prefixes):
+                    os.unlink(file)
+                    found = True
+        return found
 
     def keep_state(self) -> None:
         """Make the file of the state where there is none; the shell rewrites it after each run."""
         if not os.path.exists(self.state):
-            make_file(self.state, WRITTEN_BY_SHELL)
+            self.write(self.state, b"", WRITTEN_BY_SHELL)
 
 
 def make_fifo(path: str, mode: int) -> None:

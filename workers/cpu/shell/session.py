@@ -31,6 +31,7 @@ from workers.cpu.shell.left_run import LeftRun, Shell
 from workers.cpu.shell.output import StreamFifo
 from workers.cpu.shell.record import SessionRecord
 from workers.cpu.shell.run_memory import RunMemory
+from workers.cpu.shell.run_types import waits_in
 from workers.cpu.shell.session_setup import SessionSetup
 
 CLOSE_LIMIT_S, ROOM_CHECK_MS = 15.0, 20
@@ -179,6 +180,7 @@ class Session:
         done = _opened(self.control.done, os.O_RDWR)
         try:
             self._await_room(wake)
+            os.read(done, waits_in(done))  # what a shell before this one has reported, and nobody has read
             with self.setup.backends.awake():
                 backend.spawn(self.control, self._cwd)
             return self._await_shell(backend, done, wake, limit_s)
@@ -237,9 +239,7 @@ class Session:
             self._memory = memory
             return
         if memory is None:
-            for fifo in os.scandir(self.control.folder):
-                if fifo.name.startswith(("out.", "err.")):
-                    os.unlink(fifo)
+            self.control.remove("out.", "err.")
             self._make_streams()
             self.keep()
         else:
