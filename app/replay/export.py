@@ -180,10 +180,14 @@ def _session(past: PastAction, declared: Action) -> str | None:
 
 
 def _finished_at(past: PastAction) -> float:
-    """Return when the worker was done: the trainer has the result then, and the scheduler notes the end a little later."""
+    """Return when the worker was done: the trainer has the result then, and the scheduler notes the end a little later.
+
+    How much later is the part of the overhead that is neither the way to the scheduler nor that to the worker.
+    """
     if past.ended_at is None or past.started_at is None or past.granted_at is None:
         return past.ended_at or past.submitted_at
-    return past.ended_at - max(0.0, (past.overhead_s or 0.0) - max(0.0, past.started_at - past.granted_at))
+    came_s = past.granted_at - (past.queue_s or 0.0) - past.submitted_at
+    return past.ended_at - max(0.0, (past.overhead_s or 0.0) - came_s - max(0.0, past.started_at - past.granted_at))
 
 
 def _trajectory(rollout: _Rollout, began: float, left_out: _LeftOut) -> Trajectory:

@@ -12,7 +12,7 @@ import pytest
 from app.replay.traces import read_trace
 from scheduler.sim.trace import Trace
 from tests.cli.forked import forked
-from tests.report.scene import Scene
+from tests.report.scene import ZERO, Scene
 
 
 @pytest.fixture
@@ -54,6 +54,18 @@ def test_actions_that_overlap_are_one_step_and_commands_of_one_session_are_not(s
     assert [sorted(action.kind for action in step.actions) for step in steps] == [["cpu.exec"], ["cpu.exec", "cpu.read_file"], ["cpu.exec"]]
     assert [step.think_s for step in steps] == [0.0, 0.0, 2.0]
     assert "overlapped" not in said
+
+
+def test_an_action_overlaps_what_is_submitted_until_its_worker_is_done(scene: Scene, tmp_path: Path) -> None:
+    # Given an action that took 0.5 s to the scheduler, 0.5 s to the worker, and then ran 1 s; its end was noted 0.5 s later
+    on_the_way = {"queue_s": 0.0, "overhead_s": 1.5, "execution_s": 1.0, "started_at": ZERO + 1.0}
+    scene.action(0.0, 0.5, 2.5, **on_the_way)
+    # When others are submitted before it was done, and after that
+    scene.action(1.9, 1.9, 2.25, session="other")
+    scene.action(2.3, 2.3, 3.0, session="third")
+    trace, _ = exported(tmp_path, "coding")
+    steps = trace.trajectories[0].steps
+    assert [(len(step.actions), step.think_s) for step in steps] == [(2, 0.0), (1, 0.05)]
 
 
 def test_a_request_to_a_server_keeps_its_kind_and_its_core(scene: Scene, tmp_path: Path) -> None:

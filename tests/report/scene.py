@@ -16,7 +16,7 @@ from tests.web.journals import action
 ZERO = 1_700_000_000.0
 """The time 0 of scenes."""
 OF_GRANT = {"cores", "cells", "node", "message", "resized"}
-OF_END = {"status", "reason", "cause", "cpu_s", "memory_mb", "resident_mb", "unit_s"}
+OF_END = {"status", "reason", "cause", "cpu_s", "memory_mb", "resident_mb", "unit_s", "queue_s", "overhead_s", "execution_s", "started_at"}
 """What is said of an action beside its header."""
 
 
@@ -45,7 +45,7 @@ class Scene:
         return run
 
     def action(self, at: float, granted: float | None = None, ended: float | None = None, *, id: str = "", **words: Any) -> str:
-        """Submit an action of one core, and grant and end it where there are times for that; its overhead is 0. See `action`."""
+        """Submit an action of one core, and grant and end it where there are times for that; no overhead unless given. See `action`."""
         self._number += 1
         id = id or f"a{self._number}"
         header = {"cost": {"cores": [1]}, "trajectory": "t1", "environment": "e1"}

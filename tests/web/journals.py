@@ -83,9 +83,9 @@ def action(
         told.append(ActionResized(id=id, attempt=1, core_ids=onto, units=len(onto) or units, background=not onto, at=at))
     if ended_at is not None:
         execution_s = 0.0 if granted_at is None else ended_at - granted_at
-        parts = {"queue_s": ended_at - execution_s - submitted_at, "overhead_s": 0.0, "execution_s": execution_s, "dop": units}
+        parts = {"queue_s": ended_at - execution_s - submitted_at, "overhead_s": 0.0, "execution_s": execution_s, "started_at": granted_at}
         words = {"status": "succeeded", "reason": "", "cause": "", "unit_s": units * execution_s, "cpu_s": units * execution_s, **end}
-        finish = Finish(id=id, by_worker=True, started_at=granted_at, kind=str(whole["kind"]), **parts, **words)
+        finish = Finish(id=id, by_worker=True, dop=units, kind=str(whole["kind"]), **{**parts, **words})
         told.append(ActionEnded(end=finish, at=ended_at, excerpt=excerpt))
     return told
 
