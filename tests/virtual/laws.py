@@ -127,7 +127,8 @@ def after_a_write(run: Run) -> list[str]:
         "select g.action, g.node from grants g join nodes n on n.name = g.node join actions a on a.id = g.action"
         " where n.state = 'silent' and g.granted_at > n.changed_at and a.kind != 'cpu.close'"
     )
-    broken += [f"nothing begins on a silent node: {action} was granted to {node}" for action, node in run.database.execute(begun)]
+    if _last(run, "clock steps") < 0:  # else what was granted before may have the later time
+        broken += [f"nothing begins on a silent node: {action} was granted to {node}" for action, node in run.database.execute(begun)]
     opening = [name for (name,) in run.database.execute("select id from actions where kind = 'cpu.open' and status = 'running'")]
     if len(opening) > run.scenario.starting_limit:
         broken.append(f"no more opens at once than may: {opening}")
