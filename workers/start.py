@@ -32,6 +32,7 @@ from app.services_file import ConfigError, ServicesFile, check_models, load_serv
 from tangram.blobs import Blobs
 from tangram.connection import find_addresses, open_store
 from tangram.settings import Settings
+from tangram.shards import SchedulerWatch
 from tangram.tracing import tracer_of
 from tangram.wire import GRANT_HEADER, WireNode, node_label
 from workers.consumer import queue_of
@@ -47,7 +48,6 @@ from workers.cpu.topology import Topology
 from workers.cpu.weight import Means
 from workers.memory import usable_mb
 from workers.node import Node
-from workers.scheduler_watch import SchedulerWatch
 from workers.shutdown import NodeWorker, Shutdown
 from workers.unique_name import UniqueName
 
@@ -85,7 +85,8 @@ def run(pool: Pool, settings: Settings, include: Sequence[str] = (), log_level: 
     store = open_store(addresses.result_url, settings.connect_timeout_s, STORE_CONNECTIONS)
     require_store(store, addresses.result_url)
     require_broker(app, settings.connect_timeout_s)
-    sole = UniqueName(store, node_name(pool, settings), settings.beat_s, SchedulerWatch(store, settings).look)
+    watch = SchedulerWatch(settings.shard, settings.shards, settings.beat_s, "this node gets nothing to do")
+    sole = UniqueName(store, node_name(pool, settings), settings.beat_s, watch.look)
     sole.take()  # before anything of a worker before this one is cleared away
     blobs = Blobs(store, patience_s=math.inf)
     prepared = _SET_UP[pool](settings, blobs)
@@ -145,9 +146,8 @@ def _listen(node: Node) -> None:
     def revoked(request: Any, expired: bool, **_: Any) -> None:
         grant = getattr(request, GRANT_HEADER, None)
         if grant is not None:
-            node.refuse(
-                request.id, grant["attempt"], "cancelled", "its message expired" if expired else "revoked through Celery", "cancelled"
-            )
+            reason = "its message expired" if expired else "revoked through Celery"
+            node.refuse(request.id, grant["attempt"], "cancelled", reason, "cancelled")
 
     signals.worker_ready.connect(lambda **_: node.join(), weak=False)
     signals.task_received.connect(arrived, weak=False)

@@ -29,9 +29,9 @@ log = logging.getLogger(__name__)
 
 
 class UniqueName:
-    """The name of a node, as its worker holds it. With each beat, what `each_beat` asks of the store is asked, too."""
+    """The name of a node, as its worker holds it. With each beat it calls `each_beat`, too."""
 
-    def __init__(self, store: Redis, name: str, beat_s: float, each_beat: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, store: Redis, name: str, beat_s: float, each_beat: Callable[[Redis], object] = lambda _: None) -> None:
         self._store, self._name, self._beat_s, self._each_beat = store, name, beat_s, each_beat
         self._key, self._ttl_ms = NODE_KEY_PREFIX + name, max(1, round(MISSED_BEATS * beat_s * 1000))
         self._holder = f"{socket.gethostname()} {os.getpid()} {secrets.token_hex(4)}"
@@ -67,7 +67,7 @@ class UniqueName:
                     self._store.pexpire(self._key, self._ttl_ms)  # harmless if the key is another's by now
                 else:
                     self._store.set(self._key, self._holder, px=self._ttl_ms, nx=True)
-                self._each_beat()
+                self._each_beat(self._store)
 
     def _if_held_by(self, holder: str, add: Callable[[Pipeline], object]) -> bool:
         """Carry out what `add` puts into a pipeline, if `holder` has the name at that moment; return whether it did."""
