@@ -277,7 +277,10 @@ class _Renewal:
             return self._lease.epoch is not None
         self._next = now + self._lease.ttl_s / _LOOKS
         try:
-            return self._count.acquire(now) is not None and self._lease.renew(now)
+            if self._count.acquire(now) is not None:
+                return self._lease.renew(now)
+            self._lease.release()  # so that nothing more is written, whoever asked
+            return False
         except DatabaseError as error:
             # The lease runs out by itself; until then nobody else leads, and every write checks it.
             log.warning("the lease cannot be renewed yet: %s", error)

@@ -106,6 +106,30 @@ def test_a_scheduler_that_counts_other_shards_does_not_lead_while_those_of_the_f
             assert wait_until(lambda: leads(0) and store.get(SHARDS_KEY) == b"2", 60)
 
 
+def test_a_scheduler_that_finds_others_of_another_number_as_it_begins_to_lead_shows_itself_to_nobody(
+    redis_urls: RedisServer, engine: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    urls = {"broker_url": redis_urls.broker, "result_url": redis_urls.result, "database_url": str(engine.url)}
+    settings = Settings(**urls, takeover_s=3.0, services_file=None, shards=2)
+    transport_of = scheduler_process.transport_of
+
+    def late(*given: Any) -> Any:
+        # Given that others took over the number of shards while it stood still, until it is to look at its leases again
+        with engine.begin() as connection:
+            connection.exec_driver_sql("update leases set holder = '3', expires_at = expires_at + 3600 where name = 'shards'")
+        looks_again = time.time() + settings.takeover_s / 5
+        assert wait_until(lambda: time.time() > looks_again, 60)
+        return transport_of(*given)
+
+    monkeypatch.setattr(scheduler_process, "transport_of", late)
+    with redis_urls.client() as store, scheduling(settings):
+        # Then it stands by
+        assert wait_until(lambda: "cannot lead: TANGRAM_SHARDS is 2 here, and 3 for the schedulers that run" in caplog.messages, 60)
+        # And it has neither told clients its number, nor does it keep its shard from others
+        assert store.get(SHARDS_KEY) is None
+        assert value(engine, "select holder from leases where name = 'scheduler'") == ""
+
+
 def test_a_scheduler_that_leads_removes_what_is_too_old(redis_urls: RedisUrls, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "FIRST_LOOK_S", 0.0)
     long_ago = time.time() - 2 * 86_400.0
