@@ -4,7 +4,7 @@
 |--------------|---------------------------------------------------------------------------------------------|
 | start        | the engine's exec, once a shell: so it has the container's user, filters and capabilities   |
 | group        | it waits on a FIFO of its own until the worker has put it into the session's group. The     |
-|              | FIFO is there until its first command: of a shell without one, no next worker takes charge  |
+|              | FIFO is there until its first command. The next worker ends a shell whose FIFO is there     |
 | end          | a descriptor of the process, readable once it has ended; the code is the engine's           |
 | next worker  | the file `shell` says which process it is, and the engine's id for it                       |
 
@@ -85,8 +85,8 @@ class ContainerBackend(Backend):
     # -- the shell -----------------------------------------------------------------------------------------------
 
     def spawn(self, control: ProtocolFolder, cwd: str) -> None:
-        self._let_go()
         try:
+            self._let_go()
             if self._group is None:
                 self._group = self._container.group.session(group_of(control.name))
             start = self._prepare(control, cwd)
@@ -104,8 +104,8 @@ class ContainerBackend(Backend):
     def adopt(self) -> Exited | int:
         """Take over the group and the shell of an earlier worker. Return the shell's process id, or how it has ended.
 
-        One in which no command has begun is ended: it may wait to be let go on, by which time it may not even be a shell yet. Raises
-        `OSError` where there is none.
+        A shell in which no command has begun is ended: it may still wait to be let go on. Raises `FileNotFoundError` where no shell was
+        noted.
         """
         pid: int
         with open(self._note) as file:
@@ -168,8 +168,8 @@ class ContainerBackend(Backend):
     def _let_go(self) -> None:
         """Close and remove the FIFO by which a shell was let go on."""
         if self._go >= 0:
+            self._control.remove(START)  # first: it is tried again where it cannot be removed, by a descriptor that is still ours
             os.close(self._go)
-            self._control.remove(START)
         self._go = -1
 
     def command_processes(self) -> list[tree.Process]:
@@ -380,7 +380,7 @@ class ContainerBackends(Backends):
         backend = self.backend(control)
         try:
             found = backend.adopt()
-        except (FileNotFoundError, ValueError):  # The worker has died as it wrote the note: the shell was in no group yet.
+        except (FileNotFoundError, ValueError):  # The worker has died before it wrote the note: the shell was in no group yet.
             backend.close()
             return None
         return (backend, found, None) if isinstance(found, int) else (backend, 0, found)
