@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -53,7 +53,7 @@ from scheduler.model.lifecycle import ENVIRONMENT, NODE, End, InvalidTransition
 from scheduler.model.stats import summary
 from tangram.action import Action
 from tangram.ends import cause_of
-from tangram.errors import InvalidAction
+from tangram.errors import InvalidAction, StackUnreachable
 from tangram.wire import ACTION_HEADER, BLOB_TTL_S, LONGEST_ID
 
 REMEMBERED_DECISIONS = 20_000
@@ -98,7 +98,10 @@ class Service:
         self._decision_us: deque[float] = deque(maxlen=REMEMBERED_DECISIONS)
 
     def recover(self) -> int:
-        """Go on from the journal of the scheduler before this one; return the number of unfinished actions."""
+        """Go on from the journal of the scheduler before this one; return the number of unfinished actions.
+
+        Raises `StackUnreachable` while the result store does not say how actions on nodes that are gone have ended. Nothing is done then.
+        """
         unfinished, now = self._journal.unfinished(), self._clock()
         self._still_leading()
 
@@ -124,9 +127,10 @@ class Service:
             deal(poison.of_content("reload", [spent.granted_at, spent.header]), now, partial(self._resume_spent, spent, now))
         # Running actions take up their units before waiting actions could get them.
         close_requested = {kept.id: (kept.reason, kept.cause) for kept in unfinished.environments if kept.state == "opening"}
+        ended = self._ended_on_gone_nodes(unfinished.actions)
         for kept in sorted(unfinished.actions, key=lambda one: one.grant is None):
-            instead = partial(self._end_unfinished, kept, unfinished, now)
-            deal(poison.of_action(kept.id, "reload"), now, partial(self._resume, kept, close_requested, now), instead)
+            resume = partial(self._resume, kept, close_requested, ended.get(kept.id), now)
+            deal(poison.of_action(kept.id, "reload"), now, resume, partial(self._end_unfinished, kept, unfinished, now))
         for renewed in unfinished.leases():
             deal(poison.of_environment(renewed.id), now, partial(self._handle, renewed, now))
         self._tick(now)
@@ -166,7 +170,19 @@ class Service:
         self._executor.note(replace(kept, state=ENVIRONMENT.next(kept.state, "lost"), at=now, reason=reason))
         self._handle(events.EnvironmentGone(id=kept.id, state="lost", node=kept.node or "", reason=reason, at=now), now)
 
-    def _resume(self, kept: UnfinishedAction, close_requested: Mapping[str, tuple[str, str]], now: float) -> None:
+    def _ended_on_gone_nodes(self, actions: Iterable[UnfinishedAction]) -> dict[str, events.StoredEnd]:
+        """Let no more results of nodes that are gone count; return those that are stored, by action. Raises `StackUnreachable`."""
+        nodes = self._core.state.nodes
+        grants = {kept.id: (kept, kept.grant) for kept in actions if kept.grant is not None and kept.grant.node not in nodes}
+        kinds = {action_id: str(kept.header.get("kind")) for action_id, (kept, _) in grants.items()}
+        stored = self._transport.stored_ends(kinds, {action_id: grant.attempt for action_id, (_, grant) in grants.items()})
+        if stored is None:
+            raise StackUnreachable("the result store does not say how actions on nodes that are gone have ended")
+        return {end.id: end for end in stored}
+
+    def _resume(
+        self, kept: UnfinishedAction, close_requested: Mapping[str, tuple[str, str]], ended: events.StoredEnd | None, now: float
+    ) -> None:
         self._executor.keep(kept.id, kept.message, kept.submitted_at, blobs_of_kept(kept.message))
         action, grant = Action.from_header(kept.header), kept.grant
         closing, cause = close_requested.get(action.environment or "", ("", "")) if action.kind == "cpu.open" else ("", "")
@@ -174,9 +190,6 @@ class Service:
             self._handle(filled(events.Submitted, kept, action=action, attempt=kept.attempts), now)
             return
         self._executor.granted[kept.id] = grant.attempt
-        gone = grant.node not in self._core.state.nodes
-        stored = self._transport.stored_ends({kept.id: action.kind}, {kept.id: grant.attempt}) if gone else None
-        ended = next(iter(stored or ()), None)
         self._handle(filled(events.Resumed, kept, action=action, close_requested=closing, close_cause=cause, ended=ended), now)
 
     def _end_unfinished(self, kept: UnfinishedAction, unfinished: Unfinished, now: float, found: SetAside) -> None:

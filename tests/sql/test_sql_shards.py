@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from sqlalchemy import Engine
 
 from app.journal.status import status
@@ -10,6 +11,7 @@ from app.journal.writing import SqlJournal
 from scheduler.live.entries import MessageFailed
 from scheduler.model.commands import NoteDraining
 from tangram import clock
+from tangram.errors import StackUnreachable
 from tangram.wire import DISOWNED, claim_key
 from tests.scheduler.deployed import Deployment
 from tests.sql import make, tables
@@ -79,8 +81,13 @@ def test_what_ran_on_a_node_that_has_joined_another_shard_ends_as_its_worker_has
         old.exec("in-e", "e")
         result = {"status": "succeeded"}
         old.stored(**{"done": 1, "broken": ValueError("no"), "twice": 2, "open-f": result, "in-e": result})
-        # When it joins another shard before they are reported, and a scheduler takes over
+        # When it joins another shard before they are reported, and a scheduler is to take over
         second.write([make.node("up", old.now, name="n")])
+        # Then it does not while the store does not say what has ended
+        old.away()
+        with pytest.raises(StackUnreachable, match="how actions on nodes that are gone have ended"):
+            old.start()
+        old.back()
         old.start()
         # Then they have ended as they did; what else ran there is lost, or waits again; and so the environments
         succeeded = dict.fromkeys(("open-e", "done", "twice", "open-f", "in-e"), ("succeeded", True))
