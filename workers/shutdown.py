@@ -19,6 +19,7 @@ To a beat that says so, the scheduler answers `tangram.let_go`. This comes behin
 While a worker hands over, it still carries out stops, closes and changes of cores.
 
 A worker that is killed while it hands over is gone a little earlier. Before it serves, SIGTERM ends it as kill -9 does.
+A CPU worker whose terminal is closed (SIGHUP) ends as by kill -9, too.
 """
 
 from __future__ import annotations
@@ -42,6 +43,13 @@ from workers.unique_name import UniqueName
 log = logging.getLogger(__name__)
 
 Handler = Callable[[int, FrameType | None], object]
+
+
+def end_as_killed() -> None:
+    """Have SIGTERM, until `Shutdown` takes it, and a closed terminal end this process at once. What ignores them stays so."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
 
 
 class Shutdown:

@@ -48,7 +48,7 @@ from workers.cpu.topology import Topology
 from workers.cpu.weight import Means
 from workers.memory import usable_mb
 from workers.node import Node
-from workers.shutdown import NodeWorker, Shutdown
+from workers.shutdown import NodeWorker, Shutdown, end_as_killed
 from workers.unique_name import UniqueName
 
 Pool = Literal["cpu", "gpu", "api"]
@@ -246,7 +246,7 @@ def _set_up_cpu(settings: Settings, blobs: Blobs) -> Prepared:
     description = describe("cpu", settings, cores=sum(map(len, domains)), domains=domains, memory_mb=memory.memory_mb)
     base = folder_of(settings.state_dir, description["name"], settings.shard, settings.shards)
     base.mkdir(parents=True, exist_ok=True, mode=0o700)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # from what is adopted on, until `shutdown.py` takes it
+    end_as_killed()  # from what is adopted on
     if settings.sandbox == "process":
         sandbox, isolation = _process_sandbox(base, core_map, settings, memory.memory)
     else:

@@ -7,6 +7,7 @@ import os
 import signal
 import sqlite3
 import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -14,10 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from app.local.kept_environments import end_kept
 from app.local.processes import wait_until
 from tangram import ActionCancelled, ActionLost, Client, Environment, Handle, Settings
-from tests.cli.forked import forked
+from tangram.wire import EVENTS_QUEUE
+from tests.cli.forked import environment, forked
 from tests.cli.support import leftovers, started
+from tests.conftest import RedisServer
 from tests.freezing import freeze
 from tests.live.support import SERVICES, SLOW_BEATS
 from tests.ports import free_port
@@ -220,6 +224,26 @@ def test_a_worker_without_environments_leaves_and_one_that_is_interrupted_closes
             assert wait_until(lambda since=logged: b"node cpu-0 is left" in log.read_bytes()[since:], RESULT_S)
             up.until_node_is("cpu-0", "up")
             assert wait_until(lambda: not list((up.state / "environments" / "cpu-0" / "environments").iterdir()), RESULT_S)
+
+
+def test_a_worker_whose_terminal_is_closed_keeps_its_environments_for_the_next_one(tmp_path: Path, redis_urls: RedisServer) -> None:
+    # Given a worker in a terminal, that serves
+    urls = {"TANGRAM_BROKER_URL": redis_urls.broker, "TANGRAM_RESULT_URL": redis_urls.result}
+    master, terminal = os.openpty()
+    words = ["env", "--default-signal=HUP", sys.executable, "-m", "tangram", "worker", "cpu"]
+    worker = subprocess.Popen(words, env={**environment(tmp_path), **urls}, stdout=terminal, stderr=terminal, start_new_session=True)
+    os.close(terminal)
+    try:
+        with redis_urls.client() as store:
+            assert wait_until(lambda: store.llen(EVENTS_QUEUE) > 0, RESULT_S)
+        # When the terminal is closed; then it ends as by kill -9, which closes nothing
+        worker.send_signal(signal.SIGHUP)
+        assert worker.wait(RESULT_S) == -signal.SIGHUP
+    finally:
+        worker.kill()
+        worker.wait()
+        os.close(master)
+        end_kept(tmp_path / "state")
 
 
 def test_a_killed_stack_leaves_its_port_to_the_next_and_one_whose_terminal_is_closed_leaves_nothing(tmp_path: Path) -> None:
