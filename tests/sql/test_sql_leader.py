@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -22,20 +23,28 @@ def contender(engine: Engine, holder: str) -> Lease:
     return Lease(engine, "scheduler", holder, TTL_S)
 
 
+def acquired_at_once(leases: Sequence[Lease]) -> list[int | None]:
+    """Have all these acquire at the same instant; return their epochs."""
+    gate = threading.Barrier(len(leases))
+
+    def acquire(lease: Lease) -> int | None:
+        gate.wait(60)
+        return lease.acquire(100.0)
+
+    with ThreadPoolExecutor(len(leases)) as pool:
+        return list(pool.map(acquire, leases))
+
+
 @pytest.mark.parametrize("earlier", ["nobody", "one whose time is over"])
 def test_contenders_at_the_same_instant_do_not_both_win(engine: Engine, earlier: str) -> None:
     if earlier != "nobody":
         contender(engine, "gone").acquire(1.0)
-    contenders = [contender(engine, f"c{index}") for index in range(8)]
-    gate = threading.Barrier(len(contenders))
-
-    def contend(lease: Lease) -> int | None:
-        gate.wait(60)
-        return lease.acquire(100.0)
-
-    with ThreadPoolExecutor(len(contenders)) as pool:
-        epochs = list(pool.map(contend, contenders))
+    epochs = acquired_at_once([contender(engine, f"c{index}") for index in range(8)])
     assert [epoch for epoch in epochs if epoch is not None] == [1 if earlier == "nobody" else 2]
+
+
+def test_those_that_hold_a_lease_together_all_have_it_at_the_same_instant(engine: Engine) -> None:
+    assert acquired_at_once([contender(engine, "together") for _ in range(8)]) == [1] * 8
 
 
 steps = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["acquire", "renew", "release"]), st.floats(0, 15)), max_size=30)
