@@ -127,8 +127,8 @@ class Scheduler:
                     self._lead(epoch, stop)
                     continue
             except StackUnreachable as error:
-                # The broker was there when this process began. Until it is there again, the lease is for those that reach it. While others
-                # count other shards, it is for those.
+                # The broker was there when this process began. Until it is there again, others that reach it may lead. While schedulers of
+                # another number of shards live, they lead.
                 if could:
                     log.warning("cannot lead: %s", error)
                 could = False

@@ -72,7 +72,7 @@ class SchedulerWatch:
         self._of = f" shard {shard} of {shards}" if shards > 1 else ""
         self._most, self._meanwhile = max(1, round(MISSED_S / every_s)), meanwhile
         self._missed = 0
-        """Looks in a row that found none. While the store is away, or this process stands still, there are none."""
+        """Looks in a row that found no scheduler. Time in which the store is away, or this process stands still, does not count."""
 
     def look(self, store: Redis) -> None:
         """Look whether a scheduler shows itself. Raises what redis-py raises."""

@@ -12,9 +12,9 @@ the row (PostgreSQL) or the database (SQLite). Times are seconds since the epoch
 
 A holder need not ask the database before each write. For `SURE` of its lasting time after it was taken or prolonged, the lease is surely
 ours: nobody takes it before it runs out. Clocks that differ by more than the rest of its lasting time would have a standby see it run out
-while its holder is sure. So who is `patient` takes it only if it has seen no change of it for as long, by its own clock. So after
-an outage of the database its holder keeps it. `bind` has PostgreSQL end a transaction whose holder stands still for as long. SQLite lets
-nobody take the lease while somebody writes.
+while its holder is sure. So who is `patient` takes it only if it has seen no change of it for as long, by its own clock. A time in which
+it could not look, as while the database was away, does not count: the holder has time to prolong the lease. `bind` has PostgreSQL end a
+transaction whose holder stands still for as long. SQLite lets nobody take the lease while somebody writes.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Lease:
     def _has_stood(self, found: tuple[str, int, float]) -> bool:
         """Say whether its holder has not prolonged the lease for so long that it is not sure of it any more.
 
-        Who has not looked for as long does not know: nobody could prolong it while the database was away.
+        Who has not looked for as long begins to count anew: nobody could prolong it while the database was away.
         """
         now, before, self._looked_at = clock.monotonic(), self._looked_at, clock.monotonic()
         if found != self._seen[0] or now - before > SURE * self.ttl_s:
