@@ -76,7 +76,8 @@ class SchedulerWatch:
 
     def look(self, store: Redis) -> None:
         """Look whether a scheduler shows itself. Raises what redis-py raises."""
-        self.saw(store.get(self._key) is not None)
+        shown: Any = store.get(self._key)
+        self.saw(shown is not None and (self._key != SHARDS_KEY or int(shown) == 1))
 
     def saw(self, leads: bool) -> None:
         """Take in whether a scheduler shows itself."""

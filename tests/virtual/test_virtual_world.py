@@ -182,7 +182,7 @@ def test_a_seed_shows_that_environments_grow_beyond_what_is_free() -> None:
         return True
 
     with patch.object(Memory, "_grow", grow):
-        broken = broken_laws(scenario(76))
+        broken = broken_laws(scenario(87))
 
     assert [law_of(law) for law in broken[:1]] == ["what environments may use is there"]
 
