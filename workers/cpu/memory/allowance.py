@@ -88,7 +88,7 @@ class Allowance:
         self._is_watched = self._is_closed = False
         self._paused_at: float | None = None
         self._paused_before_s = 0.0
-        self._awake = 0
+        self._awake, self._is_roused = 0, False
         self._actions: set[ActionMemory] = set()
         self._cache_most, self._unseen_most, self._sampled_at = 0, 0, 0.0
         self._seen, self._measured_at, self._used, self._meets = Use(0, 0), -math.inf, 0, b""
@@ -106,6 +106,11 @@ class Allowance:
     def is_paused(self) -> bool:
         """Whether its programs are frozen until more is allowed."""
         return self._paused_at is not None
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it is paused, or was so until it was awake, and has not been looked at since."""
+        return self.is_paused or (self._is_roused and not self._is_closed)
 
     def paused_s(self) -> float:
         """Return for how many seconds it has been paused so far."""
@@ -302,6 +307,7 @@ class Allowance:
         """
         with self._lock:
             if self._is_closed or self._awake or self.is_paused or self._allowed_mb >= self.limit_mb:
+                self._is_roused = self._is_roused and bool(self._awake)
                 return LATEST_S if self._actions else IDLE_S
             try:
                 used = self._controls.used()
@@ -315,6 +321,8 @@ class Allowance:
             except OSError as error:
                 log.debug("the memory of environment %s cannot be looked at: %s", self.environment, error)
                 return LATEST_S
+            finally:
+                self._is_roused = False
             return self._patience_s()
 
     def _look_soon(self) -> None:
@@ -362,6 +370,7 @@ class Allowance:
         """Have nothing paused while something is started or ended: what is frozen can do neither."""
         with self._lock, contextlib.suppress(OSError):
             self._awake += 1
+            self._is_roused = self.is_short
             self._go_on()
         try:
             yield

@@ -330,8 +330,8 @@ class Backends(ABC):
 
     @property
     def is_paused(self) -> bool:
-        """Whether the environment is paused for want of memory."""
-        return self.allowance is not None and self.allowance.is_paused
+        """Whether the environment is paused for want of memory, but for what is started or ended meanwhile."""
+        return self.allowance is not None and self.allowance.is_short
 
     def paused_s(self) -> float:
         """Return for how many seconds the environment has been paused so far."""
