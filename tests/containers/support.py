@@ -80,8 +80,9 @@ def processes_of(container_id: str) -> list[int]:
     return found
 
 
-def sandbox_threads() -> list[str]:
-    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("tangram-"))
+def sandbox_threads(*besides: threading.Thread) -> list[str]:
+    """Return the names of the threads of sandboxes. Those of tests before this one in the same process go `besides`."""
+    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("tangram-") and thread not in besides)
 
 
 @dataclass

@@ -95,13 +95,13 @@ OWN = node_name("hostile")
 @pytest.fixture(scope="module")
 def sandbox(options: ContainerOptions, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ContainerSandbox]:
     """Give a sandbox of which nothing is left in the end."""
-    base = tmp_path_factory.mktemp("hostile") / "box"
+    base, before = tmp_path_factory.mktemp("hostile") / "box", threading.enumerate()
     box = ContainerSandbox(base, node=OWN, options=options, engine=DockerEngine())
     yield box
     box.close()
     assert until(lambda: not containers(OWN))
     assert list((base / "control").iterdir()) == []
-    assert until(lambda: sandbox_threads() == []), sandbox_threads()
+    assert until(lambda: sandbox_threads(*before) == []), sandbox_threads(*before)
 
 
 @pytest.fixture

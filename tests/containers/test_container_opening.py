@@ -58,6 +58,7 @@ Opens = Callable[..., tuple[Opening, Future[Environment]]]
 @contextmanager
 def box_of(base: Path, options: ContainerOptions, engine: DockerEngine | None = None) -> Iterator[tuple[ContainerSandbox, Opens]]:
     """Give a sandbox, and what opens environments of it in threads of their own."""
+    before = threading.enumerate()
     with support.box_of(base, replace(options, pull="missing"), node_name(), engine) as box, ThreadPoolExecutor() as threads:
 
         def opens(name: str, image: str | None = None, timeout_s: float | None = None) -> tuple[Opening, Future[Environment]]:
@@ -65,7 +66,7 @@ def box_of(base: Path, options: ContainerOptions, engine: DockerEngine | None = 
             return opening, threads.submit(opening.run, lambda: box.open(spec, opening), Environment.close)
 
         yield box, opens
-    assert until(lambda: sandbox_threads() == []), sandbox_threads()
+    assert until(lambda: sandbox_threads(*before) == []), sandbox_threads(*before)
 
 
 def is_clear(base: Path) -> bool:
