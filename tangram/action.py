@@ -309,7 +309,7 @@ def is_name(value: object) -> TypeGuard[str]:
 
 
 def check_name(name: str, value: object) -> None:
-    """Raise `InvalidAction`, which says what a value is, unless that is a name."""
+    """Raise `InvalidAction` where the value of the field `name` is no name."""
     if not is_name(value):
         raise InvalidAction(name, f"must be 1 to 256 printable characters, not {shown(value)}")
 

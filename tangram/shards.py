@@ -13,15 +13,11 @@
 twice a second what it carries (`tangram.wire.WireLoad`). A client reads that with each of its signs of life. To open an environment, a
 client makes up ids until one belongs to the shard that carries least. If it knows no loads, it takes the first id. That costs balance
 alone.
-
-Where no scheduler leads, nodes get nothing to do and clients no results. That looks as if there were nothing to do, so both log it
-(`SchedulerWatch`).
 """
 
 from __future__ import annotations
 
 import json
-import logging
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import replace
@@ -35,15 +31,11 @@ from tangram.action import CELLS, GPU_KINDS, MEMORY_MB, QUOTA_PREFIX, Action
 from tangram.calls import make_up_environment
 from tangram.errors import StackUnreachable
 from tangram.life_signs import SIGN_S
+from tangram.scheduler_watch import SchedulerWatch
 from tangram.wire import LOAD_KEY, LOAD_TTL_S, SHARDS_KEY, WireLoad, is_node_label, of_shard
 
 FIRST: Final = 0
 """The shard that has what there is once: GPU cells, quotas, and the removal of what is too old."""
-
-MISSED_S: Final = 30.0
-"""The time without a scheduler after which that is logged: several times what a standby takes to lead."""
-
-log = logging.getLogger(__name__)
 
 
 def shard_of(name: str, shards: int) -> int:
@@ -61,31 +53,6 @@ def shard_of_action(action_id: str, action: Action, shards: int) -> int:
 def are_of_first(resources: Iterable[str]) -> bool:
     """Return whether the first shard alone has some of these resources."""
     return any(name == CELLS or name.startswith(QUOTA_PREFIX) for name in resources)
-
-
-class SchedulerWatch:
-    """Logs when no scheduler of a shard has shown itself for a while, and when one does again."""
-
-    def __init__(self, shard: int, shards: int, every_s: float, meanwhile: str) -> None:
-        """Expect a look every so many seconds. `meanwhile` says what no scheduler means to who reads the log."""
-        self._key = of_shard(LOAD_KEY, shard) if shards > 1 else SHARDS_KEY
-        self._of = f" shard {shard} of {shards}" if shards > 1 else ""
-        self._most, self._meanwhile = max(1, round(MISSED_S / every_s)), meanwhile
-        self._missed = 0
-        """Looks in a row that found no scheduler. Time in which the store is away, or this process stands still, does not count."""
-
-    def look(self, store: Redis) -> None:
-        """Look whether a scheduler shows itself. Raises what redis-py raises."""
-        shown: Any = store.get(self._key)
-        self.saw(shown is not None and (self._key != SHARDS_KEY or int(shown) == 1))
-
-    def saw(self, leads: bool) -> None:
-        """Take in whether a scheduler shows itself."""
-        if leads and self._missed >= self._most:
-            log.warning("a scheduler leads%s now", self._of)
-        self._missed = 0 if leads else self._missed + 1
-        if self._missed == self._most:
-            log.warning("no scheduler leads%s: %s until one does", self._of, self._meanwhile)
 
 
 class Loads:

@@ -31,8 +31,8 @@ from app.runtime import runtime
 from app.services_file import ConfigError, ServicesFile, check_models, load_services_file
 from tangram.blobs import Blobs
 from tangram.connection import find_addresses, open_store
+from tangram.scheduler_watch import SchedulerWatch
 from tangram.settings import Settings
-from tangram.shards import SchedulerWatch
 from tangram.tracing import tracer_of
 from tangram.wire import GRANT_HEADER, WireNode, node_label
 from workers.consumer import queue_of

@@ -154,7 +154,8 @@ class Lease:
 
         Who has not looked for as long begins to count anew: nobody could prolong it while the database was away.
         """
-        now, before, self._looked_at = clock.monotonic(), self._looked_at, clock.monotonic()
+        now = clock.monotonic()
+        before, self._looked_at = self._looked_at, now
         if found != self._seen[0] or now - before > SURE * self.ttl_s:
             self._seen = (found, now)
         return not self._patient or now - self._seen[1] >= SURE * self.ttl_s

@@ -9,7 +9,8 @@ from redis import Redis
 
 from app.broker.memory_store import MemoryBroker, MemoryStore
 from app.scheduler_document import show_scheduler
-from tangram.shards import MISSED_S, Loads, SchedulerWatch, exchange_loads
+from tangram.scheduler_watch import MISSED_S, SchedulerWatch
+from tangram.shards import Loads, exchange_loads
 from tangram.wire import LOAD_KEY, SHARDS_KEY, WireLoad, of_shard
 
 BEAT_S = 2.0

@@ -109,7 +109,7 @@ class Allowance:
 
     @property
     def is_short(self) -> bool:
-        """Whether it is paused, or was so until it was awake, and has not been looked at since."""
+        """Whether it is paused, or was paused before it was awake and has not been looked at since."""
         return self.is_paused or (self._is_roused and not self._is_closed)
 
     def paused_s(self) -> float:
@@ -306,10 +306,9 @@ class Allowance:
         As long as the use is about the same, and the bound has not been met, memory is not measured again.
         """
         with self._lock:
-            if self._is_closed or self._awake or self.is_paused or self._allowed_mb >= self.limit_mb:
-                self._is_roused = self._is_roused and bool(self._awake)
-                return LATEST_S if self._actions else IDLE_S
             try:
+                if self._is_closed or self._awake or self.is_paused or self._allowed_mb >= self.limit_mb:
+                    return LATEST_S if self._actions else IDLE_S
                 used = self._controls.used()
                 is_still = not self._actions and abs(used - self._used) < SLACK_BYTES
                 self._used, self._still_s = used, min(2 * self._still_s, IDLE_S) if is_still else LATEST_S
@@ -322,7 +321,7 @@ class Allowance:
                 log.debug("the memory of environment %s cannot be looked at: %s", self.environment, error)
                 return LATEST_S
             finally:
-                self._is_roused = False
+                self._is_roused = self._is_roused and self._awake > 0
             return self._patience_s()
 
     def _look_soon(self) -> None:

@@ -330,7 +330,7 @@ class Backends(ABC):
 
     @property
     def is_paused(self) -> bool:
-        """Whether the environment is paused for want of memory, but for what is started or ended meanwhile."""
+        """Whether the environment is paused for want of memory, or awake only while something in it is started or ended."""
         return self.allowance is not None and self.allowance.is_short
 
     def paused_s(self) -> float:
