@@ -70,7 +70,7 @@ MOST_AT_ONCE = 256
 _STORING_S = 0.2
 """Longest time for which results are stored at one go: the lease has to be prolonged, and other things wait, too."""
 
-_NOT_KEPT = f"it has ended, and its result is not kept any more: results are kept for {RESULT_TTL_S} s"
+_NOT_KEPT = f"it has ended, and its result is not kept any more: results are kept for {RESULT_TTL_S} s, unless Redis loses them"
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 T = TypeVar("T")

@@ -33,6 +33,9 @@ from tests.hosts.deployment import NODES, Deployment, NotThere
 from tests.hosts.faults import FAULTS, Fault, schedule
 from tests.hosts.network import Network, NoNamespaces
 
+RESULT_LOST = "result_lost"
+"""The cause of an action's end that is told where its result has been lost."""
+
 AWAY_S = 180.0
 """Seconds within which each command of a round must have ended, fault and all."""
 
@@ -61,7 +64,7 @@ class Round:
 
     def is_right(self, fault: Fault) -> bool:
         """Tell whether nothing is lost that could live, nothing ran twice, and all is told as it was."""
-        allowed = {error.__name__ for error in fault.may_lose}
+        allowed = {error.__name__ for error in fault.may_lose} | ({RESULT_LOST} if fault.may_lose_results else set())
         lost = self.lost and EnvironmentLost not in fault.may_lose
         return not (self.twice or self.disagree or self.changed or lost or self.errors.keys() - allowed)
 
@@ -75,7 +78,7 @@ def _kept(handle: Handle[ExecResult], row: Round) -> bool | None:
         row.errors[type(error).__name__] += 1
         return None
     except TangramError as error:
-        row.errors[f"{type(error).__name__}: {error}"[:120]] += 1
+        row.errors[RESULT_LOST if error.cause == RESULT_LOST else f"{type(error).__name__}: {error}"[:120]] += 1
         return None
     row.delivered += 1
     return succeeded

@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 
@@ -28,6 +28,8 @@ class Fault:
     end: Callable[[Deployment], object] = lambda _deployment: None
     may_lose: tuple[type[TangramError], ...] = ()
     """What commands of the first node may end with."""
+    may_lose_results: bool = False
+    """Whether a stored result may be lost before the trainer has read it. The trainer is told so."""
 
 
 def _weather(name: str, lasts_s: float, weather: Weather, *hosts: str, may_lose: tuple[type[TangramError], ...] = ()) -> Fault:
@@ -109,7 +111,8 @@ _KINDS: dict[str, list[Fault | Callable[[float], Fault]]] = {
     },
     **{node: [partial(_frozen, node), _ended(node, signal.SIGTERM), _ended(node, signal.SIGKILL, ActionLost)] for node in NODES},
     **{name: [partial(_frozen, name), _ended(name, signal.SIGKILL)] for name in ("scheduler-1", "scheduler-2")},
-    "redis": [_frozen("redis", 8.0), partial(_away, "redis"), _flushed(), _full(0.5), _read_only(3.0)],
+    # Another fault may keep the trainer from reading a result until Redis has lost it.
+    "redis": [_frozen("redis", 8.0), partial(_away, "redis"), replace(_flushed(), may_lose_results=True), _full(0.5), _read_only(3.0)],
     "postgres": [partial(_frozen, "postgres"), partial(_away, "postgres")],
     "all lines": [partial(_slow, 0.02, 0.0), partial(_slow, 0.1, 0.0), partial(_slow, 0.05, 0.02)],
 }
@@ -147,4 +150,5 @@ def schedule(seed: int) -> Fault:
 
     name = "; ".join(f"at {begins_s:g} s {fault.name}" for begins_s, fault in drawn)
     lasts_s = max(begins_s + fault.lasts_s for begins_s, fault in drawn)
-    return Fault(f"seed {seed}: {name}", lasts_s, begin, end, tuple({error for _, fault in drawn for error in fault.may_lose}))
+    may_lose = tuple({error for _, fault in drawn for error in fault.may_lose})
+    return Fault(f"seed {seed}: {name}", lasts_s, begin, end, may_lose, any(fault.may_lose_results for _, fault in drawn))
