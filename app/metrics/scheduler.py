@@ -55,7 +55,6 @@ class SchedulerMetrics(Collector):
     def __init__(self, registry: CollectorRegistry, most_jobs: int) -> None:
         """Start at nought, standing by."""
         self._lock = threading.Lock()
-        self._registry = registry
         self._by_job = {
             name: counter(name, registry) if family.kind == "counter" else histogram(name, registry)
             for name, family in FAMILIES.items()

@@ -22,17 +22,13 @@ class Amounts:
 
 
 class Programme:
-    """The dynamic programme over candidates and spare units, kept whole: every prefix of the candidates is solved by it.
-
-    `totals[i][s]` is the least total duration of the first i candidates with at most s spare units.
-    """
+    """The dynamic programme over candidates and spare units, kept whole: every prefix of the candidates is solved by it."""
 
     def __init__(self, candidates: Sequence[Amounts], spare: int) -> None:
         """Fill the table for 0..`spare` units above the smallest amounts."""
         self._candidates = candidates
         self._spare = spare
         row: NDArray[np.float64] = np.zeros(spare + 1)
-        self._rows = [row]
         self._choices: list[NDArray[np.int16]] = []
         for amounts in candidates:
             best = row + amounts.durations_s[0]
@@ -46,16 +42,11 @@ class Programme:
                 best[extra_units:][better] = candidate[better]
                 choice[extra_units:][better] = index
             row = best
-            self._rows.append(row)
             self._choices.append(choice)
 
-    def total_s(self, count: int, spare: int) -> float:
-        """Return the least total duration of the first `count` candidates with `spare` units to give out."""
-        return float(self._rows[count][min(spare, self._spare)])
-
-    def best(self, count: int, spare: int | None = None) -> list[int]:
-        """Return the amounts' indices that reach `total_s(count, spare)`."""
-        left = self._spare if spare is None else min(spare, self._spare)
+    def best(self, count: int, spare: int) -> list[int]:
+        """Return the indices of the amounts by which the first `count` candidates take least in all, with `spare` units to give out."""
+        left = min(spare, self._spare)
         chosen = [0] * count
         for number in range(count - 1, -1, -1):
             index = int(self._choices[number][left])

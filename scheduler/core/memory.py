@@ -275,10 +275,10 @@ class Memory:
             if memory.node.memory_free < min(LEAST_MB, book.gap_mb):
                 break
             self._grow(memory, book)
-            self._go_on(memory, book, now)
+            self._go_on(memory, book)
         for book in list(memory.paused.values()):
             if self._take_turn(memory, book):
-                self._go_on(memory, book, now)
+                self._go_on(memory, book)
         self._note_short(memory, now)
 
     def _note_short(self, memory: NodeMemory, now: float) -> None:
@@ -287,11 +287,11 @@ class Memory:
         elif memory.short_since is None:
             memory.short_since = now
 
-    def _go_on(self, memory: NodeMemory, book: Book, now: float) -> None:
+    def _go_on(self, memory: NodeMemory, book: Book) -> None:
         book.paused_at = None
         del memory.paused[book.environment.id]
         for running in self._running(book):
-            self._pools.cpu.go_on(running, now)
+            self._pools.cpu.go_on(running)
 
     def _end_turn(self, memory: NodeMemory, book: Book) -> None:
         if memory.turn == book.environment.id:

@@ -261,7 +261,7 @@ class CpuPool:
         group.pause(running)
         group.touch()
 
-    def go_on(self, running: Running, now: float) -> None:
+    def go_on(self, running: Running) -> None:
         """Let an action whose memory has come contend for cores again, from its old place."""
         group = self.group_of_action(running.waiting.action)
         if group is None or group.paused.pop(running.waiting.id, None) is None:
