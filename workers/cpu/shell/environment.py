@@ -91,8 +91,7 @@ class ShellEnvironment(Environment):
                 return
             del self._sessions[name]
             self._unended.append(session)
-            if self.setup.record is not None:
-                self.setup.record.forget(name)
+            self.setup.record.forget(name)
         with self._closing:
             if self._cleared:  # the end of the environment was faster, and has ended this session, too
                 return
@@ -155,8 +154,7 @@ class ShellEnvironment(Environment):
 
     def drop_record(self) -> None:
         """Have no successor of this worker go on with the environment."""
-        if self.setup.record is not None:
-            self.setup.record.drop()
+        self.setup.record.drop()
 
     def keep_sessions(self) -> None:
         """Have commands that run outlive this worker, once more. Raises `OSError`."""

@@ -43,9 +43,9 @@ NEVER = float("inf")
 class Run:
     """One command from hand-over to outcome."""
 
-    def __init__(self, session: Session, request: ExecRequest, shell: Shell, hooks: Hooks, left: LeftRun | None = None) -> None:
+    def __init__(self, session: Session, request: ExecRequest, shell: Shell, hooks: Hooks, left: LeftRun | None) -> None:
         self._session, self._request, self._shell = session, request, shell
-        self._hooks, self._left = hooks, left
+        self._hooks = hooks
         self.name = secrets.token_hex(8) if left is None else str(left.state["name"])
         self._descriptors = contextlib.ExitStack()
         with self._descriptors:

@@ -224,7 +224,7 @@ class Session:
 
     def _note(self) -> None:
         """Tell a successor of this worker where the session is."""
-        if self.setup.record is not None and not self.closed:
+        if not self.closed:
             self.setup.record.note(self._name, SessionRecord(self.control.name, self._cwd))
 
     def resume(self, backend: Backend | None, shell: int, memory: RunMemory | None, left: LeftRun | None) -> None:

@@ -28,7 +28,7 @@ class SessionSetup:
     state_inside: str
     home: str
     start_timeout_s: float
-    record: Record | None = None
+    record: Record
     """What a successor of this worker is told of the sessions, where they may have one."""
 
     def control(self, name: str = "") -> ProtocolFolder:
