@@ -1,4 +1,4 @@
-"""The folder of a sandbox: one living sandbox has it, and what a dead one left in it goes.
+"""The folder of a sandbox, from its first use to the close: one living sandbox has it, and what a dead one left in it goes.
 
 A worker that is killed leaves cleanup processes, which end its commands. They hold a lock of their own in the folder until
 they are done. A successor that started earlier would find files made anew where it has just removed them.
@@ -12,11 +12,15 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from workers.cpu.errors import SandboxInUse
+from workers.cpu.errors import ProcessesLeft, SandboxError, SandboxInUse
 from workers.cpu.handover.protocol import Kept, take_over
+
+if TYPE_CHECKING:
+    from workers.cpu.shell.environment import ShellEnvironment
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +81,26 @@ def make_afresh(base: Path, folders: Sequence[str]) -> None:
         if (base / name).exists():
             remove_tree(base / name)
         (base / name).mkdir(mode=0o700)
+
+
+def close_all(environments: Sequence[ShellEnvironment], last: Sequence[Callable[[], None]], locks: Sequence[int]) -> None:
+    """Close the environments of a sandbox, then what is to be closed `last`, each whatever became of the others, and then its `locks`.
+
+    Raises `ProcessesLeft` when something could not be ended or removed.
+    """
+    # All are asked first, so that their grace periods run at the same time.
+    for environment in environments:
+        environment.hang_up()
+    problems: list[str] = []
+    for close in (*(environment.close for environment in environments), *last):
+        try:
+            close()
+        except (SandboxError, OSError) as error:
+            problems.append(str(error))
+    for lock in locks:
+        os.close(lock)
+    if problems:
+        raise ProcessesLeft("; ".join(problems))
 
 
 def remove_tree(folder: Path | str) -> None:

@@ -37,7 +37,7 @@ from pathlib import Path
 
 from tangram.errors import TangramError
 from workers.cpu.abstract import EnvironmentSpec, Loss, Sandbox
-from workers.cpu.base import take_base
+from workers.cpu.base import close_all, take_base
 from workers.cpu.cores import CoreMap
 from workers.cpu.disk_floor import DiskFloor
 from workers.cpu.docker import disk
@@ -58,7 +58,6 @@ from workers.cpu.errors import (
     EnvironmentExists,
     EnvironmentGone,
     ImageMissing,
-    ProcessesLeft,
     SandboxError,
     SnapshotUnsupported,
 )
@@ -177,7 +176,6 @@ class ContainerSandbox(Sandbox):
             self._environments[environment.spec.id] = entry = _Entry(Opening())
             entry.environment.set_result(environment)
             self._watch(environment)
-            assert environment.setup.record is not None
             environment.container.end_strays(group_of(each.control) for each in environment.setup.record.sessions.values())
             if environment.allowance is not None:
                 environment.allowance.adopt()
@@ -399,22 +397,8 @@ class ContainerSandbox(Sandbox):
         for entry in known:
             entry.end_open("the sandbox is closed")
         living = [each.environment.result() for each in known if each.environment.exception() is None]
-        # All are asked first, so that their grace periods run at the same time.
-        for environment in living:
-            environment.hang_up()
         last = (self._pool.close, self._monitor.close, self.watcher.close, self._drain.close, self._leftovers.close, self._remove_snapshots)
-        problems: list[str] = []
-        for close in (*(environment.close for environment in living), *last):
-            try:
-                close()
-            except (SandboxError, OSError) as error:
-                problems.append(str(error))
-        self._fork_client.close()
-        self._engine.close()
-        os.close(self._cleanup_lock)
-        os.close(self._base_lock)
-        if problems:
-            raise ProcessesLeft("; ".join(problems))
+        close_all(living, (*last, self._fork_client.close, self._engine.close), (self._cleanup_lock, self._base_lock))
 
     def _remove_snapshots(self) -> None:
         self._engine.remove_snapshots(self._node)

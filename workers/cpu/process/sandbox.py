@@ -40,10 +40,10 @@ from pathlib import Path
 from typing import Literal
 
 from workers.cpu.abstract import EnvironmentSpec, ExecRequest, Sandbox
-from workers.cpu.base import take_base
+from workers.cpu.base import close_all, take_base
 from workers.cpu.cores import CoreMap
 from workers.cpu.disk_floor import DiskFloor
-from workers.cpu.errors import EnvironmentExists, EnvironmentGone, ImageUnsupported, ProcessesLeft, SandboxError, SessionUnavailable
+from workers.cpu.errors import EnvironmentExists, EnvironmentGone, ImageUnsupported, SandboxError, SessionUnavailable
 from workers.cpu.files import HostFiles, RegularFiles, RootedFiles
 from workers.cpu.handover.adoption import Adoption
 from workers.cpu.handover.fork_client import ForkClient
@@ -385,25 +385,5 @@ class ProcessSandbox(Sandbox):
             if self._closed:
                 return
             self._closed = True
-        living = self.environments()
-        problems: list[str] = []
-        # All are asked first, so that their grace periods run at the same time.
-        for environment in living:
-            environment.hang_up()
-        for environment in living:
-            try:
-                environment.close()
-            except (SandboxError, OSError) as error:
-                problems.append(str(error))
-        self._fork_client.close()
-        try:
-            self._leftovers.close()
-        except ProcessesLeft as error:
-            problems.append(str(error))
-        self._drain.close()
-        self.watcher.close()
-        self._groups.remove()
-        os.close(self._cleanup_lock)
-        os.close(self._base_lock)
-        if problems:
-            raise ProcessesLeft("; ".join(problems))
+        last = (self._fork_client.close, self._leftovers.close, self._drain.close, self.watcher.close, self._groups.remove)
+        close_all(self.environments(), last, (self._cleanup_lock, self._base_lock))
