@@ -17,8 +17,8 @@ import os
 import re
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 from workers.cpu.errors import DiskSpent, FilesUnreachable, FileTooLarge, FileUnusable, NoSuchFile, PathIsDirectory, SandboxError
 from workers.cpu.libc import libc
@@ -148,6 +148,22 @@ class RootedFiles(RegularFiles):
             os.close(descriptor)
             raise FileUnusable(f"{path} is of a process, and can be read by commands only")
         return descriptor
+
+
+@contextmanager
+def root_of(pid: int, has_ended: Callable[[], bool]) -> Iterator[int]:
+    """Give a descriptor of the root folder of a process of the environment. Raises `FilesUnreachable`, also where it `has_ended`."""
+    try:
+        root = os.open(f"/proc/{pid}/root", _FOLDER)
+    except OSError as error:
+        raise FilesUnreachable(f"the environment's files cannot be reached: {error.strerror}") from error
+    try:
+        if has_ended():
+            # The id may be another process's by now.
+            raise FilesUnreachable("the environment's files cannot be reached: its processes have just ended")
+        yield root
+    finally:
+        os.close(root)
 
 
 def check_path(path: str) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from workers.cpu.docker.container import Container
 from workers.cpu.docker.init import WORK
 from workers.cpu.errors import DiskSpent, FilesUnreachable
-from workers.cpu.files import RootedFiles
+from workers.cpu.files import RootedFiles, root_of
 from workers.cpu.root import as_user
 
 
@@ -18,27 +17,13 @@ class ContainerFiles(RootedFiles):
     """The files of `container`; relative paths start at the work folder."""
 
     def __init__(self, container: Container, uid: int, gid: int, max_bytes: int) -> None:
-        super().__init__(max_bytes, WORK, self._container_root, self._as_user)
+        super().__init__(max_bytes, WORK, lambda: root_of(container.pid, container.has_ended), self._as_user)
         self._container, self._uid, self._gid = container, uid, gid
 
     def open_to_write(self, path: str) -> int:
         if self._container.written_mb > self._container.disk_mb:
             raise DiskSpent(f"{path}: the environment has written all of the {self._container.disk_mb} MB that it may have on disk")
         return super().open_to_write(path)
-
-    @contextmanager
-    def _container_root(self) -> Iterator[int]:
-        try:
-            root = os.open(f"/proc/{self._container.pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as error:
-            raise FilesUnreachable(f"the container's files cannot be reached: {error.strerror}") from error
-        try:
-            if self._container.has_ended():
-                # The id may be another process's by now.
-                raise FilesUnreachable("the container's files cannot be reached: it has ended")
-            yield root
-        finally:
-            os.close(root)
 
     @contextmanager
     def _as_user(self) -> Iterator[None]:

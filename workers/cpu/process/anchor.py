@@ -10,17 +10,17 @@
 from __future__ import annotations
 
 import itertools
-import os
 import resource
 import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 
 from workers.cpu import control_files
 from workers.cpu.errors import FilesUnreachable, SessionUnavailable
+from workers.cpu.files import root_of
 from workers.cpu.handover.fork_client import ForkClient, close
 from workers.cpu.ports.network import Network
 from workers.cpu.process import tree
@@ -113,21 +113,13 @@ class Anchor(Network):
             pass
         return said
 
-    @contextmanager
-    def root(self) -> Iterator[int]:
+    def root(self) -> AbstractContextManager[int]:
         """Give a descriptor of the root folder inside. Raises `FilesUnreachable`."""
         try:
             pause = self.pids()[-1]
-            root = os.open(f"/proc/{pause}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         except (OSError, SessionUnavailable) as error:
             raise FilesUnreachable(f"the environment's files cannot be reached: {error}") from error
-        try:
-            if not self.stands:
-                # The id may be another process's by now.
-                raise FilesUnreachable("the environment's files cannot be reached: its namespaces have just ended")
-            yield root
-        finally:
-            os.close(root)
+        return root_of(pause, lambda: not self.stands)
 
     def make_sockets(self) -> list[socket.socket]:
         return self._fork_client.sockets_inside(self.pids())
