@@ -105,10 +105,8 @@ class Nodes:
         self._enqueue = enqueue
 
     def joined(self, spec: NodeSpec, now: float) -> None:
-        """Take in a node. A node that is up already has restarted, and its actions are gone."""
+        """Take in a node that is not there."""
         state = self._state
-        if spec.name in state.nodes:
-            self.lost(spec.name, RESTARTED, now, left=False)
         node = state.nodes[spec.name] = Node(spec, spec.memory_mb, now, draining=spec.name in state.draining)
         state.offer(spec, 1)
         self._out.append(NoteNode(name=spec.name, state="up"))
@@ -198,7 +196,7 @@ class Nodes:
                 reason = loss.reason if loss is not None else f"it ended on node {node.spec.name}"
                 self._environments.gone(environment, reason, now)
 
-    def lost(self, name: str, reason: str, now: float, *, left: bool, ended: Sequence[events.StoredEnd] = ()) -> None:
+    def lost(self, name: str, reason: str, now: float, *, left: bool, ended: Sequence[events.StoredEnd]) -> None:
         """Forget a node. Its environments are lost. Its actions wait again or are lost, except the actions in `ended`."""
         state = self._state
         node = state.nodes.pop(name, None)

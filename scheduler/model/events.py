@@ -189,7 +189,7 @@ class Used:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeJoined:
-    """A worker offers its node; a node that is up already and joins again has restarted.
+    """A worker offers its node, which is not there: the one before it that had its name was lost.
 
     With `resumed` an earlier scheduler knew the node. The node has not reported the instances on its cells yet.
     """

@@ -62,9 +62,8 @@ def test_a_draining_node_that_is_lost_comes_back_draining_and_its_actions_wait_f
     w.run("again", idempotent=True)
     w.open("e", finish=False)
     drain(w)
-    # When it is lost and joins again, the worker's process having been restarted
+    # When it is lost and joins again
     w.lose()
-    w.node("n0")
     w.node("n0")
     assert w.waiting == ["again", "open-e"]
     assert w.core.state.nodes["n0"].draining

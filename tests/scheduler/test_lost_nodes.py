@@ -84,17 +84,6 @@ def test_a_node_is_asked_for_what_its_beats_do_not_show() -> None:
     assert cluster.broker.orders() == [("tangram.tell", "a")]
 
 
-def test_a_worker_that_was_started_again_at_once_has_lost_what_ran() -> None:
-    # Given an action that may not run twice, on a node; when the next beat is that of another process
-    cluster = Cluster()
-    cluster.submit("a")
-    cluster.beat("a")
-    cluster.beat(incarnation="2")
-    # Then the action is lost, though no beat was missed
-    assert cluster.states() == [UP, ("lost", "its worker was restarted"), UP]
-    assert cluster.ends() == {"a": ("lost", False)}
-
-
 @pytest.mark.parametrize("result", [{"status": "succeeded"}, ValueError("no")], ids=["succeeded", "failed"])
 def test_what_a_lost_node_had_stored_counts_and_an_environment_that_it_opened_is_lost(result: object) -> None:
     # Given a node that has run an action that may run again, and has opened an environment

@@ -111,22 +111,15 @@ class CoreMachine(RuleBasedStateMachine):
     def handle(self, event: events.Event) -> None:
         out = self.core.handle(event, self.now)
         self.log.append((event, self.now, out))
-        joined = event.node if isinstance(event, events.NodeJoined) else None
-        if joined is not None and joined.name not in self.ledger.nodes:
-            self._note_joined(joined)
-            joined = None
+        if isinstance(event, events.NodeJoined):
+            self.ledger.nodes[event.node.name] = event.node
+            self.ledger.cells.join(event.node)
         for command in out:
             if isinstance(command, commands.Start):
                 self.spent.append((command.id, self.now, self.ledger.actions[command.id].action))
-            if joined is not None and isinstance(command, commands.NoteNode) and command.state == "up":
-                self._note_joined(joined)
             self.ledger.take(command, self.now)
             if isinstance(command, commands.Start | commands.Resize):
                 self.ledger.check_cores()  # after each of them: what is carried out in order never grants a core twice
-
-    def _note_joined(self, spec: NodeSpec) -> None:
-        self.ledger.nodes[spec.name] = spec
-        self.ledger.cells.join(spec)
 
     def submit(self, action: Action, late_s: float = 0.0) -> None:
         self.number += 1
@@ -155,10 +148,9 @@ class CoreMachine(RuleBasedStateMachine):
         labels=st.sampled_from([frozenset(), frozenset({"x"})]),
         pools=st.sampled_from([("cpu",), ("gpu",), ("api",), ("cpu", "gpu", "api"), ("cpu", "gpu", "api")]),
         domains=st.sampled_from([0, 2, 3]),
-        again=SELDOM,
     )
-    def node_joins(self, again: bool, cores: int, domains: int, **spec: Any) -> None:
-        if again or spec["name"] not in self.ledger.nodes:
+    def node_joins(self, cores: int, domains: int, **spec: Any) -> None:
+        if spec["name"] not in self.ledger.nodes:
             self.handle(events.NodeJoined(node=NodeSpec(cores=cores, domains=in_domains(cores, domains), **spec)))
 
     @rule(name=st.sampled_from(NODES), left=st.booleans(), seldom=SELDOM, stored=st.sampled_from([0, 0, 1, 2]))
