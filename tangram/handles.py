@@ -11,31 +11,39 @@ Cancelling has two directions. `cancel()` asks the stack to end the action; how 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from tangram import input_messages
-from tangram.errors import ResultNotReady
+from tangram.errors import InvalidAction, ResultNotReady
 from tangram.input_messages import What
 from tangram.results import Chunk
 
 if TYPE_CHECKING:
+    from tangram.action import Action
+    from tangram.publisher import ControlRequest
     from tangram.session import Session
 
 T = TypeVar("T")
+
+_STREAM: Final = {"stream": "stream=True"}
+_PTY: Final = {"terminal": "pty=(rows, columns)"}
+_INPUT: Final = {"stdin": "stdin=True"} | _PTY
+"""What a command must have been submitted with, by the argument of the action."""
 
 
 class Handle(Generic[T]):
     """One submitted action. `id` is the id of its Celery task."""
 
-    __slots__ = ("future", "id", "remote")
+    __slots__ = ("_has", "id", "remote", "future")  # noqa: RUF023  (the session says why none is pickled)
 
-    def __init__(self, task_id: str, future: Future[T], remote: Session) -> None:
-        """Stand for the task `task_id`, whose end resolves `future`; all else is asked of `remote`, the session that has submitted it."""
+    def __init__(self, task_id: str, future: Future[T], remote: Session, action: Action) -> None:
+        """Stand for the task `task_id`, whose end resolves `future`; all else is asked of `remote`, which has submitted it as `action`."""
         self.id = task_id
         self.future = future
         self.remote = remote
+        self._has = {name for name in (*_STREAM, *_INPUT) if action.arguments.get(name)}  # not the action, which may be large
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} {'done' if self.done() else 'waiting'}>"
@@ -68,28 +76,27 @@ class Handle(Generic[T]):
         """Yield what a command with `stream` prints, as it comes; end when it has ended.
 
         Each reader gets everything, from behind the chunk with the id `after`, however late it comes. The result store keeps the last
-        MiB of a command, for an hour after it has ended; `Chunk.dropped` says what a reader has missed. Of a command without `stream`
-        nothing comes.
+        MiB of a command, for an hour after it has ended; `Chunk.dropped` says what a reader has missed.
 
         Raises after the last chunk the `ActionError` that says how the action ended, if not with a result; `InvalidAction` when `after` is
-        no id of a chunk; `StackUnreachable` when the result store was away for too long.
+        no id of a chunk, and at once where the action has no `stream`; `StackUnreachable` when the result store was away for too long.
         """
+        self._needs(_STREAM)
         return self.remote.streams.read(self.id, after, self.future)
 
     def send_input(self, data: bytes) -> None:
         """Give a command with `stdin` or `pty` input, at most 64 KiB; return once the broker has it.
 
         Input comes in the order of the calls, and what is sent while the action still waits is kept until it runs. It is dropped where
-        the action has ended or has neither `stdin` nor `pty`. A command that leaves more than 4 MiB of input unread ends as `failed`.
-        Where a scheduler or a broker dies with input on its way, that input is lost, and nothing that this process gives the
-        command after it arrives. Raises `InvalidAction` when `data` is empty, or larger; `StackUnreachable` when the broker cannot be
-        reached.
+        the action has ended. A command that leaves more than 4 MiB of input unread ends as `failed`. Where a scheduler or a broker dies
+        with input on its way, that input is lost, and nothing that this process gives the command after it arrives. Raises `InvalidAction`
+        when `data` is empty or larger, or the action has neither `stdin` nor `pty`; `StackUnreachable` when the broker cannot be reached.
         """
-        self._give(input_messages.data(data))
+        self._give(input_messages.data(data), _INPUT)
 
     def close_input(self) -> None:
         """End the input of a command with `stdin`; at a terminal, type Ctrl-D. Otherwise as `send_input`."""
-        self._give(input_messages.end())
+        self._give(input_messages.end(), _INPUT)
 
     def signal(self, number: int) -> None:
         """Send a signal to the processes that a command has started, in order with its input. Otherwise as `send_input`.
@@ -101,10 +108,19 @@ class Handle(Generic[T]):
 
     def resize_pty(self, rows: int, columns: int) -> None:
         """Give the terminal of a command with `pty` another size. Otherwise as `send_input`."""
-        self._give(input_messages.size(rows, columns))
+        self._give(input_messages.size(rows, columns), _PTY)
 
-    def _give(self, what: What) -> None:
-        self.remote.wait_for(self.remote.give(self.id, what))
+    def _give(self, what: What, needed: Mapping[str, str] | None = None) -> None:
+        self.remote.wait_for(self._request(what, needed))
+
+    def _request(self, what: What, needed: Mapping[str, str] | None = None) -> ControlRequest:
+        self._needs(needed)
+        return self.remote.give(self.id, what)
+
+    def _needs(self, options: Mapping[str, str] | None) -> None:
+        if options and self._has.isdisjoint(options):
+            words = [*options.values()]
+            raise InvalidAction(words[0].partition("=")[0], f"action {self.id} has none: submit a command with {' or '.join(words)}")
 
     def when_done(self, call: Callable[[bool], None]) -> None:
         """Call `call(failed)` once the action has ended, from the thread that brings the result; it must be quick."""
@@ -156,15 +172,16 @@ class AsyncHandle(Generic[T]):
 
     def output(self, after: str = "0") -> AsyncIterator[Chunk]:
         """Yield what a command with `stream` prints, as it comes; see `Handle.output`."""
+        self._handle._needs(_STREAM)
         return self._handle.remote.streams.read_async(self.id, after, self._handle.future)
 
     async def send_input(self, data: bytes) -> None:
         """Give a command with `stdin` or `pty` input; see `Handle.send_input`."""
-        await self._give(input_messages.data(data))
+        await self._give(input_messages.data(data), _INPUT)
 
     async def close_input(self) -> None:
         """End the input of a command with `stdin`; see `Handle.close_input`."""
-        await self._give(input_messages.end())
+        await self._give(input_messages.end(), _INPUT)
 
     async def signal(self, number: int) -> None:
         """Send a signal to the processes that a command has started; see `Handle.signal`."""
@@ -172,10 +189,10 @@ class AsyncHandle(Generic[T]):
 
     async def resize_pty(self, rows: int, columns: int) -> None:
         """Give the terminal of a command with `pty` another size; see `Handle.resize_pty`."""
-        await self._give(input_messages.size(rows, columns))
+        await self._give(input_messages.size(rows, columns), _PTY)
 
-    async def _give(self, what: What) -> None:
-        await asyncio.wrap_future(self._handle.remote.give(self.id, what).sent)
+    async def _give(self, what: What, needed: Mapping[str, str] | None = None) -> None:
+        await asyncio.wrap_future(self._handle._request(what, needed).sent)
 
     def __await__(self) -> Generator[Any, None, T]:
         """Wait for the result; cancelling the coroutine cancels the action."""

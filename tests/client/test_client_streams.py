@@ -81,7 +81,7 @@ def given(controls: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
 def test_messages_are_numbered_for_each_command_and_name_their_sender(peer: Any, settings: Any) -> None:
     peer.behave = lambda seen: peer.HOLD
     with Client("j", settings) as client:
-        first, second = (client.submit(calls.execute(PLACE, "cat", stdin=True, session=name)) for name in "ab")
+        first, second = (client.submit(calls.execute(PLACE, "cat", pty=(9, 9), session=name)) for name in "ab")
         first.send_input(b"a")
         second.send_input(b"b")
         first.resize_pty(24, 80)
@@ -130,9 +130,30 @@ def test_terminals_input_and_signals_that_make_no_sense_are_refused(make: Any, f
         make()
 
 
+@pytest.mark.parametrize("options", [{}, {"stream": True}, {"stdin": True}])
+async def test_what_a_command_was_not_submitted_with_is_refused_when_it_is_asked_for(
+    peer: Any, settings: Any, options: calls.ExecOptions
+) -> None:
+    peer.behave = lambda seen: peer.HOLD
+    async with AsyncClient("j", settings) as client:
+        handle = await client.submit(calls.execute(PLACE, "cat", **options))
+        of_thread = handle._handle
+        for call in (
+            *(() if "stream" in options else (handle.output, of_thread.output)),
+            *(() if "stdin" in options else (of_thread.close_input, lambda: of_thread.send_input(b"a"))),
+            lambda: of_thread.resize_pty(24, 80),
+        ):
+            with pytest.raises(InvalidAction, match="^(stream|stdin|pty): action .* has none: submit a command with "):
+                call()
+        for given in (*(() if "stdin" in options else (handle.close_input(), handle.send_input(b"a"))), handle.resize_pty(24, 80)):
+            with pytest.raises(InvalidAction, match="^(stream|stdin|pty): action .* has none: submit a command with "):
+                await given
+    assert not [each for each in peer.controls if "give" in each]
+
+
 def test_the_output_of_what_could_not_be_sent_ends_with_that(peer: Any, settings: Any) -> None:
     with Client("j", settings) as client:
-        action = Action(kind="my.task", arguments={"never": object()})
+        action = Action(kind="my.task", arguments={"stream": True, "never": object()})
         with pytest.raises(InvalidAction, match="cannot be sent as JSON"):
             list(client.submit(action).output())
 
