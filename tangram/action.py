@@ -165,6 +165,8 @@ class Action:
     def __post_init__(self) -> None:
         """Refuse wrong fields, naming the field."""
         check_name("kind", self.kind)
+        if not isinstance(self.arguments, Mapping):
+            raise InvalidAction("arguments", f"must be keywords of the task, not {shown(self.arguments)}")
         for name in ("job", "trajectory", "client", "owner"):
             if getattr(self, name) != "":
                 check_name(name, getattr(self, name))

@@ -16,7 +16,7 @@ from typing import Any, Self, Unpack
 
 from tangram import calls
 from tangram.action import Action
-from tangram.arguments import takes
+from tangram.arguments import AnyPath, takes
 from tangram.calls import CallOptions, Conversation, ExecOptions, Limits, OpenOptions, Place, ServiceOptions
 from tangram.errors import TangramError
 from tangram.files import AsyncFiles
@@ -24,7 +24,7 @@ from tangram.following import OnText, follow_async
 from tangram.handles import AsyncHandle
 from tangram.requests import Headers
 from tangram.results import Chunk, ExecResult, HttpAnswer, Logprobs, Response, Scores, Snapshot, Texts
-from tangram.session import CLOSE_WAIT_S, OpenEnvironment, Session
+from tangram.session import CLOSE_WAIT_S, OpenEnvironment, Session, unless_closed_anyway
 from tangram.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -154,12 +154,12 @@ class AsyncEnvironment(OpenEnvironment):
         """Its files; see `Environment.files`."""
         return AsyncFiles(self._session, self._place)
 
-    async def read_file(self, path: str) -> bytes:
+    async def read_file(self, path: AnyPath) -> bytes:
         """Return the bytes of a file."""
         data: bytes = await self._session.submit(calls.read_file(self._place, path))
         return data
 
-    async def write_file(self, path: str, data: bytes | str, mode: int | None = None) -> None:
+    async def write_file(self, path: AnyPath, data: bytes | str, mode: int | None = None) -> None:
         """Write a file, its parent folders too; text as UTF-8, `mode` are permission bits."""
         await self._session.submit(calls.write_file(self._place, path, data, mode))
 
@@ -188,10 +188,11 @@ class AsyncEnvironment(OpenEnvironment):
         await self._session.submit(calls.close_session(self._place, session))
 
     async def close(self) -> None:
-        """End its processes and throw its files away. Idempotent."""
+        """End its processes and throw its files away; see `Environment.close`."""
         if not self._closed:
             self._closed = True
-            await self._session.submit(calls.close_environment(self._place))
+            with unless_closed_anyway():
+                await self._session.submit(calls.close_environment(self._place))
 
     async def __aenter__(self) -> Self:
         return self

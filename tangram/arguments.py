@@ -6,6 +6,7 @@ import difflib
 import functools
 import inspect
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
@@ -27,6 +28,8 @@ _TEXT_FOLLOWS = re.compile("-[A-Za-z]*c")
 
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+AnyPath = str | os.PathLike[str]
 
 
 def takes(options: type) -> Callable[[F], F]:
@@ -112,11 +115,17 @@ def script_place(words: Sequence[str]) -> int | None:
     return None
 
 
-def folder_path(name: str, path: str | None) -> str | None:
+def folder_path(name: str, path: AnyPath | None) -> str | None:
     """Return the path of a folder; none where none was given."""
-    if path is not None and (not isinstance(path, str) or UNWRITABLE.search(path)):
-        raise InvalidAction(name, f"must be the text of a path, not {path!r:.200}")
-    return path or None
+    return None if path is None or path == "" else path_text(name, path)
+
+
+def path_text(name: str, path: AnyPath, unwritable: re.Pattern[str] = UNWRITABLE) -> str:
+    """Return the text of a path; it has no `unwritable` character."""
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(text, str) or not text or unwritable.search(text):
+        raise InvalidAction(name, f"must be a path, not {path!r:.200}")
+    return text
 
 
 def file_content(data: object) -> bytes:

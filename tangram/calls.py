@@ -6,6 +6,7 @@ through. Names and shapes of the arguments are those in `tangram.wire`.
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,19 @@ from typing import Any, Required, TypedDict, Unpack
 
 from tangram import arguments, input_messages
 from tangram.action import CELLS, CORES, MEMORY_MB, QUOTA_PREFIX, TOKENS_PREFIX, Action, Cost, command_class
-from tangram.arguments import folder_path, iterable, listed, present, process_variables, program_words, request_body, takes, whole_number
+from tangram.arguments import (
+    AnyPath,
+    folder_path,
+    iterable,
+    listed,
+    path_text,
+    present,
+    process_variables,
+    program_words,
+    request_body,
+    takes,
+    whole_number,
+)
 from tangram.arrays import ArrayError, pack_ints
 from tangram.elasticity import LARGEST_AMOUNT, make_curve
 from tangram.errors import InvalidAction
@@ -23,6 +36,9 @@ from tangram.wire import MOST_TOP_K, node_label
 
 Conversation = Sequence[Mapping[str, str]]
 """Messages, each with `role` and `content`, for the model's chat template."""
+
+_NUL = re.compile("\0")
+"""What no path has. Halves of surrogate pairs stand for bytes of names that are no UTF-8."""
 
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 HOPED_PARALLEL_FRACTION = 0.9
@@ -92,7 +108,7 @@ class ExecOptions(Limits, total=False):
     units: Sequence[int]
     output_timeout_s: float | None
     session: str
-    cwd: str | None
+    cwd: AnyPath | None
     interpreter: Sequence[str] | None
     merged: bool
     fence: bool
@@ -218,12 +234,12 @@ def execute(place: Place, command: str, **options: Unpack[ExecOptions]) -> Actio
     )
 
 
-def read_file(place: Place, path: str, *, offset: int | None = None, length: int | None = None) -> Action:
+def read_file(place: Place, path: AnyPath, *, offset: int | None = None, length: int | None = None) -> Action:
     """Read a file of an environment, or `length` bytes of it from `offset` on; relative paths start at its working folder."""
     return _file(place, "cpu.read_file", path, present(offset=offset, length=length))
 
 
-def write_file(place: Place, path: str, data: bytes | str, mode: int | None = None, *, offset: int | None = None) -> Action:
+def write_file(place: Place, path: AnyPath, data: bytes | str, mode: int | None = None, *, offset: int | None = None) -> Action:
     """Write a file of an environment; text as UTF-8, `mode` are its permission bits.
 
     With an `offset` the file keeps as many bytes, which it must have, and ends with `data`: so a large file is written in parts.
@@ -345,12 +361,10 @@ def call(
     )
 
 
-def _file(place: Place, kind: str, path: str, more: Mapping[str, Any]) -> Action:
-    if not isinstance(path, str) or not path or "\0" in path:
-        raise InvalidAction("path", f"must be the text of a path, not {path!r}")
+def _file(place: Place, kind: str, path: AnyPath, more: Mapping[str, Any]) -> Action:
     for name in ("offset", "length"):
         whole_number(name, more.get(name, 0), 1 << 62)
-    return _of_environment(kind, place, idempotent=kind == "cpu.read_file", path=path, **more)
+    return _of_environment(kind, place, idempotent=kind == "cpu.read_file", path=path_text("path", path, _NUL), **more)
 
 
 @takes(ServiceOptions)

@@ -14,7 +14,7 @@ from typing import Any, Self, Unpack
 
 from tangram import calls
 from tangram.action import Action
-from tangram.arguments import takes
+from tangram.arguments import AnyPath, takes
 from tangram.calls import CallOptions, Conversation, ExecOptions, Limits, OpenOptions, Place, ServiceOptions
 from tangram.errors import TangramError
 from tangram.files import Files
@@ -22,7 +22,7 @@ from tangram.following import OnText, follow
 from tangram.handles import Handle
 from tangram.requests import Headers
 from tangram.results import Chunk, ExecResult, HttpAnswer, Logprobs, Response, Scores, Snapshot, Texts
-from tangram.session import CLOSE_WAIT_S, OpenEnvironment, Session
+from tangram.session import CLOSE_WAIT_S, OpenEnvironment, Session, unless_closed_anyway
 from tangram.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -168,12 +168,12 @@ class Environment(OpenEnvironment):
         """Its files: reading and writing several at once, listing, moving, and folders from and to this machine."""
         return Files(self._session, self._place)
 
-    def read_file(self, path: str) -> bytes:
+    def read_file(self, path: AnyPath) -> bytes:
         """Return the bytes of a file."""
         data: bytes = self._session.submit(calls.read_file(self._place, path)).result()
         return data
 
-    def write_file(self, path: str, data: bytes | str, mode: int | None = None) -> None:
+    def write_file(self, path: AnyPath, data: bytes | str, mode: int | None = None) -> None:
         """Write a file, its parent folders too; text as UTF-8, `mode` are permission bits."""
         self._session.submit(calls.write_file(self._place, path, data, mode)).result()
 
@@ -213,10 +213,11 @@ class Environment(OpenEnvironment):
         self._session.submit(calls.close_session(self._place, session)).result()
 
     def close(self) -> None:
-        """End its processes and throw its files away. Idempotent."""
+        """End its processes and throw its files away. Idempotent; nothing is left to do after a cancel, or the end of the lease."""
         if not self._closed:
             self._closed = True
-            self._session.submit(calls.close_environment(self._place)).result()
+            with unless_closed_anyway():
+                self._session.submit(calls.close_environment(self._place)).result()
 
     def __enter__(self) -> Self:
         return self

@@ -100,6 +100,9 @@ NO_CAUSE: Final = ""
 UNBLAMED: Final = "cpu.close"
 """The kind whose ends are nobody's fault: a close of an environment that is lost or closed asks for what has come about."""
 
+CLOSED_ANYWAY: Final = ("lease_over", "cancelled", "client_gone")
+"""Causes by which an environment is closed that nobody has asked to close."""
+
 USUAL: Final[Mapping[str, str]] = {
     "succeeded": NO_CAUSE,
     "failed": "worker_failed",

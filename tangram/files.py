@@ -28,7 +28,7 @@ from typing import IO, Any, TypeVar, overload
 
 from tangram import calls, file_scripts
 from tangram.action import Action
-from tangram.arguments import UNWRITABLE, file_content, iterable, whole_number
+from tangram.arguments import AnyPath, file_content, iterable, path_text, whole_number
 from tangram.calls import Place
 from tangram.errors import ActionError, ActionFailed, ActionRefused, InvalidAction
 from tangram.file_scripts import FileInfo
@@ -37,6 +37,7 @@ from tangram.session import Session
 from tangram.tar import tarfile
 
 T = TypeVar("T")
+P = TypeVar("P", bound=AnyPath)
 Steps = Generator[Action, Any, T]
 Content = bytes | str
 
@@ -59,50 +60,50 @@ class Files:
         self._session, self._place = session, place
 
     @overload
-    def read(self, path: str) -> bytes: ...  # type: ignore[overload-overlap]
+    def read(self, path: AnyPath) -> bytes: ...  # type: ignore[overload-overlap]
     @overload
-    def read(self, path: Iterable[str]) -> dict[str, bytes]: ...
-    def read(self, path: str | Iterable[str]) -> bytes | dict[str, bytes]:
+    def read(self, path: Iterable[P]) -> dict[P, bytes]: ...
+    def read(self, path: AnyPath | Iterable[P]) -> bytes | dict[P, bytes]:
         """Return the bytes of a file, or of several files by path: 1 GiB at most. `download` takes larger ones."""
-        found: bytes | dict[str, bytes] = self._run(_read(self._place, path))
+        found: bytes | dict[P, bytes] = self._run(_read(self._place, path))
         return found
 
-    def write(self, path: str | Mapping[str, Content], data: Content = b"", mode: int | None = None) -> None:
+    def write(self, path: AnyPath | Mapping[P, Content], data: Content = b"", mode: int | None = None) -> None:
         """Write a file, or several that are given by path; folders above are made, text is UTF-8.
 
         `mode` are the permission bits of a single file.
         """
         self._run(_write(self._place, path, data, mode))
 
-    def list(self, path: str = "~", depth: int = 1) -> list[FileInfo]:
+    def list(self, path: AnyPath = "~", depth: int = 1) -> list[FileInfo]:
         """Return what is in a folder, by path; with a larger `depth` also what is in folders below it."""
         return self._run(_list(self._place, path, depth))
 
-    def exists(self, path: str) -> bool:
+    def exists(self, path: AnyPath) -> bool:
         """Return whether anything is at a path, be it a link that leads nowhere."""
         return self._run(_exists(self._place, path))
 
-    def stat(self, path: str) -> FileInfo:
+    def stat(self, path: AnyPath) -> FileInfo:
         """Return what is at a path; a link is not followed."""
         return self._run(_stat(self._place, path))
 
-    def make_dir(self, *paths: str) -> None:
+    def make_dir(self, *paths: AnyPath) -> None:
         """Make folders, and those above them. A folder may be there already."""
         self._run(_on_each(self._place, file_scripts.MAKE_ALL, paths))
 
-    def remove(self, *paths: str) -> None:
+    def remove(self, *paths: AnyPath) -> None:
         """Remove files, and folders with all that is in them. What is not there counts as removed."""
         self._run(_on_each(self._place, file_scripts.REMOVE, paths))
 
-    def rename(self, path: str, to: str) -> FileInfo:
+    def rename(self, path: AnyPath, to: AnyPath) -> FileInfo:
         """Give a file or a folder another path, and return what is there then. A file that has this path is replaced."""
         return self._run(_rename(self._place, path, to))
 
-    def upload(self, local: str | os.PathLike[str], path: str) -> None:
+    def upload(self, local: AnyPath, path: AnyPath) -> None:
         """Write a local file to a path, or what is in a local folder into a folder there. Raises `OSError` for what cannot be read."""
         self._run(upload(self._place, path, _Local.pack(local)))
 
-    def download(self, path: str, local: str | os.PathLike[str]) -> None:
+    def download(self, path: AnyPath, local: AnyPath) -> None:
         """Write a file to a local path, or what is in a folder into a local folder. Raises `OSError` for what cannot be written.
 
         Raises `ActionRefused` for a folder with names or links that lead out of the local folder.
@@ -121,47 +122,47 @@ class AsyncFiles:
         self._session, self._place = session, place
 
     @overload
-    async def read(self, path: str) -> bytes: ...  # type: ignore[overload-overlap]
+    async def read(self, path: AnyPath) -> bytes: ...  # type: ignore[overload-overlap]
     @overload
-    async def read(self, path: Iterable[str]) -> dict[str, bytes]: ...
-    async def read(self, path: str | Iterable[str]) -> bytes | dict[str, bytes]:
+    async def read(self, path: Iterable[P]) -> dict[P, bytes]: ...
+    async def read(self, path: AnyPath | Iterable[P]) -> bytes | dict[P, bytes]:
         """Return the bytes of a file, or of several files by path."""
-        found: bytes | dict[str, bytes] = await self._run(_read(self._place, path))
+        found: bytes | dict[P, bytes] = await self._run(_read(self._place, path))
         return found
 
-    async def write(self, path: str | Mapping[str, Content], data: Content = b"", mode: int | None = None) -> None:
+    async def write(self, path: AnyPath | Mapping[P, Content], data: Content = b"", mode: int | None = None) -> None:
         """Write a file, or several that are given by path; see `Files.write`."""
         await self._run(_write(self._place, path, data, mode))
 
-    async def list(self, path: str = "~", depth: int = 1) -> list[FileInfo]:
+    async def list(self, path: AnyPath = "~", depth: int = 1) -> list[FileInfo]:
         """Return what is in a folder, by path; see `Files.list`."""
         return await self._run(_list(self._place, path, depth))
 
-    async def exists(self, path: str) -> bool:
+    async def exists(self, path: AnyPath) -> bool:
         """Return whether anything is at a path; see `Files.exists`."""
         return await self._run(_exists(self._place, path))
 
-    async def stat(self, path: str) -> FileInfo:
+    async def stat(self, path: AnyPath) -> FileInfo:
         """Return what is at a path; a link is not followed."""
         return await self._run(_stat(self._place, path))
 
-    async def make_dir(self, *paths: str) -> None:
+    async def make_dir(self, *paths: AnyPath) -> None:
         """Make folders, and those above them. A folder may be there already."""
         await self._run(_on_each(self._place, file_scripts.MAKE_ALL, paths))
 
-    async def remove(self, *paths: str) -> None:
+    async def remove(self, *paths: AnyPath) -> None:
         """Remove files, and folders with all that is in them; see `Files.remove`."""
         await self._run(_on_each(self._place, file_scripts.REMOVE, paths))
 
-    async def rename(self, path: str, to: str) -> FileInfo:
+    async def rename(self, path: AnyPath, to: AnyPath) -> FileInfo:
         """Give a file or a folder another path; see `Files.rename`."""
         return await self._run(_rename(self._place, path, to))
 
-    async def upload(self, local: str | os.PathLike[str], path: str) -> None:
+    async def upload(self, local: AnyPath, path: AnyPath) -> None:
         """Write a local file, or what is in a local folder, to a path; see `Files.upload`."""
         await self._run(upload(self._place, path, await asyncio.to_thread(_Local.pack, local)))
 
-    async def download(self, path: str, local: str | os.PathLike[str]) -> None:
+    async def download(self, path: AnyPath, local: AnyPath) -> None:
         """Write a file, or what is in a folder, to a local path; see `Files.download`."""
         await asyncio.to_thread(_Local.unpack, await self._run(pack(self._place, path)), local)
 
@@ -207,7 +208,7 @@ class _Local:
     """Archives of local files; a folder's begins with the folder itself, `.`."""
 
     @staticmethod
-    def pack(local: str | os.PathLike[str]) -> tuple[bytes, int | None]:
+    def pack(local: AnyPath) -> tuple[bytes, int | None]:
         """Return what is in a file and its permissions, or an archive of a folder and None."""
         source, file = Path(local), io.BytesIO()
         if not source.is_dir():
@@ -217,7 +218,7 @@ class _Local:
         return file.getvalue(), None
 
     @staticmethod
-    def unpack(packed: IO[bytes], local: str | os.PathLike[str]) -> None:
+    def unpack(packed: IO[bytes], local: AnyPath) -> None:
         target = Path(local)
         with opened(packed) as archive:
             first = archive.getmembers()[0]
@@ -260,14 +261,14 @@ def write_out(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -
         shutil.copyfileobj(source, file)
 
 
-def _read(place: Place, path: str | Iterable[str]) -> Steps[Any]:
-    if isinstance(path, str):
-        return (yield from _read_one(place, path))
-    paths = list(dict.fromkeys(_path(one) for one in iterable("path", path)))
+def _read(place: Place, path: AnyPath | Iterable[AnyPath]) -> Steps[Any]:
+    if isinstance(path, (str, os.PathLike)):
+        return (yield from _read_one(place, _path(path)))
+    paths = {_path(one): one for one in iterable("path", path)}
     if not paths:
         return {}
     with opened((yield from _packed(place, file_scripts.PACK_FILES, *paths, reads="the archive of these files"))) as archive:
-        return {name: _plain(archive, member).read() for name, member in zip(paths, archive, strict=True)}
+        return {name: _plain(archive, member).read() for name, member in zip(paths.values(), archive, strict=True)}
 
 
 def _read_one(place: Place, path: str) -> Steps[bytes]:
@@ -290,7 +291,7 @@ def _fetch(place: Place, path: str, file: IO[bytes], reads: str = "") -> Steps[N
             return
 
 
-def _write(place: Place, path: str | Mapping[str, Content], data: Content, mode: int | None) -> Steps[None]:
+def _write(place: Place, path: AnyPath | Mapping[P, Content], data: Content, mode: int | None) -> Steps[None]:
     if not isinstance(path, Mapping):
         yield from write_one(place, path, data, mode)
         return
@@ -307,7 +308,7 @@ def _write(place: Place, path: str | Mapping[str, Content], data: Content, mode:
         yield from unpack(place, file_scripts.UNPACK_FILES, file.getvalue(), *map(_path, path))
 
 
-def write_one(place: Place, path: str, data: Content, mode: int | None) -> Steps[None]:
+def write_one(place: Place, path: AnyPath, data: Content, mode: int | None) -> Steps[None]:
     """Write a file, in parts where it is large."""
     whole = file_content(data)
     yield calls.write_file(place, path, whole[:PART_BYTES], mode)
@@ -315,7 +316,7 @@ def write_one(place: Place, path: str, data: Content, mode: int | None) -> Steps
         yield calls.write_file(place, path, whole[offset : offset + PART_BYTES], mode, offset=offset)
 
 
-def _list(place: Place, path: str, depth: int) -> Steps[list[FileInfo]]:
+def _list(place: Place, path: AnyPath, depth: int) -> Steps[list[FileInfo]]:
     deep = max(1, whole_number("depth", depth, file_scripts.DEEPEST))
     result = yield from _command(place, file_scripts.LIST, _path(path), str(deep))
     if result.truncated:
@@ -323,24 +324,24 @@ def _list(place: Place, path: str, depth: int) -> Steps[list[FileInfo]]:
     return file_scripts.shown(result.stdout)
 
 
-def _exists(place: Place, path: str) -> Steps[bool]:
+def _exists(place: Place, path: AnyPath) -> Steps[bool]:
     return (yield from _command(place, file_scripts.EXISTING, _path(path))).stdout == "1"
 
 
-def _stat(place: Place, path: str) -> Steps[FileInfo]:
+def _stat(place: Place, path: AnyPath) -> Steps[FileInfo]:
     return file_scripts.shown((yield from _command(place, file_scripts.STAT, _path(path))).stdout)[0]
 
 
-def _rename(place: Place, path: str, to: str) -> Steps[FileInfo]:
+def _rename(place: Place, path: AnyPath, to: AnyPath) -> Steps[FileInfo]:
     return file_scripts.shown((yield from _command(place, file_scripts.MOVE, _path(path), _path(to))).stdout)[0]
 
 
-def _on_each(place: Place, script: str, paths: tuple[str, ...]) -> Steps[None]:
+def _on_each(place: Place, script: str, paths: tuple[AnyPath, ...]) -> Steps[None]:
     if paths:
         yield from _command(place, script, *map(_path, paths))
 
 
-def upload(place: Place, path: str, local: tuple[bytes, int | None]) -> Steps[None]:
+def upload(place: Place, path: AnyPath, local: tuple[bytes, int | None]) -> Steps[None]:
     """Write a file of some content and permissions, or what an archive holds, given with None, into a folder."""
     data, mode = local
     if mode is None:
@@ -349,7 +350,7 @@ def upload(place: Place, path: str, local: tuple[bytes, int | None]) -> Steps[No
         yield from write_one(place, path, data, mode)
 
 
-def pack(place: Place, path: str) -> Steps[IO[bytes]]:
+def pack(place: Place, path: AnyPath) -> Steps[IO[bytes]]:
     """Return an archive of a file, or of what is in a folder; the one of a folder begins with the folder itself, `.`."""
     return (yield from _packed(place, file_scripts.PACK, _path(path)))
 
@@ -413,7 +414,5 @@ def _command(place: Place, script: str, *words: str, data: bytes = b"") -> Steps
     raise ActionRefused(problem, _PROBLEMS.get(result.exit_code or 0, "FileUnusable"))
 
 
-def _path(path: str) -> str:
-    if not isinstance(path, str) or not path or UNWRITABLE.search(path):
-        raise InvalidAction("path", f"must be the text of a path, not {path!r:.200}")
-    return path
+def _path(path: AnyPath) -> str:
+    return path_text("path", path)

@@ -20,8 +20,9 @@ import threading
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 from redis import Redis
 
@@ -29,7 +30,8 @@ from tangram import calls
 from tangram.action import Action, check_name
 from tangram.blobs import Blobs
 from tangram.connection import Link, find_link
-from tangram.errors import ClientClosed, InvalidAction, StackUnreachable
+from tangram.ends import CLOSED_ANYWAY
+from tangram.errors import ActionFailed, ClientClosed, InvalidAction, StackUnreachable
 from tangram.feed import Feed
 from tangram.handles import Handle
 from tangram.inbox import Inbox
@@ -82,6 +84,10 @@ class Session:
         self._feed = Feed(self._store, self._inbox, self.client_id, self.loads, link.store_name, settings)
         # Also runs at interpreter exit: what a forgotten client still holds back is sent, its threads end.
         self._finalizer = weakref.finalize(self, _shut_down, self._publisher, self._feed, self._inbox, self.streams, self._store, self._pid)
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled, for what holds a session: clients, environments, handles."""
+        raise TypeError("a client stays in its process: make a Client in each one, and reach an environment by client.environment(ID)")
 
     def start(self) -> list[Future[None]]:
         """Begin to connect; return what becomes done when broker and result store have answered."""
@@ -238,7 +244,7 @@ class Session:
             action = replace(action, job=self.job)
         future = self._inbox.waiting_for(task_id) if task_id is not None else None
         if future is not None and task_id is not None:
-            return Handle(task_id, future, self)
+            return Handle(task_id, future, self, action)
         new_id = task_id or next(self._ids)
         shard = shard_of_action(new_id, action, self.loads.shards)
         submission = Submission(new_id, action, shard, once=task_id is not None and not is_new)
@@ -257,7 +263,7 @@ class Session:
             shard=shard,
         )
         self._publisher.send(submission)
-        return Handle(submission.task_id, future, self)
+        return Handle(submission.task_id, future, self, action)
 
     def _forget(self, place: calls.Place) -> None:
         with self._lock:
@@ -288,6 +294,16 @@ class OpenEnvironment:
     def trajectory(self) -> str:
         """The trajectory that owns it."""
         return self._place.trajectory
+
+
+@contextmanager
+def unless_closed_anyway() -> Iterator[None]:
+    """Pass over the failure of a close whose environment something else has closed."""
+    try:
+        yield
+    except ActionFailed as error:
+        if error.cause not in CLOSED_ANYWAY:
+            raise
 
 
 def _withdraw(publisher: Publisher, submission: Submission, ids: Iterator[str]) -> None:

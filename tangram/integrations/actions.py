@@ -17,12 +17,13 @@ from typing import IO
 from tangram import files
 from tangram.action import Action
 from tangram.calls import Place, make_up_environment, open_environment
+from tangram.ends import CLOSED_ANYWAY
 from tangram.errors import ActionFailed, ActionLost, ActionRefused, ActionRejected, TangramError
 from tangram.files import Steps, opened, pack, write_out
 from tangram.tar import tarfile
 from tangram.wire import CONTAINERS
 
-_CLOSED = ("environment_closed", "lease_over", "cancelled", "client_gone")
+_CLOSED = ("environment_closed", *CLOSED_ANYWAY)
 """The causes by which actions fail on an environment that was closed."""
 
 _log = logging.getLogger(__name__)

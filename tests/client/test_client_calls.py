@@ -42,6 +42,9 @@ WRONG_WORDS: list[tuple[dict[str, Any], str]] = [
         (lambda: calls.write_file(PLACE, "a", 5), "data"),  # type: ignore[arg-type]
         (lambda: calls.write_file(PLACE, "a", b"", mode=0o7777), "mode"),
         (lambda: calls.read_file(PLACE, ""), "path"),
+        (lambda: calls.read_file(PLACE, b"a"), "path"),  # type: ignore[arg-type]
+        (lambda: calls.execute(PLACE, "ls", cwd=b"a"), "cwd"),  # type: ignore[arg-type]
+        (lambda: Action(kind="my.task", arguments=[1]), "arguments"),  # type: ignore[arg-type]
         (lambda: calls.request(PLACE, 0), "port"),
         (lambda: calls.request(PLACE, 70000), "port"),
         (lambda: calls.request(PLACE, "80"), "port"),  # type: ignore[arg-type]
@@ -159,6 +162,12 @@ def test_a_command_of_several_amounts_is_hoped_to_be_parallel_until_something_el
     assert (hoped.action_class, single.action_class) == ("pytest", "ls")
     assert said.curve.speedup(4) == 1.0
     assert single.curve == FLAT
+
+
+def test_a_path_may_be_one_of_pathlib() -> None:
+    assert calls.execute(PLACE, "ls", cwd=Path("a") / "b").arguments["cwd"] == "a/b"
+    assert "cwd" not in calls.execute(PLACE, "ls", cwd="").arguments
+    assert calls.read_file(PLACE, Path("a")).arguments == {**calls.read_file(PLACE, "a").arguments, "path": "a"}
 
 
 def test_the_tokens_of_a_request_are_in_its_cost_beside_it() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
+import pickle
 import threading
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from tangram import (
     ActionFailed,
     ActionLost,
     ActionTimedOut,
+    AsyncClient,
     Client,
     ClientClosed,
     Cost,
@@ -270,6 +273,22 @@ def test_leaving_the_block_of_an_environment_that_cannot_be_closed_keeps_what_wa
             client.open(trajectory="b").close()
 
 
+@pytest.mark.parametrize("cause", ["cancelled", "lease_over", "client_gone", "environment_closed"])
+def test_what_was_closed_by_a_cancel_or_its_lease_needs_no_close_and_what_is_unknown_is_told(
+    peer: Any, settings: Settings, cause: str
+) -> None:
+    peer.behave = lambda seen: ActionFailed("it is gone", cause) if seen.kind == "cpu.close" else peer.usual(seen)
+
+    async def close() -> None:
+        async with AsyncClient(settings=settings) as client:
+            await (await client.open(trajectory="a")).close()
+
+    with Client(settings=settings) as client:
+        for run in (client.open(trajectory="t").close, lambda: asyncio.run(close())):
+            with pytest.raises(ActionFailed) if cause == "environment_closed" else nullcontext():
+                run()
+
+
 def test_leaving_the_context_by_an_exception_closes_what_was_opened(peer: Any, settings: Settings) -> None:
     # Given a stack that cannot close environments, which does not hide the first error
     peer.behave = lambda seen: ActionLost("node n1 is lost") if seen.kind == "cpu.close" else peer.usual(seen)
@@ -347,6 +366,12 @@ def test_a_client_that_is_closed_or_forgotten_leaves_no_thread_and_no_connection
     assert session() is None and {thread.name for thread in set(threading.enumerate()) - threads} == set()
     # Redis notices a closed connection at its next turn.
     assert wait_until(lambda: connections() <= before, 60)
+
+
+@pytest.mark.parametrize("held", [lambda env: env, lambda env: env.files, lambda env: env.submit("true"), lambda env: env._session])
+def test_what_holds_a_client_says_what_to_make_in_another_process(env: Environment, held: Any) -> None:
+    with pytest.raises(TypeError, match="make a Client in each one, and reach an environment by client.environment"):
+        pickle.dumps(held(env))
 
 
 def test_a_forked_child_is_told_to_open_its_own_client(peer: Any, settings: Settings) -> None:

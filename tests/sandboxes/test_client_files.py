@@ -83,6 +83,19 @@ def test_several_files_are_written_and_read_in_one_action_each(env: Environment)
     assert sent.files.read("~/plain") == sent.files.read("plain") == sent.files.read(f"{home}/plain") == given["plain"]
 
 
+def test_paths_may_be_those_of_pathlib(env: Environment, tmp_path: Path) -> None:
+    files, folder = Sent(env).files, Path("deep")
+
+    files.write({folder / "a": b"1", folder / "b": b"2"})
+    files.write(folder / "c", b"3")
+    files.upload(tmp_path, folder / "d")
+
+    assert files.read([folder / "a", "deep/b"]) == {folder / "a": b"1", "deep/b": b"2"}
+    assert files.read(folder / "c") == b"3"
+    assert files.rename(folder / "c", Path("e")).name == "e" and files.exists(Path("e"))
+    assert [one.name for one in files.list(folder)] == ["a", "b", "d"]
+
+
 def test_a_file_is_as_large_as_it_likes(env: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "PART_BYTES", 1000)
     sent = Sent(env)
