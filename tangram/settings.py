@@ -14,10 +14,15 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from tangram.errors import TangramError
+
 
 def default_state_dir() -> Path:
     """Return the per-user state folder of the XDG base directory specification."""
-    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    try:
+        base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    except RuntimeError:  # neither HOME nor an entry in the password file
+        raise TangramError("this user has no home folder: set TANGRAM_STATE_DIR to the folder of the stack") from None
     return Path(base) / "tangram"
 
 

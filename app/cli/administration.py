@@ -6,20 +6,26 @@ from typing import Annotated
 
 import typer
 
+from app.cli import output
 from app.cli.common import database, make_state_dir, tokens
 from tangram.settings import Settings
 
 
 @database.command("upgrade")
 def db_upgrade() -> None:
-    """Bring the journal's tables up to date."""
-    from app.journal.database import sqlite_url
+    """Bring the journal's tables up to date.
+
+    Where there is no SQLite file yet, it is made, which is said.
+    """
+    from app.journal.database import shown, sqlite_url
     from app.journal.migrating import upgrade
 
     settings = Settings()
     if settings.database_url is None:
         make_state_dir(settings.state_dir)
-    upgrade(settings.database_url or sqlite_url(settings.state_dir / "tangram.sqlite"))
+    url = settings.database_url or sqlite_url(settings.state_dir / "tangram.sqlite")
+    if upgrade(url):
+        output.note(f"made a new journal: {shown(url)}")
 
 
 @tokens.command("new")
@@ -37,4 +43,5 @@ def token_revoke(job: Annotated[str, typer.Option(help="The job whose tokens no 
     from app.cli.state import open_journal
     from app.gateway.tokens import revoke_tokens
 
-    print(revoke_tokens(open_journal(Settings()), job))
+    print(count := revoke_tokens(open_journal(Settings()), job))
+    output.note(f"tokens of {job} that counted until now: {count}")

@@ -13,7 +13,7 @@ from typing import Literal
 from sqlalchemy import select
 
 from app.cli.state import database_of
-from app.journal.database import database_errors, open_engine
+from app.journal.database import database_errors, open_engine, require_tables
 from app.journal.leader import SCHEDULER_LEASE
 from app.journal.models import LeaseRow
 from app.local.embedded import StackFile
@@ -38,6 +38,7 @@ def check_health(process: ProcessKind, settings: Settings) -> str:
 def _scheduler(settings: Settings) -> str:
     engine = open_engine(database_of(settings), connect_timeout_s=settings.connect_timeout_s)
     try:
+        require_tables(engine)  # an older version is well, too, where a newer one has been migrated to
         with database_errors(engine.url), engine.connect() as connection:
             of_its_shard = LeaseRow.name == of_shard(SCHEDULER_LEASE, settings.shard)
             lease = select(LeaseRow.holder, LeaseRow.epoch, LeaseRow.expires_at).where(of_its_shard)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import io
 import os
 import signal
 import sys
@@ -60,6 +61,11 @@ def _unknown(names: Iterable[str]) -> set[str]:
 def main() -> NoReturn:
     """Run the command line and exit."""
     interrupts: list[int] = []
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed, as by `>&-`; in this order each gets its own number
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names have characters that a terminal may not have
+        sys.stdout.reconfigure(errors="backslashreplace")
 
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:
         interrupts.append(number)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.cli import output
-from app.cli.common import RUN_HELP, AsJson, UsageError, app, check_size, imports
+from app.cli.common import RUN_HELP, AsJson, UsageError, app, check_size, imports, make_state_dir
 from tangram.errors import InvalidAction
 from tangram.settings import Settings
 
@@ -115,6 +115,8 @@ def _lived(trace: Trace, path: Path, each: Sequence[ReplayOptions], *, apart: bo
         settings = Settings()
         if apart:
             settings = alone(settings, settings.state_dir / "compare" / options.policy.replace(":", "-"))
+        if settings.broker_url is None:
+            make_state_dir(settings.state_dir)
         with output.progress_bar(options.policy) as begin:
             documents.append(replay_live(trace, path, options, settings, begin, output.note).document)
     return documents

@@ -18,6 +18,7 @@ from app.journal.database import DatabaseError, database_errors, open_latest, sq
 from app.journal.figures import Selection
 from app.journal.models import Job
 from app.journal.runs import RunRecord, load_run
+from tangram.action import check_name
 from tangram.errors import TangramError
 from tangram.settings import Settings
 
@@ -46,6 +47,7 @@ class Chosen:
 def chosen(settings: Settings, words: str) -> Iterator[Chosen]:
     """Find what `words` mean. Raises `TangramError` when the journal knows no such run and no such job, or cannot be read."""
     url, name = _journal_and_name(settings, words)
+    check_name("RUN", name)
     engine = open_latest(url, connect_timeout_s=settings.connect_timeout_s)
     try:
         yield _find(engine, name)

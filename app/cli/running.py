@@ -39,6 +39,9 @@ def up(
             _check_free(port, f"TANGRAM_{name.upper()}", settings.stack_file)
     if settings.shards > nodes:
         raise UsageError(f"TANGRAM_SHARDS={settings.shards}: each shard needs a CPU node, name as many with --nodes")
+    if given := [name for name in ("broker_url", "result_url", "database_url") if getattr(settings, name)]:
+        names = ", ".join(f"TANGRAM_{name.upper()}" for name in given)
+        output.note(f"this stack has addresses of its own: unset {names}, or commands and clients go there instead")
     make_state_dir(settings.state_dir)
     services_file = settings.services_file or tiny_services(settings.state_dir, output.note)
     plan = stack.StackPlan(

@@ -20,7 +20,7 @@ from sqlalchemy import ColumnElement, Engine, insert, select, update
 from app.gateway.errors import InfraFailed, Unauthorized
 from app.journal.database import DatabaseError, database_errors, writing
 from app.journal.models import GatewayToken, table
-from tangram.action import Action
+from tangram.action import check_name
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ def make_token(engine: Engine, job: str) -> str:
 
     Raises `InvalidAction` when `job` is no valid name; `DatabaseError` when it cannot be written down.
     """
-    Action.from_header({"kind": "check", "job": job})
+    check_name("job", job)
     token = secrets.token_urlsafe(32)
     row = {"hash": _hash(token), "job": job, "created_at": time.time()}
     with database_errors(engine.url), writing(engine).begin() as connection:
@@ -43,7 +43,8 @@ def make_token(engine: Engine, job: str) -> str:
 
 
 def revoke_tokens(engine: Engine, job: str) -> int:
-    """Revoke all tokens of a job and return how many there were. Raises `DatabaseError`."""
+    """Revoke all tokens of a job and return how many there were. Raises as `make_token`."""
+    check_name("job", job)
     statement = update(_TOKENS).where(_TOKENS.c.job == job, _TOKENS.c.revoked_at.is_(None)).values(revoked_at=time.time())
     with database_errors(engine.url), writing(engine).begin() as connection:
         return connection.execute(statement).rowcount

@@ -103,16 +103,24 @@ def latest_revision() -> str:
     return max(path.name.partition("_")[0] for path in (MIGRATIONS / "versions").glob("[0-9]*_*.py"))
 
 
+def require_tables(engine: Engine) -> str:
+    """Return the revision of a database. Raises `DatabaseError` when it cannot be reached or has no tables."""
+    path = engine.url.database or ""
+    # SQLite would make the file.
+    if engine.dialect.name == "sqlite" and path not in ("", ":memory:") and not path.startswith("file:") and not Path(path).exists():
+        raise DatabaseError(f"{shown(engine.url)}: there is no such file: run `tangram db upgrade`, which makes it")
+    found = current_revision(engine)
+    if found is None:
+        raise DatabaseError(f"{shown(engine.url)}: the database has no tables: run `tangram db upgrade`")
+    return found
+
+
 def require_latest(engine: Engine) -> None:
     """Refuse a database that this version of the code cannot use.
 
     Raises `DatabaseError` when it cannot be reached or is at another revision.
     """
-    path = engine.url.database or ""
-    # SQLite would make the file.
-    if engine.dialect.name == "sqlite" and path not in ("", ":memory:") and not path.startswith("file:") and not Path(path).exists():
-        raise DatabaseError(f"{shown(engine.url)}: there is no such file: run `tangram db upgrade`, which makes it")
-    found, needed = current_revision(engine), latest_revision()
+    found, needed = require_tables(engine), latest_revision()
     if found != needed:
         raise DatabaseError(f"{shown(engine.url)}: the database is at revision {found}, {needed} is needed: run `tangram db upgrade`")
 

@@ -21,12 +21,12 @@ from app.journal.database import MIGRATIONS, DatabaseError, database_errors, ope
 _ALEMBIC = threading.Lock()
 
 
-def upgrade(url: str, revision: str = "head") -> None:
-    """Bring the database at `url` to `revision`; do nothing where it is there already.
+def upgrade(url: str, revision: str = "head") -> bool:
+    """Bring the database at `url` to `revision`; do nothing where it is there already. Return whether a file was made for it.
 
     Raises `DatabaseError` when it cannot be reached or written, or is at a revision that is not in `migrations/`.
     """
-    _migrate(url, lambda config: command.upgrade(config, revision))
+    return _migrate(url, lambda config: command.upgrade(config, revision))
 
 
 def downgrade(url: str, revision: str) -> None:
@@ -34,15 +34,16 @@ def downgrade(url: str, revision: str) -> None:
     _migrate(url, lambda config: command.downgrade(config, revision))
 
 
-def _migrate(url: str, step: Callable[[Config], None]) -> None:
+def _migrate(url: str, step: Callable[[Config], None]) -> bool:
     engine = open_engine(url)
     try:
         with database_errors(url):
-            _keep_private(engine)
+            is_new = _make_private(engine)
             config = _config()
             config.attributes["engine"] = writing(engine)
             with _ALEMBIC:
                 step(config)
+            return is_new
     except CommandError as error:
         unknown = "" if "locate revision" not in str(error) else "; another version wrote it: use that one, or another database"
         raise DatabaseError(f"{shown(url)}: {problem(error)}{unknown}") from error
@@ -50,12 +51,17 @@ def _migrate(url: str, step: Callable[[Config], None]) -> None:
         engine.dispose()
 
 
-def _keep_private(engine: Engine) -> None:
-    """Make the file of a new SQLite database for its owner alone, whoever may look into its folder; SQLite's other files are as it is."""
+def _make_private(engine: Engine) -> bool:
+    """Make the file of a new SQLite database for its owner alone, whoever may look into its folder; SQLite's other files are as it is.
+
+    Return whether it was made.
+    """
     path = engine.url.database or ""
     if engine.dialect.name == "sqlite" and path not in ("", ":memory:") and not path.startswith("file:"):
         with suppress(OSError):  # it is there, or SQLite says what is wrong
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            return True
+    return False
 
 
 def _config() -> Config:

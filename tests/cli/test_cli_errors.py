@@ -14,6 +14,8 @@ import pytest
 from app.journal.database import open_engine
 from app.journal.writing import SqlJournal
 from scheduler.live.entries import NodeChanged
+from tangram.errors import TangramError
+from tangram.settings import Settings
 from tangram.wire import CONTROL_QUEUE
 from tests.cli.forked import environment, forked
 from tests.cli.support import tangram
@@ -161,7 +163,11 @@ def test_a_stack_that_is_not_there_is_said_soon(trace: None, tmp_path: Path, wor
         (["status"], "mysql://x", "use sqlite"),
         (["status"], "nonsense", "not a database URL"),
         (["report", "last"], "sqlite:///missing", "there is no such file"),
-        *((words, "sqlite:///empty.sqlite", "tangram db upgrade") for words in (["status"], ["report", "last"], ["scheduler"])),
+        (["health", "scheduler"], "sqlite:///missing", "there is no such file"),
+        *(
+            (words, "sqlite:///empty.sqlite", "tangram db upgrade")
+            for words in (["status"], ["report", "last"], ["scheduler"], ["health", "scheduler"])
+        ),
     ],
 )
 def test_a_database_that_cannot_be_used_is_said(tmp_path: Path, words: list[str], url: str, expected: str) -> None:
@@ -169,6 +175,51 @@ def test_a_database_that_cannot_be_used_is_said(tmp_path: Path, words: list[str]
     done = forked(*words, cwd=tmp_path, TANGRAM_DATABASE_URL=url, TANGRAM_CONNECT_TIMEOUT_S="1", **NOWHERE)
     refused(done, expected)
     assert "secret" not in done.stderr and not (tmp_path / "missing").exists()
+
+
+def test_a_new_journal_and_tokens_that_are_revoked_are_told_beside_the_output(tmp_path: Path) -> None:
+    database = {"TANGRAM_DATABASE_URL": f"sqlite:///{tmp_path / 'j.sqlite'}"}
+    first, again = (forked("db", "upgrade", cwd=tmp_path, **database) for _ in range(2))
+    assert (first.stdout, first.stderr) == ("", f"made a new journal: {database['TANGRAM_DATABASE_URL']}\n")
+    assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
+    assert forked("token", "new", "--job", "j", cwd=tmp_path, **database).returncode == 0
+    revoked = forked("token", "revoke", "--job", "j", cwd=tmp_path, **database)
+    assert (revoked.stdout, revoked.stderr) == ("1\n", "tokens of j that counted until now: 1\n")
+
+
+@pytest.mark.parametrize("words", [["report"], ["report", "x", "--against"], ["export"], ["token", "revoke", "--job"], ["envs", "--job"]])
+def test_a_name_that_is_no_text_is_refused(tmp_path: Path, redis_urls: RedisUrls, words: list[str]) -> None:
+    urls = {"TANGRAM_BROKER_URL": redis_urls.broker, "TANGRAM_RESULT_URL": redis_urls.result}
+    database = new_journal(tmp_path / "j.sqlite")
+    refused(forked(*words, "\udcff", cwd=tmp_path, TANGRAM_DATABASE_URL=database, **urls))
+
+
+def test_a_user_without_a_home_is_told_which_setting_names_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a user that the password file does not have
+    def unknown(_number: int) -> None:
+        raise KeyError
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    for name in ("HOME", "XDG_STATE_HOME", "TANGRAM_STATE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(TangramError, match="set TANGRAM_STATE_DIR"):
+        Settings()
+
+
+@pytest.mark.parametrize(
+    ("variables", "words", "printed"),
+    [
+        ("", "--version 2>&-", "tangram "),
+        ("", "--version <&- >&- 2>&-", ""),
+        ("PYTHONIOENCODING=ascii", "replay trace.jsonl --simulate", "\\xb5"),
+    ],
+)
+def test_an_output_that_is_closed_or_lacks_a_character_is_no_error(
+    trace: None, tmp_path: Path, variables: str, words: str, printed: str
+) -> None:
+    command = f"cd {tmp_path} && {variables} {sys.executable} -m tangram {words}"
+    done = subprocess.run(["sh", "-c", command], env=environment(tmp_path), capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stderr) == (0, "") and printed in done.stdout, done
 
 
 def test_where_no_scheduler_answers_the_state_says_so_by_its_exit_code(tmp_path: Path) -> None:
@@ -222,8 +273,15 @@ def test_a_drain_that_no_scheduler_takes_up_says_so_and_counts_for_the_next_one(
 def test_a_state_folder_that_is_a_file_or_cannot_be_made_is_said(trace: None, tmp_path: Path, folder: str) -> None:
     (tmp_path / "state").touch()
     for words in (["up"], ["replay", "trace.jsonl", "--live"], ["db", "upgrade"]):
-        setting = "" if words[0] == "replay" else "set TANGRAM_STATE_DIR to another one"
-        refused(forked(*words, cwd=tmp_path, TANGRAM_STATE_DIR=folder), f"the state folder {folder}" if setting else folder[:8], setting)
+        said = f"the state folder {folder} cannot be made", "set TANGRAM_STATE_DIR to another one"
+        refused(forked(*words, cwd=tmp_path, TANGRAM_STATE_DIR=folder), *said)
+
+
+def test_a_stack_of_this_machine_says_which_addresses_it_does_not_take(tmp_path: Path) -> None:
+    urls = {"TANGRAM_BROKER_URL": "redis://elsewhere", "TANGRAM_DATABASE_URL": "sqlite:///elsewhere"}
+    done = forked("up", cwd=tmp_path, **urls, TANGRAM_STATE_DIR="/proc/no/such")
+    said = "this stack has addresses of its own: unset TANGRAM_BROKER_URL, TANGRAM_DATABASE_URL, or commands and clients go there instead"
+    assert done.stderr.splitlines()[0] == said
 
 
 def test_a_model_folder_that_is_none_is_said(tmp_path: Path, redis_urls: object) -> None:
