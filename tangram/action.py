@@ -248,15 +248,12 @@ class Action:
         cost = header.get("cost", {})
         if not isinstance(cost, Mapping):
             raise InvalidAction("cost", f"must be an object, not {type(cost).__name__}")
-        efficiency = header.get("efficiency")
-        if efficiency is not None and not isinstance(efficiency, Mapping):
-            raise InvalidAction("efficiency", f"must be an object, not {type(efficiency).__name__}")
         plain = {"job": DEFAULT_JOB, **{name: header[name] for name in _PLAIN if name in header}}
         check_name("job", plain["job"])
         return cls(
             kind=header.get("kind", ""),
             cost=Cost({name: _amounts(name, given) for name, given in cost.items()}),
-            curve=make_curve(header.get("parallel_fraction"), efficiency),
+            curve=make_curve(header.get("parallel_fraction"), header.get("efficiency")),
             **plain,
         )
 

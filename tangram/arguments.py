@@ -19,6 +19,9 @@ UNWRITABLE = re.compile("[\0\ud800-\udfff]")
 MOST_WORD_BYTES = 128 * 1024 - 1
 """Longest argument or variable that Linux hands to a program, of which the name, `=` and the final NUL are part."""
 
+MOST_PATH = 8192
+"""Characters of a path that is sent to a node. Linux takes 4096 bytes, and the node says which path has more."""
+
 MOST_WORDS_BYTES = 1_920 * 1024
 """Most that all arguments and variables of a program may take together; Linux allows 2 MiB with the usual limit on stacks."""
 
@@ -123,19 +126,19 @@ def folder_path(name: str, path: AnyPath | None) -> str | None:
 def path_text(name: str, path: AnyPath, unwritable: re.Pattern[str] = UNWRITABLE) -> str:
     """Return the text of a path; it has no `unwritable` character."""
     text = os.fspath(path) if isinstance(path, os.PathLike) else path
-    if not isinstance(text, str) or not text or unwritable.search(text):
+    if not isinstance(text, str) or not 0 < len(text) <= MOST_PATH or unwritable.search(text):
         raise InvalidAction(name, f"must be a path, not {path!r:.200}")
     return text
 
 
-def file_content(data: object) -> bytes:
-    """Return the bytes of a file that is to be written; text as UTF-8. Raises `InvalidAction` for anything else."""
+def content(name: str, data: object) -> bytes:
+    """Return the bytes of a file that is to be written, or of a request; text as UTF-8."""
     try:
         data = data.encode() if isinstance(data, str) else data
     except UnicodeEncodeError as error:
-        raise InvalidAction("data", f"must have a UTF-8 form: {error}") from None
+        raise InvalidAction(name, f"must have a UTF-8 form: {error}") from None
     if not isinstance(data, (bytes, bytearray, memoryview)):
-        raise InvalidAction("data", f"must be bytes or text, not {type(data).__name__}")
+        raise InvalidAction(name, f"must be bytes or text, not {type(data).__name__}")
     return bytes(data)
 
 
@@ -150,7 +153,7 @@ def _check_sizes(name: str, words: Sequence[str]) -> None:
 def request_body(body: bytes | str | None, json_body: Any, headers: dict[str, str]) -> bytes | None:
     """Return the bytes of a request; a JSON body also sets the content type."""
     if json_body is None:
-        return body.encode() if isinstance(body, str) else body
+        return None if body is None else content("body", body)
     if body is not None:
         raise InvalidAction("body", "give either body or json, not both")
     if not any(name.lower() == "content-type" for name in headers):

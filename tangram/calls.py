@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Required, TypedDict, Unpack
 
 from tangram import arguments, input_messages
-from tangram.action import CELLS, CORES, MEMORY_MB, QUOTA_PREFIX, TOKENS_PREFIX, Action, Cost, command_class
+from tangram.action import CORES, MEMORY_MB, QUOTA_PREFIX, TOKENS_PREFIX, Action, Cost, check_name, command_class
 from tangram.arguments import (
     AnyPath,
     folder_path,
@@ -176,11 +176,15 @@ def make_up_environment(name: str = "env") -> str:
 def open_environment(job: str, environment: str = "", **options: Unpack[OpenOptions]) -> Action:
     """Open a fresh environment, by default under an id made up here, which is its trajectory's where none is named."""
     image, snapshot, memory_mb = options.get("image"), options.get("snapshot"), options.get("memory_mb")
-    requires = options.get("requires", ())
+    requires = listed("requires", options.get("requires", ()))
+    if image is not None and not isinstance(image, str):
+        raise InvalidAction("image", f"must be the name of an image, not {image!r:.200}")
     if snapshot is not None:
+        if not isinstance(snapshot, Snapshot):
+            raise InvalidAction("snapshot", f"must be one that an environment has made, not {snapshot!r:.200}")
         if image is not None:
             raise InvalidAction("image", "give either an image or a snapshot, not both")
-        image, requires = snapshot.image, (*requires, node_label(snapshot.node))
+        image, requires = snapshot.image, [*requires, node_label(snapshot.node)]
     environment = environment or make_up_environment()
     return Action(
         kind="cpu.open",
@@ -189,7 +193,7 @@ def open_environment(job: str, environment: str = "", **options: Unpack[OpenOpti
         job=job,
         trajectory=options.get("trajectory") or environment,
         environment=environment,
-        requires=requires if isinstance(requires, str) else tuple(requires),  # type: ignore[arg-type]  # refused by Action
+        requires=tuple(requires),
         **_given(options, "detached", "lease_s", "owner", "memory"),
     )
 
@@ -244,7 +248,7 @@ def write_file(place: Place, path: AnyPath, data: bytes | str, mode: int | None 
 
     With an `offset` the file keeps as many bytes, which it must have, and ends with `data`: so a large file is written in parts.
     """
-    whole = arguments.file_content(data)
+    whole = arguments.content("data", data)
     if mode is not None and (isinstance(mode, bool) or not isinstance(mode, int) or not 0 <= mode <= 0o777):
         raise InvalidAction("mode", f"must be permission bits from 0 to 0o777, not {mode!r}")
     return _file(place, "cpu.write_file", path, present(data=whole, mode=mode, offset=offset))
@@ -273,6 +277,7 @@ def close_environment(place: Place) -> Action:
 
 def close_session(place: Place, session: str, *, idle_only: bool = False) -> Action:
     """Close a shell session once what was submitted to it has ended; with `idle_only` one stays in which a program runs on."""
+    check_name("session", session)
     return _of_environment("cpu.close_session", place, session=session, idle_only=idle_only or None, idempotent=True)
 
 
@@ -347,6 +352,8 @@ def call(
     if not isinstance(quota, str) or not quota:
         raise InvalidAction("quota", f"must be the name of a quota, not {quota!r}")
     whole_number("tokens", tokens, LARGEST_AMOUNT)
+    if not isinstance(headers or {}, Mapping) or not all(isinstance(word, str) for pair in (headers or {}).items() for word in pair):
+        raise InvalidAction("headers", f"must be texts by name, not {headers!r:.200}")
     method, given = method.upper(), dict(headers or {})
     return Action(
         kind="api.call",
@@ -373,7 +380,7 @@ def _invoke(job: str, kind: str, service: str, arguments: Mapping[str, Any], **o
     return Action(
         kind=kind,
         arguments={"service": service, **arguments},
-        cost=Cost({CELLS: tuple(units)} if units is not None else {}),
+        cost=Cost() if units is None else Cost.of(cells=units),
         curve=make_curve(options.get("parallel_fraction"), options.get("efficiency")),
         job=job,
         service=service,

@@ -154,6 +154,8 @@ def make_curve(parallel_fraction: float | None = None, efficiency: Mapping[int |
         return Amdahl(parallel_fraction)
     if efficiency is None:
         return FLAT
+    if not isinstance(efficiency, Mapping):
+        raise InvalidAction("efficiency", f"must be an object, not {type(efficiency).__name__}")
     return Table(tuple((_whole(units), value) for units, value in efficiency.items()))
 
 

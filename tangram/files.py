@@ -28,7 +28,7 @@ from typing import IO, Any, TypeVar, overload
 
 from tangram import calls, file_scripts
 from tangram.action import Action
-from tangram.arguments import AnyPath, file_content, iterable, path_text, whole_number
+from tangram.arguments import AnyPath, content, iterable, path_text, whole_number
 from tangram.calls import Place
 from tangram.errors import ActionError, ActionFailed, ActionRefused, InvalidAction
 from tangram.file_scripts import FileInfo
@@ -299,8 +299,8 @@ def _write(place: Place, path: AnyPath | Mapping[P, Content], data: Content, mod
         raise InvalidAction("mode", "is of one file: give one path")
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w") as archive:
-        for number, content in enumerate(path.values()):
-            whole = file_content(content)
+        for number, given in enumerate(path.values()):
+            whole = content("data", given)
             member = tarfile.TarInfo(str(number))
             member.size = len(whole)
             archive.addfile(member, io.BytesIO(whole))
@@ -310,7 +310,7 @@ def _write(place: Place, path: AnyPath | Mapping[P, Content], data: Content, mod
 
 def write_one(place: Place, path: AnyPath, data: Content, mode: int | None) -> Steps[None]:
     """Write a file, in parts where it is large."""
-    whole = file_content(data)
+    whole = content("data", data)
     yield calls.write_file(place, path, whole[:PART_BYTES], mode)
     for offset in range(PART_BYTES, len(whole), PART_BYTES):
         yield calls.write_file(place, path, whole[offset : offset + PART_BYTES], mode, offset=offset)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from tangram.arguments import present
+from tangram.arguments import content, present
 from tangram.errors import InvalidAction
 from tangram.wire import MOST_BODY_BYTES
 
@@ -57,9 +57,7 @@ def _pairs(headers: Headers | None) -> list[list[str]] | None:
 
 
 def _content(body: bytes | str | None) -> bytes | None:
-    content = body.encode() if isinstance(body, str) else body
-    if content is not None and not isinstance(content, (bytes, bytearray, memoryview)):
-        raise InvalidAction("body", f"must be bytes or text, not {type(content).__name__}")
-    if content is not None and len(content) > MOST_BODY_BYTES:
-        raise InvalidAction("body", f"must have at most {MOST_BODY_BYTES} bytes, not {len(content)}")
-    return bytes(content) if content else None
+    whole = b"" if body is None else content("body", body)
+    if len(whole) > MOST_BODY_BYTES:
+        raise InvalidAction("body", f"must have at most {MOST_BODY_BYTES} bytes, not {len(whole)}")
+    return whole or None

@@ -60,6 +60,8 @@ class Session:
         when spans are asked for and OpenTelemetry is not installed.
         """
         Action.from_header({"kind": "check", "job": job, "client": client_id or ""})
+        if not isinstance(settings, Settings | None):
+            raise InvalidAction("settings", f"must be Settings(broker_url=…, result_url=…), not {type(settings).__name__}")
         settings = settings or Settings()
         link = link or find_link(settings)
         self.job = job
@@ -116,6 +118,8 @@ class Session:
         Whoever knows that the id `is_new` spares the store the question whether it has a result. Raises `InvalidAction` for an id that is
         no valid name: under half of a surrogate pair nothing can be asked of the store.
         """
+        if not isinstance(action, Action):
+            raise InvalidAction("action", f"must be an Action, not {type(action).__name__}")
         if task_id is not None:
             check_name("task_id", task_id)
         with self._lock:
@@ -159,6 +163,7 @@ class Session:
         """
         if (trajectory is None) == (job is None):
             raise InvalidAction("cancel", "name either a trajectory or a job")
+        check_name("cancel", job if trajectory is None else trajectory)
         of = self.job if job is None else job
         what: dict[str, Any] = {"job": of} if trajectory is None else {"trajectory": trajectory, "job": of}
         with self._lock:

@@ -28,6 +28,7 @@ from typing import Any
 
 from redis import Redis, RedisError
 
+from tangram.action import check_name
 from tangram.decode import read_meta, stored_value
 from tangram.errors import BY_STATUS, ActionError, ActionFailed, EnvironmentLost, InvalidAction, StackUnreachable, TangramError
 from tangram.results import Chunk
@@ -53,6 +54,7 @@ class Reading:
     """
 
     def __init__(self, task_id: str, after: int, wake: Callable[[], None], result: Future[Any] | None) -> None:
+        check_name("task_id", task_id)  # before the thread, which reads for all, gets it
         self.task_id, self.after, self.wake, self.result = task_id, after, wake, result
         self.chunks: deque[Chunk] = deque()
         self.came_bytes = self.taken_bytes = 0

@@ -37,7 +37,18 @@ WRONG_WORDS: list[tuple[dict[str, Any], str]] = [
     [
         *((lambda words=words: calls.execute(PLACE, **{"command": "ls", **words}), field) for words, field in WRONG_WORDS),
         (lambda: calls.open_environment("j", trajectory="t", requires="gpu"), "requires"),
+        *((lambda given=given: calls.open_environment("j", requires=given), "requires") for given in (3, None, {"a": 1})),
         (lambda: calls.open_environment("j", trajectory="t", memory_mb=0), "cost.memory_mb"),
+        (lambda: calls.open_environment("j", image=3), "image"),  # type: ignore[arg-type]
+        (lambda: calls.open_environment("j", snapshot="kept:1"), "snapshot"),  # type: ignore[arg-type]
+        (lambda: calls.execute(PLACE, "ls", efficiency=0.5), "efficiency"),  # type: ignore[arg-type]
+        (lambda: calls.close_session(PLACE, None), "session"),  # type: ignore[arg-type]
+        (lambda: calls.read_file(PLACE, "a" * 100_000), "path"),
+        (lambda: calls.request(PLACE, 80, body="\udcff"), "body"),
+        (lambda: calls.call("j", "q", url="http://x", body="\udcff"), "body"),
+        (lambda: calls.call("j", "q", url="http://x", body=5), "body"),  # type: ignore[arg-type]
+        *((lambda given=given: calls.call("j", "q", url="http://x", headers=given), "headers") for given in (3, "A: b", {"A": 1})),
+        *((lambda given=given: calls.score("j", "rm", [1], {"units": given}), "cost.cells") for given in (0.5, object())),
         (lambda: calls.open_environment("j", trajectory="t", image="i", snapshot=Snapshot("s", "n")), "image"),
         (lambda: calls.write_file(PLACE, "a", 5), "data"),  # type: ignore[arg-type]
         (lambda: calls.write_file(PLACE, "a", b"", mode=0o7777), "mode"),
@@ -121,6 +132,23 @@ def test_reading_is_idempotent_and_running_is_not() -> None:
     assert calls.call("j", "q", url="http://x", method="post", idempotent=True).idempotent
     assert not calls.write_file(PLACE, "a", b"").idempotent
     assert not calls.execute(PLACE, "ls").idempotent
+
+
+def test_wrong_settings_are_refused_before_connecting() -> None:
+    with pytest.raises(InvalidAction, match="settings: must be Settings"):
+        Client("j", "redis://localhost")  # type: ignore[arg-type]
+
+
+def test_a_client_refuses_what_is_no_action_and_no_name(peer: Any, settings: Settings) -> None:
+    with Client(settings=settings) as client:
+        for call in (
+            lambda: client.submit(3),  # type: ignore[arg-type]
+            lambda: client.cancel(trajectory=""),
+            lambda: client.cancel(job=3),  # type: ignore[arg-type]
+            lambda: next(client.output(3)),  # type: ignore[arg-type]
+        ):
+            with pytest.raises(InvalidAction):
+                call()
 
 
 def test_a_wrong_job_is_refused_before_connecting() -> None:

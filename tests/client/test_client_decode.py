@@ -96,6 +96,8 @@ def test_an_end_without_a_cause_has_the_usual_one() -> None:
 def test_an_exception_of_a_worker_is_ours_and_one_of_a_task_of_users_is_theirs() -> None:
     ours, theirs = outcome(failure("KeyError", ["x"])), outcome(failure("KeyError", ["x"]), kind="my.task")
     assert (ours.cause, ours.fault, theirs.cause, theirs.fault) == ("worker_failed", "infrastructure", "error", "program")
+    nobodys = outcome(failure("NotRegistered", ["my.taks"]), kind="my.taks")
+    assert (nobodys.cause, nobodys.fault, "my.taks" in nobodys.reason) == ("impossible", "caller", True)
 
 
 @pytest.mark.parametrize(
