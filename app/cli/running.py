@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import socket
 from pathlib import Path
 from typing import Annotated
@@ -19,9 +20,9 @@ from tangram.settings import Settings
 @app.command()
 def up(
     policy: Annotated[str | None, typer.Option(help="elastic, paper, fcfs, fixed:N or static:N; by default TANGRAM_POLICY.")] = None,
-    nodes: Annotated[int, typer.Option(min=1, help="CPU nodes.")] = 1,
-    cores: Annotated[int | None, typer.Option(min=1, help="Cores per node; by default those of this machine.")] = None,
-    cells: Annotated[int, typer.Option(min=1, help="GPU cells of the GPU node.")] = 2,
+    nodes: Annotated[int, typer.Option(min=1, max=1000, help="CPU nodes.")] = 1,
+    cores: Annotated[int | None, typer.Option(min=1, max=100_000, help="Cores per node; by default those of this machine.")] = None,
+    cells: Annotated[int, typer.Option(min=1, max=1000, help="GPU cells of the GPU node.")] = 2,
 ) -> None:
     """Run the whole system on this machine.
 
@@ -121,12 +122,19 @@ def worker(
 
     if pool not in ("cpu", "gpu", "api"):
         raise UsageError(f"worker {pool!r} is none of cpu, gpu, api")
+    if log_level.upper() not in logging.getLevelNamesMapping():
+        raise UsageError(f"--log-level {log_level!r} is none of DEBUG, INFO, WARNING, ERROR, CRITICAL")
     settings = Settings()
     if pool != "cpu" and settings.shard:
         raise UsageError(f"TANGRAM_SHARD={settings.shard}: shards other than 0 have CPU workers only")
     with importing():
         start = importlib.import_module("workers.start")
-    start.run(pool, settings, tuple(include or ()), log_level)
+    try:
+        start.run(pool, settings, tuple(include or ()), log_level)
+    except ModuleNotFoundError as error:
+        if missing := [module for module in include or () if f"{module}.".startswith(f"{error.name}.")]:
+            raise UsageError(f"--include {missing[0]}: there is no module {error.name}") from error
+        raise
 
 
 @app.command()

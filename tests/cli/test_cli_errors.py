@@ -66,6 +66,8 @@ def refused(done: subprocess.CompletedProcess[str], *expected: str) -> None:
         (["import", "swe-agent", "missing.traj"], "missing.traj"),
         (["record", "missing.toml"], "missing.toml"),
         (["worker", "tpu"], "tpu"),
+        (["worker", "cpu", "--log-level", "banana"], "banana"),
+        (["up", "--nodes", "99999999999"], "--nodes"),
         (["report"], "no journal"),
         (["report", "j", "-o", "-", "--json"], "standard output"),
         (["worker", "cpu"], "no stack is running"),
@@ -282,6 +284,11 @@ def test_a_stack_of_this_machine_says_which_addresses_it_does_not_take(tmp_path:
     done = forked("up", cwd=tmp_path, **urls, TANGRAM_STATE_DIR="/proc/no/such")
     said = "this stack has addresses of its own: unset TANGRAM_BROKER_URL, TANGRAM_DATABASE_URL, or commands and clients go there instead"
     assert done.stderr.splitlines()[0] == said
+
+
+def test_a_module_of_tasks_that_there_is_not_is_said(tmp_path: Path, redis_urls: RedisUrls) -> None:
+    urls = {"TANGRAM_BROKER_URL": redis_urls.broker, "TANGRAM_RESULT_URL": redis_urls.result}
+    refused(tangram(tmp_path, "worker", "api", "--include", "nope.tasks", **urls), "--include nope.tasks: there is no module nope")
 
 
 def test_a_model_folder_that_is_none_is_said(tmp_path: Path, redis_urls: object) -> None:
