@@ -127,6 +127,10 @@ class Quarantine:
         if self._set_aside:
             log.warning("%d messages are set aside, see `tangram status`", len(self._set_aside))
 
+    def holds(self, message: Message) -> bool:
+        """Return whether a message that is known by an id is set aside."""
+        return message.key in self._set_aside
+
     def deal(self, message: Message, now: float, take: Callable[[], None], instead: Callable[[SetAside], None] | None = None) -> None:
         """Call `take` for a message, or `instead` if it is set aside."""
         found = self._set_aside.get(message.key)

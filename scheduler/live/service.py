@@ -100,7 +100,7 @@ class Service:
     def recover(self) -> int:
         """Go on from the journal of the scheduler before this one; return the number of unfinished actions.
 
-        Raises `StackUnreachable` while the result store does not say how actions on nodes that are gone have ended. Nothing is done then.
+        Raises `StackUnreachable` while the result store does not say which actions have ended that cannot go on. Nothing is done then.
         """
         unfinished, now = self._journal.unfinished(), self._clock()
         self._still_leading()
@@ -127,10 +127,11 @@ class Service:
             deal(poison.of_content("reload", [spent.granted_at, spent.header]), now, partial(self._resume_spent, spent, now))
         # Running actions take up their units before waiting actions could get them.
         close_requested = {kept.id: (kept.reason, kept.cause) for kept in unfinished.environments if kept.state == "opening"}
-        ended = self._ended_on_gone_nodes(unfinished.actions)
+        stored = self._give_up_tries(unfinished.actions)
         for kept in sorted(unfinished.actions, key=lambda one: one.grant is None):
-            resume = partial(self._resume, kept, close_requested, ended.get(kept.id), now)
-            deal(poison.of_action(kept.id, "reload"), now, resume, partial(self._end_unfinished, kept, unfinished, now))
+            resume = partial(self._resume, kept, close_requested, stored.get(kept.id), now)
+            instead = partial(self._end_unfinished, kept, unfinished, stored.get(kept.id), now)
+            deal(poison.of_action(kept.id, "reload"), now, resume, instead)
         for renewed in unfinished.leases():
             deal(poison.of_environment(renewed.id), now, partial(self._handle, renewed, now))
         self._tick(now)
@@ -170,14 +171,18 @@ class Service:
         self._executor.note(replace(kept, state=ENVIRONMENT.next(kept.state, "lost"), at=now, reason=reason))
         self._handle(events.EnvironmentGone(id=kept.id, state="lost", node=kept.node or "", reason=reason, at=now), now)
 
-    def _ended_on_gone_nodes(self, actions: Iterable[UnfinishedAction]) -> dict[str, events.StoredEnd]:
-        """Let no more results of nodes that are gone count; return those that are stored, by action. Raises `StackUnreachable`."""
-        nodes = self._core.state.nodes
-        grants = {kept.id: (kept, kept.grant) for kept in actions if kept.grant is not None and kept.grant.node not in nodes}
-        kinds = {action_id: str(kept.header.get("kind")) for action_id, (kept, _) in grants.items()}
-        stored = self._transport.stored_ends(kinds, {action_id: grant.attempt for action_id, (_, grant) in grants.items()})
+    def _give_up_tries(self, actions: Iterable[UnfinishedAction]) -> dict[str, events.StoredEnd]:
+        """Let no more results count of actions that are set aside or whose node is gone; return the stored ones, by action.
+
+        Raises `StackUnreachable`.
+        """
+        nodes, kinds, tries = self._core.state.nodes, dict[str, str](), dict[str, int]()
+        for kept in actions:
+            if kept.grant is not None and (kept.grant.node not in nodes or self._quarantine.holds(poison.of_action(kept.id, "reload"))):
+                kinds[kept.id], tries[kept.id] = str(kept.header.get("kind")), kept.grant.attempt
+        stored = self._transport.stored_ends(kinds, tries)
         if stored is None:
-            raise StackUnreachable("the result store does not say how actions on nodes that are gone have ended")
+            raise StackUnreachable("the result store does not say how actions have ended that are set aside or whose node is gone")
         return {end.id: end for end in stored}
 
     def _resume(
@@ -192,12 +197,12 @@ class Service:
         self._executor.granted[kept.id] = grant.attempt
         self._handle(filled(events.Resumed, kept, action=action, close_requested=closing, close_cause=cause, ended=ended), now)
 
-    def _end_unfinished(self, kept: UnfinishedAction, unfinished: Unfinished, now: float, found: SetAside) -> None:
+    def _end_unfinished(
+        self, kept: UnfinishedAction, unfinished: Unfinished, stored: events.StoredEnd | None, now: float, found: SetAside
+    ) -> None:
         """End an action whose message is set aside, and have its node stop it. A stored result of its worker stands."""
         action_id, grant, kind = kept.id, kept.grant, str(kept.header["kind"])
         self._executor.keep(action_id, kept.message, kept.submitted_at)
-        tries = {} if grant is None else {action_id: grant.attempt}
-        stored = next(iter(self._transport.stored_ends(dict.fromkeys(tries, kind), tries) or ()), None)
         if grant is not None:
             self._executor.granted[action_id] = grant.attempt
         if grant is not None and stored is None:

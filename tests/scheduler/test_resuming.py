@@ -11,12 +11,15 @@ from app.journal.database import open_engine
 from app.journal.writing import SqlJournal
 from scheduler.core.core import Core
 from scheduler.cpu.cores import CoreGroup
+from scheduler.live.entries import ActionEnded, NodeChanged, SetAside, Unfinished, UnfinishedAction
 from scheduler.model import Grant, Limits, NodeSpec, events
 from scheduler.model.commands import Finish, Resize, Start
 from tangram.action import Action, Cost
 from tangram.elasticity import Amdahl
+from tangram.errors import StackUnreachable
 from tests.journals import new_journal
 
+from . import deployed
 from .deployed import Deployment
 from .scene import make_core
 
@@ -122,3 +125,25 @@ def test_a_scheduler_that_takes_up_much_renews_its_lease_meanwhile(tmp_path: Pat
     # Then it has looked at its lease again for each of them, so that no standby takes it for silent
     assert len(deployment.waiting) == 100 and deployment.looks >= 100
     engine.dispose()
+
+
+def test_an_action_that_is_set_aside_ends_once_the_store_says_how_its_worker_has_ended_it() -> None:
+    # Given an action on a node that is up, whose worker has stored its result, and on which schedulers have failed
+    deployment = Deployment()
+    running = UnfinishedAction(
+        id="a", header={"kind": "my.task"}, message=deployed.MESSAGE, submitted_at=990.0, received_at=990.0, grant=Grant(node="n")
+    )
+    up = NodeChanged(name="n", state="up", description=deployed.NODE, at=990.0)
+    found = SetAside(message="action a", kind="reload", action="a", failures=2, error="KeyError", failed_at=995.0)
+    deployment.journal.left = Unfinished(actions=[running], environments=[], nodes=[up], set_aside=[found])
+    deployment.stored(a=7)
+    # When the next scheduler begins while the store is away, then nothing is said of the action
+    deployment.away()
+    with pytest.raises(StackUnreachable, match="how actions have ended that are set aside"):
+        deployment.start()
+    assert deployment.journal.entries == []
+    # And once it is back, it has ended as it did
+    deployment.back()
+    deployment.start()
+    assert [one.end.status for one in deployment.journal.entries if isinstance(one, ActionEnded)] == ["succeeded"]
+    assert deployment.broker.end("a") == ("succeeded", "")

@@ -85,7 +85,7 @@ def test_what_ran_on_a_node_that_has_joined_another_shard_ends_as_its_worker_has
         second.write([make.node("up", old.now, name="n")])
         # Then it does not while the store does not say what has ended
         old.away()
-        with pytest.raises(StackUnreachable, match="how actions on nodes that are gone have ended"):
+        with pytest.raises(StackUnreachable, match="how actions have ended that are set aside or whose node is gone"):
             old.start()
         old.back()
         old.start()
