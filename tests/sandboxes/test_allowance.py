@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -18,6 +18,7 @@ from tangram.wire import HEADROOM_MB
 from tests.workers_cpu.support import RUN, Followed, admit, followed, printed, until
 from workers.cpu.abstract import Environment, EnvironmentSpec, ExecOutcome, Sandbox
 from workers.cpu.memory.allowance import ActionMemory, Allowance
+from workers.cpu.shell.backend import Backends
 from workers.cpu.tasks import measured
 
 from .conftest import params
@@ -237,12 +238,20 @@ def test_a_paused_environment_or_session_can_be_closed(what: str, env: Environme
         assert action.result(60)[0].status == "cancelled"
 
 
-def test_a_command_in_a_fresh_session_waits_while_its_environment_is_paused(env: Environment, scheduler: Scheduler) -> None:
-    with paused(env, scheduler) as one, followed(env, "echo other", session="other") as other:
-        with followed(env, "echo third", session="third") as third:
-            sessions = env._sessions  # type: ignore[attr-defined]
-            assert until(lambda: "third" in sessions and sessions["third"]._backend is not None)
-            third.execution.kill("not wanted")
-            assert third.outcome().status == "cancelled" and not other.outcomes
+def test_a_command_in_a_fresh_session_waits_while_its_environment_is_paused(
+    env: Environment, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, ask = [], Backends.is_paused.fget
+    monkeypatch.setattr(Backends, "is_paused", property(lambda backends: answers.append(ask(backends)) or answers[-1]))
+    with paused(env, scheduler) as one, ExitStack() as sessions:
+        # Given a paused environment that is awake, as while another session starts or ends
+        with allowance_of(env).awake():
+            other = sessions.enter_context(followed(env, "echo other", session="other"))
+            assert until(lambda: bool(answers)) and not allowance_of(env).is_paused
+            third = sessions.enter_context(followed(env, "echo third", session="third"))
+            assert until(lambda: "third" in env._sessions and env._sessions["third"]._backend is not None)  # type: ignore[attr-defined]
+        # Then no shell starts until more is allowed, and a command that waits for one can be cancelled
+        third.execution.kill("not wanted")
+        assert third.outcome().status == "cancelled" and not other.outcomes and all(answers)
         scheduler.allow(allowance_of(env), LIMIT_MB)
         assert other.outcome().stdout == b"other\n" and one.outcome().stdout == TOOK_100_MB

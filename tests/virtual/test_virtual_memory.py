@@ -137,6 +137,37 @@ def test_files_that_were_read_stay_in_memory_and_what_takes_their_place_counts()
         assert allowance.is_paused
 
 
+def test_a_paused_environment_that_was_awake_is_short_of_memory_until_a_look_finds_room() -> None:
+    # Given an environment that is paused
+    controls = VirtualControls(LIMIT_MB)
+    allowance = environment(controls, RecordingWatcher())
+    with allowance.action(60, (1, 1)):
+        controls.wanted_mb = 80
+        allowance.look()
+        # When something in it is ended while something else starts; then there is no room meanwhile, whenever it is looked at
+        with allowance.awake():
+            with allowance.awake():
+                assert allowance.is_short and not allowance.is_paused
+            allowance.look()
+            assert allowance.is_short and not allowance.is_paused
+        # Nor is there room before a look shows it
+        assert allowance.is_short
+        allowance.look()
+        assert allowance.is_paused
+        with allowance.awake():
+            controls.wanted_mb = HELD_MB
+        assert allowance.is_short
+        allowance.look()
+        # And what was not paused, or is closed, has room while it is awake
+        with allowance.awake():
+            assert not allowance.is_short
+        controls.wanted_mb = 80
+        allowance.look()
+        with allowance.awake():
+            allowance.close()
+            assert not allowance.is_short
+
+
 @contextmanager
 def taken(allowance: Allowance, sent: tuple[int, int, bool]) -> Iterator[None]:
     serial, allowance_mb, is_grant = sent
