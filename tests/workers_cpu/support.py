@@ -196,7 +196,9 @@ def worker_to_be_killed(
             request = ExecRequest(action_id="a", command=command, session=session, holding=Holding(background=background and last))
             opened = box.open(EnvironmentSpec(id=environment, memory_mb=memory_mb))
             with opened.allowance.action(grant_mb, (1, number)) if opened.allowance is not None else nullcontext():
-                ended = opened.start(request).wait()
+                execution = opened.start(request)
+                ended = execution.wait()
+            execution.note_told()
         threads = [threading.Thread(target=opened.start(request).wait) for request in (*side_by_side, *goes_on_with)]
         for thread in threads:
             thread.start()

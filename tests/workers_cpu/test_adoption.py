@@ -111,6 +111,18 @@ def test_a_command_that_cannot_go_on_ends_and_its_environment_stays(tmp_path: Pa
         assert sleepers(f"317.5{RUN}") and printed(box.get("busy"), "pwd", session="other")
 
 
+def test_an_environment_whose_shell_saves_for_long_what_its_command_has_left_goes_on(tmp_path: Path) -> None:
+    # Given a worker that is killed when the end of a command is told, and whose shell saves to a FIFO that nobody reads
+    states = f"{tmp_path}/environments/e/control/states"
+    with to_be_killed(tmp_path, ("e", "main", f"export SET=1; cd {states}; for state in *; do rm $state; mkfifo $state; done")) as worker:
+        kill(worker)
+    # When the next one begins; then the environment stands, and its next command follows once the shell has saved
+    with next_worker(tmp_path) as box:
+        (state,) = Path(states).iterdir()
+        assert ids(box) == ["e"] and "SET" in state.read_text()
+        assert printed(box.get("e"), "echo $SET") == "1\n"
+
+
 def test_a_worker_that_sets_environments_up_in_another_way_ends_them(tmp_path: Path) -> None:
     with to_be_killed(tmp_path, ("e", "main", f"sleep 317.75{RUN} &")) as worker:
         kill(worker)

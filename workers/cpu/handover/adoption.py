@@ -48,9 +48,8 @@ from workers.cpu.shell.session import Session
 
 log = logging.getLogger(__name__)
 
-IDLE_S = 3.0
-"""Longest wait for busy shells, all together, seconds. A shell that has just reported still saves what its command left."""
 END_S = 15.0
+"""Longest wait, seconds: for what is to end, and, for all of them together, for busy shells whose sessions have lost their memory."""
 PAUSE_S = 0.005
 
 KEPT = {"done", *STREAMS, *NAMES}
@@ -71,7 +70,7 @@ class Adoption(Generic[E]):
         self._ends: dict[str, list[End]] = {}
         for end in kept.ends:
             self._ends.setdefault(end.environment, []).append(end)
-        self._idle_until = time.monotonic() + IDLE_S
+        self._idle_until = time.monotonic() + END_S
         self.messages: list[str] = []
         """The messages of the commands that go on."""
 
@@ -124,7 +123,7 @@ class Adoption(Generic[E]):
             kept = {end.name: end.channel for end in ends if end.name and end.control == known.control}
             memory = RunMemory({each: os.dup(kept[each]) for each in NAMES}) if kept.keys() >= KEPT else None  # type: ignore[arg-type]
             left = memory.left() if memory is not None else None
-            backend, shell, exited = self._backend(environment, session, backends.get(name), left)
+            backend, shell, exited = self._backend(environment, session, backends.get(name), memory, left)
             run = None
             if left is not None and left["message"]:
                 awaits_run = shell > 0 and session.control.awaits_run()
@@ -144,29 +143,25 @@ class Adoption(Generic[E]):
         return environment
 
     def _backend(
-        self, environment: E, session: Session, end: End | None, left: Mapping[str, Any] | None
+        self, environment: E, session: Session, end: End | None, memory: RunMemory | None, left: Mapping[str, Any] | None
     ) -> tuple[Backend | None, int, Exited | None]:
         """Return the backend of a session, and its shell, or how that has ended.
 
-        Raises `SessionUnavailable` where a command runs that cannot be gone on with and does not end.
+        A shell is busy without a command while it starts, or saves what its last command has left. Nobody needs to wait for that: its
+        next run waits in its FIFO. Raises `SessionUnavailable` where a command runs that cannot be gone on with and does not end.
         """
         if (found := environment.setup.backends.adopt(session.control, end)) is None:
             return None, 0, None
         backend, shell, exited = found
-        if left is not None and left["message"]:
-            return backend, shell, exited
-        while shell and not session.control.awaits_run():
-            if left is not None and not is_over(left):
-                log.warning("a command of environment %s is ended: it cannot go on without its worker", environment.spec.id)
-                with environment.setup.backends.awake():
-                    _end_command(backend, left)
-                shell = 0
-            elif time.monotonic() > self._idle_until:
-                if left is not None:
-                    break  # its command is over: what that left is saved once there is memory for it
-                raise SessionUnavailable("a command runs in it")
-            else:
-                time.sleep(PAUSE_S)
+        if left is not None and not left["message"] and not is_over(left) and shell and not session.control.awaits_run():
+            log.warning("a command of environment %s is ended: it cannot go on without its worker", environment.spec.id)
+            with environment.setup.backends.awake():
+                _end_command(backend, left)
+            return backend, 0, exited
+        while shell and memory is None and not session.control.awaits_run():
+            if time.monotonic() > self._idle_until:
+                raise SessionUnavailable("its shell is busy, and the memory is lost that says with what")
+            time.sleep(PAUSE_S)
         return backend, shell, exited
 
     def _end_all(self, ends: list[End]) -> None:

@@ -31,7 +31,7 @@ A death is noticed by the end of a connection, on both sides, at once. These bou
 | fork server    | a successor                                           | `keep_s`, which is TANGRAM_NODE_LOST_S            |
 | fork server    | that a successor takes what it is handed              | `HAND_OVER_S`                                     |
 | successor      | that it is handed everything                          | `HAND_OVER_S`                                     |
-| successor      | that shells which have just reported wait for more    | `adoption.IDLE_S`, for all of them together       |
+| successor      | that shells wait for more whose memory was not kept   | `adoption.END_S`, for all of them together        |
 | scheduler      | a beat of the node                                    | TANGRAM_NODE_LOST_S; until then the node is silent|
 
 *Fences.* A successor holds the lock of the sandbox's folder, so it is alone. The socket is in that folder, which only the worker's user
