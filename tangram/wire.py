@@ -311,7 +311,7 @@ class WireNode(TypedDict):
     | `running` | ids of the claimed actions that have not been reported finished |
     | `held_cores` | the cores that each claimed action holds |
     | `environments` | ids of the open environments |
-    | `lost` | id, reason and cause of the environments that have ended by themselves of late |
+    | `lost` | id, reason and cause of the environments that have ended by themselves of late, or that its worker could not adopt |
     | `instances` | instances of services that are not absent |
     | `domains` | ids of its cores, as grants name them, by what they share, neighbours side by side; without it 0 to `cores` - 1 |
     | `busy_cores` | how many cores were busy since the beat before, with whatever; absent where that is not measured |

@@ -237,7 +237,7 @@ class Nodes:
         state, node = self._state, self._state.nodes.get(event.name)
         if node is None:
             return
-        reason = f"node {event.name} was lost: {RESTARTED}"
+        reason = f"node {event.name} was lost: {event.reason or RESTARTED}"
         for running in [state.running[action_id] for action_id in node.running]:
             environment = state.environments.get(running.waiting.action.environment or "")
             adopted = environment is not None and environment.id in event.environments and environment.state in ("open", "closing")

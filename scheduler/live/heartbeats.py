@@ -201,7 +201,7 @@ class Heartbeats:
             if not self._replace_worker(name, description, adopted, now):
                 return  # a later beat says so again
         elif not known or self._incarnations.get(name) != incarnation:
-            if not self.lose(name, RESTARTED, now):
+            if not self.lose(name, self._restarted(description), now):
                 return  # a later beat says so again
             self._incarnations[name] = incarnation
             self._unheard.pop(name, None)
@@ -250,6 +250,14 @@ class Heartbeats:
             return frozenset()
         return frozenset(one for one in description["environments"] if one in node.environments)
 
+    def _restarted(self, description: Mapping[str, Any]) -> str:
+        """Return what is said of the things that a node's worker has not taken over, with the first reason that it gives."""
+        node = self._core.state.nodes.get(description["name"])
+        known = node.environments if node is not None else ()
+        lost = ((environment_id, reason) for environment_id, reason, _ in description.get("lost", ()) if environment_id in known)
+        why = next((f", and could not go on with environment {environment_id}: {reason}" for environment_id, reason in lost), "")
+        return RESTARTED + why
+
     def _replace_worker(self, name: str, description: Mapping[str, Any], adopted: frozenset[str], now: float) -> bool:
         """Go on with a node whose worker is another one. Return False while the store does not say what has ended."""
         whole_since = self._whole_since if self._transport.lost_connections == self._lost_connections else now
@@ -261,7 +269,8 @@ class Heartbeats:
         log.warning("another worker goes on with node %s, with %d of its environments and %d actions", name, *counts)
         self._incarnations[name] = str(description.get("incarnation", ""))
         self._executor.descriptions[name] = {k: v for k, v in description.items() if k not in _OF_NOW}
-        self._handle(events.WorkerReplaced(name=name, environments=adopted, ended=ended, running=running), now)
+        reason = self._restarted(description)
+        self._handle(events.WorkerReplaced(name=name, reason=reason, environments=adopted, ended=ended, running=running), now)
         self._executor.note(NodeChanged(name=name, state="up", description=self._executor.descriptions[name], at=now))
         return True
 

@@ -309,6 +309,7 @@ class WorkerReplaced:
     """
 
     name: str
+    reason: str = ""
     environments: frozenset[str]
     ended: tuple[StoredEnd, ...] = ()
     running: frozenset[str] = frozenset()

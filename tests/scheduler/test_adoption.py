@@ -40,6 +40,21 @@ def test_an_adopted_environment_goes_on_and_all_else_of_its_node_is_lost_at_once
     assert cluster.ends()["close-kept"] == ("succeeded", True) and not cluster.core.state.environments
 
 
+@pytest.mark.parametrize("adopted", [["kept"], []])
+def test_what_runs_in_an_environment_that_is_not_adopted_ends_with_the_reason(adopted: list[str]) -> None:
+    cluster = Waiting()
+    for name in ("kept", "gone"):
+        cluster.open(name)
+        cluster.exec(f"runs-{name}", name)
+    # When the next worker cannot go on with one of them, and names one more of another scheduler
+    lost = [("other", "what is known of it", "environment_lost"), ("gone", "its memory has format 9", "environment_lost")]
+    cluster.beat(environments=adopted, incarnation="2", lost=lost)
+    # Then the ends of what was there say so
+    (end,) = [end for end in cluster.of(commands.Finish) if end.id == "runs-gone"]
+    reason = "its worker was restarted, and could not go on with environment gone: its memory has format 9"
+    assert (end.reason, end.cause) == (f"node n was lost: {reason}", "environment_lost")
+
+
 def test_an_environment_that_is_being_closed_is_closed_by_the_next_worker() -> None:
     # Given a node that closes an environment, and another one; when its next worker has both
     cluster = Waiting()

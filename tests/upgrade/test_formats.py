@@ -22,7 +22,7 @@ from app.journal.writing import SqlJournal
 from tests.scheduler.deployed import Deployment
 from tests.workers_cpu.conftest import make
 from tests.workers_cpu.support import open_one, printed, until, worker_to_be_killed
-from workers.cpu.abstract import ExecRequest
+from workers.cpu.abstract import ExecRequest, Loss
 from workers.cpu.handover import protocol
 from workers.cpu.handover.protocol import VERSION, take_over
 from workers.cpu.process.isolation import Folders
@@ -99,7 +99,7 @@ def left_by_another_release(base: Path, write: Write) -> None:
     assert kept is not None
     for control in {end.control for end in kept.ends if end.name == NAMES[0]}:
         memory = RunMemory({end.name: end.fileno() for end in kept.ends if end.control == control and end.name in NAMES})
-        if (left := memory.left())["message"]:
+        if (left := memory.left()) is not None:
             written = json.dumps(as_it_was(json.loads(STATE), left))
             write(memory.descriptors[NAMES[0]], written, struct.pack("<5d", *left["figures"]))
     for end in kept.ends:
@@ -127,7 +127,7 @@ def test_a_worker_starts_and_says_so_where_it_cannot_read_what_was_left(
 ) -> None:
     left_by_another_release(tmp_path, write)
     with closing(make(tmp_path, "none", keep_s=KEEP_S)) as box:
-        assert not box.environments() and told in caplog.text
+        assert not box.environments() and told in caplog.text and [loss.environment for loss in box.losses()] == ["e"]
         assert printed(open_one(box, "e"), "echo works") == "works\n"
 
 
@@ -140,7 +140,8 @@ def test_a_worker_says_which_version_it_cannot_adopt(
     # Given a next release, which speaks another version
     monkeypatch.setattr(protocol, "VERSION", VERSION + 1)
     with closing(make(tmp_path, "none", keep_s=KEEP_S)) as box:
-        assert not box.environments() and f"in version {VERSION}, and this release adopts {VERSION + 1}" in caplog.text
+        reason = f"what the worker before this one has left was kept in version {VERSION}, and this release adopts {VERSION + 1}"
+        assert not box.environments() and reason in caplog.text and box.losses() == (Loss("e", reason),)
 
 
 def test_a_scheduler_goes_on_with_the_journal_and_the_messages_of_the_last_release(tmp_path: Path) -> None:

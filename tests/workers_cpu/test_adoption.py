@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from app.local.kept_environments import SOCKET, end_kept, folder_of
-from workers.cpu.abstract import ExecRequest
+from workers.cpu.abstract import ExecRequest, Loss
 from workers.cpu.handover.protocol import VERSION
 from workers.cpu.memory.pause_trial import Memory
 from workers.cpu.process.groups import find_groups
@@ -128,7 +128,9 @@ def test_a_worker_that_sets_environments_up_in_another_way_ends_them(tmp_path: P
         kill(worker)
     with closing(make(tmp_path, "none", ProcessLimits(open_files=100), keep_s=KEEP_S)) as box:
         assert not ids(box) and not processes_with(f"317.75{RUN}")
-        assert printed(open_one(box, "e"), "ls; ulimit -n") == "100\n"
+        # And it says so, until there is another one of that id
+        assert box.losses() == (Loss("e", "this worker would set it up in another way: limits"),)
+        assert printed(open_one(box, "e"), "ls; ulimit -n") == "100\n" and not box.losses()
 
 
 @pytest.mark.parametrize("isolation", EITHER, indirect=True)

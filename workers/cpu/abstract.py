@@ -319,13 +319,26 @@ class Environment(ABC):
         """End every process and remove every file of it. Running commands end as `cancelled`. Again: nothing."""
 
 
+LOSSES_KEPT = 100
+
+
 @dataclass(frozen=True, slots=True)
 class Loss:
     """An environment has ended by itself: why, in a line for a person and as a cause (`tangram/ends.py`)."""
 
     environment: str
     reason: str
-    cause: str
+    cause: str = "environment_lost"
+
+
+class Losses(dict[str, Loss]):
+    """The latest losses, by environment."""
+
+    def note(self, loss: Loss) -> None:
+        """Add one, in the place of the oldest where there are too many."""
+        self[loss.environment] = loss
+        if len(self) > LOSSES_KEPT:
+            del self[next(iter(self))]
 
 
 class Sandbox(ABC):
@@ -379,7 +392,7 @@ class Sandbox(ABC):
         raise SnapshotUnsupported("only containers have snapshots")
 
     def losses(self) -> tuple[Loss, ...]:
-        """Return the latest environments that have ended by themselves, of those whose id was not opened again."""
+        """Return the latest environments that have ended by themselves or were not adopted, but for those whose id was opened again."""
         return ()
 
     def close_environment(self, environment_id: str) -> None:

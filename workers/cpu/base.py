@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from workers.cpu.abstract import Loss
 from workers.cpu.errors import ProcessesLeft, SandboxError, SandboxInUse
 from workers.cpu.handover.protocol import Kept, take_over
 
@@ -27,13 +28,22 @@ log = logging.getLogger(__name__)
 CLEANUP_LIMIT_S, CLEANUP_PAUSE_S = 30.0, 0.01
 
 
-def take_base(base: Path, folders: Sequence[str], keep_s: float) -> tuple[int, int, Kept | None]:
+def take_base(
+    base: Path, folders: Sequence[str], keep_s: float, note_loss: Callable[[Loss], object] = lambda loss: None
+) -> tuple[int, int, Kept | None]:
     """Lock `base` for a sandbox. Return the descriptors of the locks, its own and that of cleanup, and what an earlier worker has left.
 
-    Where it has left nothing, the `folders` are made afresh. Raises `SandboxInUse` when another living sandbox has it.
+    Where it has left nothing, the `folders` are made afresh. `note_loss` is told of each environment that was kept in another version.
+    Raises `SandboxInUse` when another living sandbox has it.
     """
+
+    def tell(reason: str) -> None:
+        log.warning("%s", reason)
+        for folder in (base / "environments").iterdir():
+            note_loss(Loss(folder.name, reason))
+
     lock = lock_base(base)
-    kept = take_over(base, keep_s, log.warning)
+    kept = take_over(base, keep_s, tell)
     if kept is None:
         cleanup = await_cleanup(base, lock)
         make_afresh(base, folders)

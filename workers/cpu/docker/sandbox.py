@@ -36,7 +36,7 @@ from functools import partial
 from pathlib import Path
 
 from tangram.errors import TangramError
-from workers.cpu.abstract import EnvironmentSpec, Loss, Sandbox
+from workers.cpu.abstract import EnvironmentSpec, Loss, Losses, Sandbox
 from workers.cpu.base import close_all, take_base
 from workers.cpu.cores import CoreMap
 from workers.cpu.disk_floor import DiskFloor
@@ -79,7 +79,6 @@ from workers.memory import MIB
 log = logging.getLogger(__name__)
 
 DEFAULT_MAX_FILE_BYTES = 64 << 20
-LOSSES_KEPT = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +142,8 @@ class ContainerSandbox(Sandbox):
             name = self._options.network
             raise EngineUnavailable(f"the Docker engine has no network {name!r}: make it with `docker network create {name}`")
         self._base = Path(os.path.realpath(base))
-        self._base_lock, self._cleanup_lock, kept = take_base(self._base, ("control", "environments"), keep_s)
+        self._losses = Losses()
+        self._base_lock, self._cleanup_lock, kept = take_base(self._base, ("control", "environments"), keep_s, self._losses.note)
         self._keep_s = keep_s
         starting = (self._engine, keeper_image or "", node, self._base, keep_s, self._options.start_timeout_s)
         start = partial(start_keeper, *starting) if keeper_image else None
@@ -163,7 +163,6 @@ class ContainerSandbox(Sandbox):
         self._drain = Drain()
         self._lock = threading.Lock()
         self._environments: dict[str, _Entry] = {}
-        self._losses: dict[str, Loss] = {}
         self._closed = False
         if kept is not None:
             self._adopt(kept)
@@ -171,7 +170,8 @@ class ContainerSandbox(Sandbox):
 
     def _adopt(self, kept: Kept) -> None:
         """Go on with what the worker before this one has left."""
-        adoption = Adoption[ContainerEnvironment](self._base / "environments", kept, [self._made()], self._drain, self._fork_client)
+        given = (self._base / "environments", kept, [self._made()], self._drain, self._fork_client, self._losses.note)
+        adoption = Adoption[ContainerEnvironment](*given)
         for environment in adoption.adopt(self._adopted):
             self._environments[environment.spec.id] = entry = _Entry(Opening())
             entry.environment.set_result(environment)
@@ -341,9 +341,7 @@ class ContainerSandbox(Sandbox):
 
     def _note_loss(self, loss: Loss) -> None:
         with self._lock:
-            self._losses[loss.environment] = loss
-            if len(self._losses) > LOSSES_KEPT:
-                del self._losses[next(iter(self._losses))]
+            self._losses.note(loss)
 
     def losses(self) -> tuple[Loss, ...]:
         with self._lock:

@@ -30,7 +30,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from workers.cpu.abstract import Holding
+from workers.cpu.abstract import Holding, Loss
 from workers.cpu.base import remove_tree
 from workers.cpu.errors import SandboxError, SessionUnavailable
 from workers.cpu.handover.fork_client import ForkClient, close
@@ -61,12 +61,20 @@ E = TypeVar("E", bound=ShellEnvironment)
 class Adoption(Generic[E]):
     """What is left in the folder `environments`, and `kept` by the fork server.
 
-    `ways` are those in which environments may be set up, first that of this worker.
+    `ways` are those in which environments may be set up, first that of this worker. `note_loss` is told of each that is not adopted.
     """
 
-    def __init__(self, environments: Path, kept: Kept, ways: Sequence[Mapping[str, Any]], drain: Drain, fork_client: ForkClient) -> None:
+    def __init__(
+        self,
+        environments: Path,
+        kept: Kept,
+        ways: Sequence[Mapping[str, Any]],
+        drain: Drain,
+        fork_client: ForkClient,
+        note_loss: Callable[[Loss], object],
+    ) -> None:
         self._environments, self._server, self._ways, self._drain = environments, kept.server, ways, drain
-        self._fork_client = fork_client
+        self._fork_client, self._note_loss = fork_client, note_loss
         self._ends: dict[str, list[End]] = {}
         for end in kept.ends:
             self._ends.setdefault(end.environment, []).append(end)
@@ -86,6 +94,7 @@ class Adoption(Generic[E]):
                 adopted.append(self._adopt(record, make))
             except (SandboxError, OSError, ValueError, LookupError) as error:  # The last two: what was left makes no sense.
                 log.warning("environment %s of the worker before this one is ended: %s", name, error)
+                self._note_loss(Loss(name, str(error)))
             else:
                 del self._ends[name]
         self._end_all([end for ends in self._ends.values() for end in ends])
@@ -103,6 +112,7 @@ class Adoption(Generic[E]):
                 record = Record.read(Folders(str(folder)).record)
             except (OSError, ValueError) as error:
                 log.warning("what the worker before this one left in %s is removed: %s", folder, error)
+                self._note_loss(Loss(folder.name, str(error)))
                 continue
             if record.spec.id == folder.name:
                 found.append(record)

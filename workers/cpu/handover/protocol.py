@@ -235,9 +235,7 @@ def take_over(base: Path, keep_s: float, warn: Callable[[str], object]) -> Kept 
                 if not message:
                     raise ConnectionError
                 spoken = json.loads(message)["speaks"]
-                warn(
-                    f"environments of the worker before this one end: they were kept in version {spoken}, and this release adopts {VERSION}"
-                )
+                warn(f"what the worker before this one has left was kept in version {spoken}, and this release adopts {VERSION}")
                 continue
             os.set_inheritable(descriptors[0], False)
             said = json.loads(message)

@@ -39,7 +39,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from workers.cpu.abstract import EnvironmentSpec, ExecRequest, Sandbox
+from workers.cpu.abstract import EnvironmentSpec, ExecRequest, Loss, Losses, Sandbox
 from workers.cpu.base import close_all, take_base
 from workers.cpu.cores import CoreMap
 from workers.cpu.disk_floor import DiskFloor
@@ -137,7 +137,8 @@ class ProcessSandbox(Sandbox):
         self._limits_asked = asdict(self._limits)
         self._start_timeout_s, self._max_file_bytes = start_timeout_s, max_file_bytes
         self._base = Path(os.path.realpath(base))
-        self._base_lock, self._cleanup_lock, kept = take_base(self._base, ("environments", "etc"), keep_s)
+        self._losses = Losses()
+        self._base_lock, self._cleanup_lock, kept = take_base(self._base, ("environments", "etc"), keep_s, self._losses.note)
         self._core_map = core_map or CoreMap.of_this_process()
         self._disk_floor, self._leftovers = DiskFloor(disk_floor_mb, [self._base]), Leftovers()
         self._groups = find_groups(self._base)
@@ -169,7 +170,8 @@ class ProcessSandbox(Sandbox):
         if kept is not None:
             # What was not to be paused has no freezer.
             ways = [self._made(freezer) for freezer in (self._groups.freezer, None)]
-            adoption = Adoption[ProcessEnvironment](self._base / "environments", kept, ways, self._drain, self._fork_client)
+            given = (self._base / "environments", kept, ways, self._drain, self._fork_client, self._losses.note)
+            adoption = Adoption[ProcessEnvironment](*given)
             self.left_messages = adoption.messages
             for environment in adoption.adopt(self._adopted):
                 self._environments[environment.spec.id] = environment
@@ -258,6 +260,7 @@ class ProcessSandbox(Sandbox):
                 known = self._environments.get(spec.id)
                 if known is None:
                     known = self._environments[spec.id] = self._make(spec)
+                    self._losses.pop(spec.id, None)
             if not known.is_closed:
                 break
             # One of that name is on its way out; its room is waited for.
@@ -266,6 +269,10 @@ class ProcessSandbox(Sandbox):
         if known.spec != spec:
             raise EnvironmentExists(f"environment {spec.id} is open with another specification")
         return known
+
+    def losses(self) -> tuple[Loss, ...]:
+        with self._lock:
+            return tuple(self._losses.values())
 
     def _make(self, spec: EnvironmentSpec) -> ProcessEnvironment:
         self._disk_floor.check()
