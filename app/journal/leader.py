@@ -13,12 +13,15 @@ the row (PostgreSQL) or the database (SQLite). Times are seconds since the epoch
 A holder need not ask the database before each write. For `SURE` of its lasting time after it was taken or prolonged, the lease is surely
 ours: nobody takes it before it runs out. Clocks that differ by more than the rest of its lasting time would have a standby see it run out
 while its holder is sure. So who is `patient` takes it only if it has seen no change of it for as long, by its own clock. A time in which
-it could not look, as while the database was away, does not count: the holder has time to prolong the lease. `bind` has PostgreSQL end a
-transaction whose holder stands still for as long. SQLite lets nobody take the lease while somebody writes.
+it could not look, as while the database was away, does not count: the holder has time to prolong the lease. Where looks are always that
+far apart, since the database is slow, the time between two of them counts. `bind` has PostgreSQL end a transaction whose holder stands
+still for as long. SQLite lets nobody take the lease while somebody writes.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import socket
 import uuid
@@ -29,6 +32,8 @@ from sqlalchemy.exc import IntegrityError
 from app.journal.database import database_errors, writing
 from app.journal.models import LeaseRow, table
 from tangram import clock
+
+log = logging.getLogger(__name__)
 
 SCHEDULER_LEASE = "scheduler"
 SHARDS_LEASE = "shards"
@@ -70,7 +75,7 @@ class Lease:
         self._patient = patient
         self._seen: tuple[tuple[str, int, float] | None, float] = (None, 0.0)
         """What the lease was when it was looked at last, and since when it is that."""
-        self._looked_at = 0.0
+        self._looked_at, self._was_late = math.inf, False
 
     def acquire(self, now: float) -> int | None:
         """Take the lease where it is free, run out or ours; return the epoch, None where another holds it.
@@ -152,11 +157,16 @@ class Lease:
     def _has_stood(self, found: tuple[str, int, float]) -> bool:
         """Say whether its holder has not prolonged the lease for so long that it is not sure of it any more.
 
-        Who has not looked for as long begins to count anew: nobody could prolong it while the database was away.
+        Who has not looked for as long begins to count anew: nobody could prolong it while the database was away. A second such time in a
+        row counts: nobody looks oftener then.
         """
         now = clock.monotonic()
-        before, self._looked_at = self._looked_at, now
-        if found != self._seen[0] or now - before > SURE * self.ttl_s:
+        passed_s, was_late = now - self._looked_at, self._was_late
+        self._looked_at, self._was_late = now, passed_s > SURE * self.ttl_s
+        if found != self._seen[0]:
+            self._seen = (found, now)
+        elif self._patient and self._was_late and not was_late:
+            log.warning("lease %r could not be looked at for %.1f s: its holder has time to prolong it", self.name, passed_s)
             self._seen = (found, now)
         return not self._patient or now - self._seen[1] >= SURE * self.ttl_s
 

@@ -90,6 +90,25 @@ def test_who_is_patient_and_could_not_look_leaves_its_holder_the_time_to_prolong
     assert looks_at(16.0) == 2
 
 
+@pytest.mark.parametrize("behind_s", [None, 100.0])
+def test_who_is_patient_takes_what_has_stood_though_the_database_is_slow(
+    engine: Engine, behind_s: float | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Given a database so slow that each look comes later than the lease is surely held
+    leader, patient = contender(engine, "leader"), Lease(engine, "scheduler", "patient", TTL_S, patient=True)
+    leader.acquire(0.0)
+    epochs = []
+    for second in (1.0, 6.0, 11.0, 16.0):
+        monkeypatch.setattr(clock, "monotonic", lambda: second)  # noqa: B023
+        if behind_s is not None:
+            leader.renew(second - behind_s)
+        epochs.append(patient.acquire(second))
+    # Then a lease whose holder is gone is taken, and one that is prolonged is not, though its holder's clock is behind
+    assert epochs == ([None, None, 2, 2] if behind_s is None else [None] * 4)
+    said = ["lease 'scheduler' could not be looked at for 5.0 s: its holder has time to prolong it"]
+    assert [record.getMessage() for record in caplog.records] == (said if behind_s is None else [])
+
+
 def test_a_database_out_of_reach_is_an_error_not_a_lost_lease() -> None:
     lease = contender(open_engine("postgresql+psycopg://nobody@127.0.0.1:1/x"), "a")
     with pytest.raises(DatabaseError, match="onnection refused"):
