@@ -243,7 +243,8 @@ def test_a_command_in_a_fresh_session_waits_while_its_environment_is_paused(
 ) -> None:
     answers, ask = [], Backends.is_paused.fget
     monkeypatch.setattr(Backends, "is_paused", property(lambda backends: answers.append(ask(backends)) or answers[-1]))
-    with paused(env, scheduler) as one, ExitStack() as sessions:
+    # More than the kernel lets be used while the environment is awake
+    with paused(env, scheduler, TAKES_100_MB.replace("100", "200")) as one, ExitStack() as sessions:
         # Given a paused environment that is awake, as while another session starts or ends
         with allowance_of(env).awake():
             other = sessions.enter_context(followed(env, "echo other", session="other"))
@@ -254,4 +255,4 @@ def test_a_command_in_a_fresh_session_waits_while_its_environment_is_paused(
         third.execution.kill("not wanted")
         assert third.outcome().status == "cancelled" and not other.outcomes and all(answers)
         scheduler.allow(allowance_of(env), LIMIT_MB)
-        assert other.outcome().stdout == b"other\n" and one.outcome().stdout == TOOK_100_MB
+        assert other.outcome().stdout == b"other\n" and one.outcome().stdout == f"{200 << 20}\n".encode()

@@ -110,7 +110,8 @@ class Allowance:
     @property
     def is_short(self) -> bool:
         """Whether it is paused, or was paused before it was awake and has not been looked at since."""
-        return self.is_paused or (self._is_roused and not self._is_closed)
+        with self._lock:  # between the two, a look or a start could change both
+            return self.is_paused or (self._is_roused and not self._is_closed)
 
     def paused_s(self) -> float:
         """Return for how many seconds it has been paused so far."""
