@@ -23,6 +23,7 @@ from workers.cpu.process.groups import find_groups
 from workers.cpu.process.isolation import IsolationChoice
 from workers.cpu.process.limits import ProcessLimits
 from workers.cpu.process.sandbox import ProcessSandbox
+from workers.cpu.shell.run_types import both_ends, waits_in
 
 from .conftest import EITHER, Shared, make
 from .support import RUN, Worker, open_one, printed, processes_with, sleepers, until, worker_to_be_killed
@@ -121,6 +122,26 @@ def test_an_environment_whose_shell_saves_for_long_what_its_command_has_left_goe
         (state,) = Path(states).iterdir()
         assert ids(box) == ["e"] and "SET" in state.read_text()
         assert printed(box.get("e"), "echo $SET") == "1\n"
+
+
+def test_a_command_that_has_ended_before_the_next_worker_begins_leaves_what_it_has_set(tmp_path: Path) -> None:
+    # Given a worker that is killed while a command without a message runs, whose shell will save to a FIFO that nobody reads
+    box, states = tmp_path / "box", f"{tmp_path}/box/environments/e/control/states"
+    saves = f"cd {states}; for state in *; do rm $state; mkfifo $state; done"
+    waits = f"echo $$ > {tmp_path}/shell; until [ -e {tmp_path}/go ]; do sleep 0.01; done"
+    with to_be_killed(box, ("e", "main", f"export SET=1; {saves}; {waits}")) as worker:
+        assert until(lambda: (tmp_path / "shell").exists() and (tmp_path / "shell").read_text() != "")
+        worker.kill()
+    # When it ends, and then the next worker begins
+    (done,) = box.rglob("done")
+    with open(both_ends(str(done)), "rb", buffering=0) as reports:
+        (tmp_path / "go").touch()
+        assert until(lambda: waits_in(reports.fileno()) > 0)
+    with next_worker(box) as sandbox:
+        # Then its shell still saves
+        assert Path(f"/proc/{(tmp_path / 'shell').read_text().strip()}").exists()
+        (state,) = Path(states).iterdir()
+        assert "SET" in state.read_text() and printed(sandbox.get("e"), "echo $SET") == "1\n"
 
 
 def test_a_worker_that_sets_environments_up_in_another_way_ends_them(tmp_path: Path) -> None:

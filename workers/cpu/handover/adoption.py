@@ -133,6 +133,9 @@ class Adoption(Generic[E]):
             kept = {end.name: end.channel for end in ends if end.name and end.control == known.control}
             memory = RunMemory({each: os.dup(kept[each]) for each in NAMES}) if kept.keys() >= KEPT else None  # type: ignore[arg-type]
             left = memory.left() if memory is not None else None
+            if memory is not None and left is not None:
+                with contextlib.suppress(BlockingIOError):  # nothing was reported since its worker was killed
+                    left["report"] = memory.take_report(kept["done"], left["report"])  # type: ignore[arg-type]
             backend, shell, exited = self._backend(environment, session, backends.get(name), memory, left)
             run = None
             if left is not None and left["message"]:
