@@ -112,7 +112,8 @@ class Adoption(Generic[E]):
                 record = Record.read(Folders(str(folder)).record)
             except (OSError, ValueError) as error:
                 log.warning("what the worker before this one left in %s is removed: %s", folder, error)
-                self._note_loss(Loss(folder.name, str(error)))
+                if not isinstance(error, FileNotFoundError):  # an environment that was being opened or closed has none
+                    self._note_loss(Loss(folder.name, str(error)))
                 continue
             if record.spec.id == folder.name:
                 found.append(record)
