@@ -128,13 +128,18 @@ def worker(
     if pool != "cpu" and settings.shard:
         raise UsageError(f"TANGRAM_SHARD={settings.shard}: shards other than 0 have CPU workers only")
     with importing():
+        from celery.utils.imports import cwd_in_path
+
         start = importlib.import_module("workers.start")
-    try:
-        start.run(pool, settings, tuple(include or ()), log_level)
-    except ModuleNotFoundError as error:
-        if missing := [module for module in include or () if f"{module}.".startswith(f"{error.name}.")]:
-            raise UsageError(f"--include {missing[0]}: there is no module {error.name}") from error
-        raise
+    for module in include or ():  # first, as a worker that cannot begin ends the environments that it has adopted
+        try:
+            with cwd_in_path():
+                __import__(module)
+        except ModuleNotFoundError as error:
+            if f"{module}.".startswith(f"{error.name}."):
+                raise UsageError(f"--include {module}: there is no module {error.name}") from error
+            raise
+    start.run(pool, settings, tuple(include or ()), log_level)
 
 
 @app.command()
