@@ -262,7 +262,7 @@ def _failure(kind: str, result: object) -> ActionError:
     if known is not None and len(parts) == 2 and parts[1] in CAUSES:
         return known(parts[0], parts[1])
     text = ", ".join(parts)
-    if name == "NotRegistered":  # Celery's word, which comes before the node's
+    if name == "NotRegistered" and kind not in KINDS:  # Celery's word, which comes before the node's
         return ActionFailed(f"no task {text} is known there: name its module with `tangram worker --include`", "impossible")
     return known(text) if known else ActionFailed(f"{name}: {text}" if text else name, "worker_failed" if kind in KINDS else "error")
 

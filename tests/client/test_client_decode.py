@@ -98,6 +98,8 @@ def test_an_exception_of_a_worker_is_ours_and_one_of_a_task_of_users_is_theirs()
     assert (ours.cause, ours.fault, theirs.cause, theirs.fault) == ("worker_failed", "infrastructure", "error", "program")
     nobodys = outcome(failure("NotRegistered", ["my.taks"]), kind="my.taks")
     assert (nobodys.cause, nobodys.fault, "my.taks" in nobodys.reason) == ("impossible", "caller", True)
+    # And a worker without one of the system's tasks is of another release
+    assert outcome(failure("NotRegistered", ["cpu.exec"])).cause == "worker_failed"
 
 
 @pytest.mark.parametrize(
