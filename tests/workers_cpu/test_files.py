@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from workers.cpu.errors import FileUnusable
-from workers.cpu.files import RegularFiles
+from workers.cpu.errors import FilesUnreachable, FileUnusable
+from workers.cpu.files import RegularFiles, root_of
 from workers.cpu.process.environment import ProcessEnvironment
 
 
@@ -32,6 +32,14 @@ def test_a_file_that_the_node_cannot_serve_is_not_the_callers_fault(
     with pytest.raises(FileUnusable, match=os.strerror(number)) as caught:
         env.write_file("a", b"text")
     assert (caught.value.cause, caught.value.fault) == (cause, fault)
+
+
+def test_files_are_not_served_from_a_process_whose_environment_has_just_ended() -> None:
+    # Given an id that was read before the environment has ended, and is another process's now
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(FilesUnreachable, match="its processes have just ended"), root_of(os.getpid(), lambda: True):
+        pytest.fail("a folder of another process is given")
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_a_terminal_that_is_taken_for_a_file_cannot_signal_the_worker() -> None:
