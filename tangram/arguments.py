@@ -19,7 +19,7 @@ UNWRITABLE = re.compile("[\0\ud800-\udfff]")
 MOST_WORD_BYTES = 128 * 1024 - 1
 """Longest argument or variable that Linux hands to a program, of which the name, `=` and the final NUL are part."""
 
-MOST_PATH = 8192
+LONGEST_PATH = 8192
 """Characters of a path that is sent to a node. Linux takes 4096 bytes, and the node says which path has more."""
 
 MOST_WORDS_BYTES = 1_920 * 1024
@@ -126,7 +126,7 @@ def folder_path(name: str, path: AnyPath | None) -> str | None:
 def path_text(name: str, path: AnyPath, unwritable: re.Pattern[str] = UNWRITABLE) -> str:
     """Return the text of a path; it has no `unwritable` character."""
     text = os.fspath(path) if isinstance(path, os.PathLike) else path
-    if not isinstance(text, str) or not 0 < len(text) <= MOST_PATH or unwritable.search(text):
+    if not isinstance(text, str) or not 0 < len(text) <= LONGEST_PATH or unwritable.search(text):
         raise InvalidAction(name, f"must be a path, not {path!r:.200}")
     return text
 
