@@ -64,6 +64,7 @@ def main() -> NoReturn:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed, as by `>&-`; in this order each gets its own number
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+            os.set_inheritable(getattr(sys, name).fileno(), True)  # else what a child opens gets that number
     if isinstance(sys.stdout, io.TextIOWrapper):  # names have characters that a terminal may not have
         sys.stdout.reconfigure(errors="backslashreplace")
 
