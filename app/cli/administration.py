@@ -15,7 +15,7 @@ from tangram.settings import Settings
 def db_upgrade() -> None:
     """Bring the journal's tables up to date.
 
-    Where there is no SQLite file yet, it is made, which is said.
+    A SQLite file that is missing is made. Its address is printed on standard error.
     """
     from app.journal.database import shown, sqlite_url
     from app.journal.migrating import upgrade
