@@ -306,8 +306,8 @@ class Memory:
         actions = [running.waiting for running in self._running(book)]
         last = all(self._state.deprioritised(waiting, now) for waiting in actions)
         priority = max((waiting.action.priority for waiting in actions), default=0)
-        left_s = min((self._pools.cpu.ranking.left_s(waiting) for waiting in actions), default=math.inf)
-        return (1.0, last, -priority, left_s, since)
+        rank = min((self._pools.cpu.ranking.rank(waiting) for waiting in actions), default=math.inf)
+        return (1.0, last, -priority, rank, since)
 
     def _running(self, book: Book) -> Iterator[Running]:
         return (self._state.running[action_id] for action_id in book.running)

@@ -3,8 +3,8 @@
 A *contender* is an action that wants cores and has none: it waits, or runs in the background. An *occupant* is an action that may
 lose its cores. A round is held over a group when the group or an expectation has changed:
 
-1. **Rank by expected work left.** Jobs beyond their share come last. The next criteria are the priority and the expected work left
-   (`scheduler/learning/work_left.py`).
+1. **Rank by expected work left.** Jobs beyond their share come last. The next criteria are the priority, the expected work left, which
+   is the same for all short actions (`scheduler/learning/work_left.py`), and the order of arrival.
 2. **Hand cores over.** Each contender in turn gets its least amount. It gets free cores, extra units, or the cores of the occupant
    with most expected work left. The occupant must have 1.2 times the contender's, and goes to the background. An action that has
    contended for 20 s comes first and keeps its cores for 2 s, its *turn*.
@@ -73,7 +73,7 @@ class ElasticCores:
         """Update the expected work left of the occupants for which it may have changed."""
         for running in group.occupants.take_due(now):
             self._ranking.note(running, now)
-            group.occupants.offer(running, self._ranking.left_s(running.waiting), now + self._ranking.changes_in_s(running))
+            group.occupants.offer(running, self._ranking.rank(running.waiting), now + self._ranking.changes_in_s(running))
 
     def _rank_again(self, round_: Round) -> None:
         for queue in round_.queues:
@@ -165,7 +165,7 @@ class ElasticCores:
 
     def _find_cores(self, round_: Round, waiting: Waiting) -> bool:
         """Free a contender's least amount. If it may not have the cores, take nothing and return False."""
-        job, least, left_s = waiting.action.job, waiting.least, waiting.key[1]
+        job, least, rank = waiting.action.job, waiting.least, waiting.key[1]
         fair = round_.fairness.may_take
 
         def may_lose(occupant: Occupant, loss: int) -> bool:
@@ -173,7 +173,7 @@ class ElasticCores:
                 return False
             if waiting.action.priority != occupant.priority:
                 return waiting.action.priority > occupant.priority
-            return left_s * TUNING.better < occupant.left_s
+            return rank * TUNING.better < occupant.rank
 
         if round_.free >= least or self._take_back(round_, job, least):
             return True

@@ -1,8 +1,8 @@
 """Occupants: the running actions of one group that other actions may take cores from, and the order in which they lose them.
 
 Occupants of jobs beyond their share lose their cores first, then occupants of lower priority, then the ones with more expected work
-left. The expected work changes when an action or its trajectory reaches another bin of its life table. So each occupant has a time at
-which it is *refreshed*. An occupant in its *turn* loses nothing until the turn ends.
+left. Their rank says how much that is. It changes when an action or its trajectory reaches another bin of its life table. So each
+occupant has a time at which it is *refreshed*. An occupant in its *turn* loses nothing until the turn ends.
 
 Nothing is worked out for occupants while no other action wants their cores. Until then they are `fresh`.
 """
@@ -21,11 +21,11 @@ from scheduler.model import Running
 class Occupant:
     """A running action on cores of its own.
 
-    `left_s` is the expected work left of the action and its trajectory, in seconds on one core. It changes at `refresh_at`.
+    `rank` is the expected work left of the action and its trajectory (`scheduler/cpu/ranking.py`). It changes at `refresh_at`.
     """
 
     running: Running
-    left_s: float = 0.0
+    rank: float = 0.0
     refresh_at: float = 0.0
     version: int = 0
 
@@ -68,11 +68,11 @@ class Occupants:
         if occupant is not None:
             occupant.version = GONE
 
-    def offer(self, running: Running, left_s: float, refresh_at: float) -> None:
-        """Note that an occupant may lose its cores, its expected work left, and when to refresh it."""
+    def offer(self, running: Running, rank: float, refresh_at: float) -> None:
+        """Note that an occupant may lose its cores, its rank, and when to refresh it."""
         occupant = self._renew(running)
-        occupant.left_s, occupant.refresh_at = left_s, refresh_at
-        self._order[occupant.job].push(occupant, occupant.priority, -left_s, -running.waiting.seq)
+        occupant.rank, occupant.refresh_at = rank, refresh_at
+        self._order[occupant.job].push(occupant, occupant.priority, -rank, -running.waiting.seq)
         self._due.push(occupant, refresh_at, running.waiting.seq)
 
     def protect(self, running: Running, until: float) -> None:
@@ -116,9 +116,9 @@ class Occupants:
             if entry is None:
                 del self._order[job]
                 continue
-            priority, left_s, seq, _, occupant = entry
+            priority, rank, seq, _, occupant = entry
             if may_lose(occupant):
-                order = (not deprioritised(job), priority, left_s, seq)
+                order = (not deprioritised(job), priority, rank, seq)
                 if found is None or order < found[0]:
                     found = (order, occupant)
         return None if found is None else found[1]

@@ -1,7 +1,7 @@
-"""The order of actions that want cores: by priority, then by expected work left.
+"""The order of actions that want cores: by priority, then by rank, then by arrival.
 
-The expected work left of the action and of its trajectory counts, in seconds on one core (`scheduler/learning/work_left.py`). A
-policy without ranking keeps the order of arrival.
+The rank is the expected work left of a long action and of its trajectory (`scheduler/learning/work_left.py`). All short actions have the
+same rank. A policy without ranking keeps the order of arrival.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from scheduler.cpu.tuning import TUNING
 from scheduler.learning.durations import Observation
 from scheduler.learning.work_left import Life, WorkLeft, next_bin_s
 from scheduler.model import Environment, Running, Waiting
@@ -27,24 +28,24 @@ class Ranking:
 
     def enter(self, waiting: Waiting, queue: Contenders, since: float) -> None:
         """Let an action enter a queue, as if it had wanted cores since `since`."""
-        self._rank(waiting)
+        self._set_key(waiting)
         queue.enter(waiting, since)
 
     def renew(self, waiting: Waiting, queue: Contenders) -> None:
         """Move an action to its right place in the queue, now that more is known."""
         queue.remove(waiting)
-        self._rank(waiting)
+        self._set_key(waiting)
         queue.add(waiting)
 
-    def _rank(self, waiting: Waiting) -> None:
+    def _set_key(self, waiting: Waiting) -> None:
         if self._ranks:
-            waiting.key = (-waiting.action.priority, self.left_s(waiting), waiting.seq)
+            waiting.key = (-waiting.action.priority, self.rank(waiting), waiting.seq)
 
-    def left_s(self, waiting: Waiting) -> float:
-        """Return the expected work left of an action and of its trajectory, in seconds on one core."""
+    def rank(self, waiting: Waiting) -> float:
+        """Return the expected work left of an action and of its trajectory, as a multiple of that of an action that begins."""
         environment = self._environment_of(waiting)
         trajectory = environment.life if environment is not None else None
-        return self._work_left.expected_s(waiting.action.job, waiting.life, trajectory)
+        return self._work_left.rank(waiting.action.job, waiting.life, trajectory, TUNING.long)
 
     def note(self, running: Running, now: float) -> None:
         """Take in the work that an action has had so far."""
@@ -58,7 +59,7 @@ class Ranking:
         self._work_left.note(job, running.waiting.life, work_s, environment.life, before_s + work_s)
 
     def changes_in_s(self, running: Running) -> float:
-        """Return the seconds until the expected work left of a running action changes, if it keeps its cores until then."""
+        """Return the seconds until the rank of a running action changes, if it keeps its cores until then."""
         environment = self._environment_of(running.waiting)
         work_s = next_bin_s(running.waiting.life)
         if environment is not None:

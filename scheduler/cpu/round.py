@@ -112,7 +112,7 @@ class Round:
             if free >= units:
                 self._send_to_background(occupant.running)
             else:
-                occupants.offer(occupant.running, occupant.left_s, occupant.refresh_at)
+                occupants.offer(occupant.running, occupant.rank, occupant.refresh_at)
         return free >= units
 
     def settle(self) -> None:

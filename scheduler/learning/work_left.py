@@ -1,4 +1,4 @@
-"""The expected work left of an action and of its trajectory.
+"""The expected work left of an action and of its trajectory, which ranks it.
 
 Each job has two life tables, for its actions and for its trajectories. Work is in seconds on one core. A trajectory's work is the
 work of all its actions on cores. The table takes an environment for a trajectory.
@@ -66,15 +66,20 @@ class WorkLeft:
         for (job, _), life in self._earlier.items():
             self.trajectory_ended(job, life)
 
-    def expected_s(self, job: str, action: Life, trajectory: Life | None) -> float:
-        """Return the expected work left that ranks an action, in seconds.
+    def rank(self, job: str, action: Life, trajectory: Life | None, long: float) -> float:
+        """Return the expected work left of an action, as a multiple of that of its job's actions that begin a trajectory.
 
-        Outside an environment an action is its own trajectory.
+        It is 1 for a short action: one whose own expected work left is at most `long` times that of an action that begins. Outside an
+        environment an action is its own trajectory.
         """
-        of_action_s = _table(self._actions, job).left_s(max(0, action.bin))
+        actions, trajectories = _table(self._actions, job), _table(self._trajectories, job)
+        left_s, begins_s = actions.left_s(max(0, action.bin)), actions.left_s(0)
+        if left_s <= long * begins_s:
+            return 1.0
         if trajectory is None:
-            return of_action_s
-        return _table(self._trajectories, job).left_s(max(0, trajectory.bin)) + ACTION_FRACTION * of_action_s
+            return left_s / begins_s
+        of_trajectory_s = trajectories.left_s(max(0, trajectory.bin))
+        return (of_trajectory_s + ACTION_FRACTION * left_s) / (trajectories.left_s(0) + ACTION_FRACTION * begins_s)
 
     def note(self, job: str, action: Life, work_s: float, trajectory: Life | None, trajectory_work_s: float) -> None:
         """Take in an action's work so far, and the work of its trajectory, including this action."""

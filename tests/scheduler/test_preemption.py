@@ -40,6 +40,22 @@ def test_a_newcomer_takes_the_core_of_what_has_run_for_long(world: Any) -> None:
     assert queued(w) == []
 
 
+def test_what_is_not_long_is_served_in_the_order_of_arrival_whatever_its_trajectory(world: Any) -> None:
+    # Given a core that is taken, and a command of an old trajectory that came before one of a young one
+    w = node(world)
+    w.exec("old", "e")
+    w.tick(100.0)
+    w.finish("old")
+    w.exec("firm", "f", preemptible=False)
+    w.exec("first", "e")
+    w.exec("second", "g")
+    w.finish("firm")
+    assert (w.grants["first"].core_ids, w.background) == ((0,), ["second"])
+    # and once the first one is long, the second takes its core
+    w.tick(200.0)
+    assert (w.grants["second"].core_ids, w.background) == ((0,), ["first"])
+
+
 @pytest.mark.parametrize("kind", ["not preemptible", "a task"])
 def test_what_is_not_preemptible_keeps_its_core_and_the_newcomer_starts_in_the_background(world: Any, kind: str) -> None:
     w = node(world)

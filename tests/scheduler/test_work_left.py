@@ -26,6 +26,11 @@ def at(work_s: float) -> Life:
     return Life(work_s, bin_of(work_s))
 
 
+def long_in(work: WorkLeft, job: str, trajectory: Life | None = None) -> float:
+    """Return the rank of an action that is long by any measure."""
+    return work.rank(job, at(1000.0), trajectory, 4.0)
+
+
 def seen(**fields: Any) -> Observation:
     given = {"job": "a", "kind": "cpu.exec", "action_class": None, "service": None, "units": (1,), "curve": FLAT}
     return Observation(**{**given, "held_units": 1.0, "execution_s": 8.0, "cpu_s": 8.0, **fields})
@@ -33,25 +38,42 @@ def seen(**fields: Any) -> Observation:
 
 def test_of_an_action_in_an_environment_that_of_its_trajectory_counts_and_a_part_of_its_own() -> None:
     work = WorkLeft()
-    expected_s = work.expected_s("a", at(EDGES[5]), at(EDGES[10]))
-    assert expected_s == pytest.approx(EDGES[10] + ACTION_FRACTION * EDGES[5])
+    rank = work.rank("a", at(EDGES[5]), at(EDGES[10]), 4.0)
+    assert rank == pytest.approx((EDGES[10] + ACTION_FRACTION * EDGES[5]) / (FIRST_S + ACTION_FRACTION * FIRST_S))
 
 
 def test_jobs_learn_apart() -> None:
     work = WorkLeft()
     ended(work, "a", *[100.0] * 30)
-    assert work.expected_s("b", Life(), None) == FIRST_S
+    assert work.rank("b", at(EDGES[10]), None, 4.0) == pytest.approx(EDGES[10] / FIRST_S)
+
+
+def test_an_action_is_long_when_much_more_is_left_of_it_than_of_one_that_begins() -> None:
+    # Given a job with many short actions, of which one in twenty lasts
+    work = WorkLeft()
+    ended(work, "a", *([0.5] * 19 + [100.0]) * 30)
+    # Then one that has outlived the short ones is long, by this measure, and all others have the same rank
+    assert [work.rank("a", at(work_s), None, 4.0) > 1.0 for work_s in (0.0, 0.3, 1.0, 20.0)] == [False, False, True, True]
+    assert {work.rank("a", at(work_s), at(50.0), 4.0) for work_s in (0.0, 0.3)} == {1.0}
+    assert work.rank("a", at(1.0), None, 32.0) == 1.0
+
+
+@pytest.mark.parametrize("work_s", [0.0, 1.0, 3.0, 4.9])
+def test_where_all_actions_are_alike_none_is_long(work_s: float) -> None:
+    work = WorkLeft()
+    ended(work, "a", *[5.0] * 30)
+    assert work.rank("a", at(work_s), at(1000.0), 4.0) == 1.0
 
 
 def test_one_that_still_runs_says_that_it_has_lasted_so_long() -> None:
     # Given a job of which many short actions have ended, and one runs
     work, long = WorkLeft(), Life()
     ended(work, "a", *[1.0] * 20)
-    before_s = work.expected_s("a", Life(), None)
+    before = work.rank("a", at(20.0), None, 4.0)
     for work_s in (2.0, 20.0, 200.0):
         work.note("a", long, work_s, None, 0.0)
-    # Then more is expected of those that come, though it has not ended
-    assert work.expected_s("a", Life(), None) > before_s
+    # Then more is expected of those of its age, though it has not ended
+    assert work.rank("a", at(20.0), None, 4.0) > before
 
 
 def test_a_trajectory_goes_on_from_action_to_action() -> None:
@@ -66,7 +88,7 @@ def test_a_trajectory_goes_on_from_action_to_action() -> None:
         alike = Life()
         work.note("a", Life(), 4.0, alike, 12.0)
         work.trajectory_ended("a", alike)
-    assert work.expected_s("a", Life(), Life()) > work.expected_s("a", Life(), at(11.0))
+    assert long_in(work, "a", Life()) > long_in(work, "a", at(11.0))
 
 
 @pytest.mark.parametrize("work_s", [0.0, 0.05, 0.1, 3.0, 1000.0])
@@ -80,19 +102,26 @@ def test_history_counts_like_what_has_run() -> None:
     lived = WorkLeft()
     ended(lived, "a", *[8.0] * 40)
     told = WorkLeft([seen(environment=None)] * 40)
-    assert [told.expected_s("a", at(edge), None) for edge in EDGES] == [lived.expected_s("a", at(edge), None) for edge in EDGES]
+    assert [told.rank("a", at(edge), None, 0.0) for edge in EDGES] == [lived.rank("a", at(edge), None, 0.0) for edge in EDGES]
 
 
 def test_trajectories_of_history_have_ended_but_for_those_that_are_taken_over() -> None:
-    # Given a hundred environments of two actions each
-    history = [seen(environment=f"e{number}") for number in range(100) for _ in range(2)]
-    work = WorkLeft(history)
-    before_s = work.expected_s("a", Life(), at(15.0))
-    # When half of them turn out to stand still
+    def history(count: int) -> list[Observation]:
+        return [seen(environment=f"e{number}") for number in range(count) for _ in range(2)]
+
+    # Given a hundred environments of two actions each, of which half turn out to stand still
+    work = WorkLeft(history(100))
     lives = [work.resume("a", f"e{number}") for number in range(50)]
-    # Then they are as old as they were, and more is expected of those of their age
     assert {life.work_s for life in lives} == {16.0}
-    assert work.expected_s("a", Life(), at(15.0)) > before_s
+    # Then those count as trajectories that have had their actions and go on
+    lived = WorkLeft(history(50))
+    for _ in range(50):
+        trajectory = Life()
+        for before_s in (0.0, 8.0):
+            action = Life()
+            lived.note("a", action, 8.0, trajectory, before_s + 8.0)
+            lived.action_ended("a", action)
+    assert [long_in(work, "a", at(edge)) for edge in EDGES] == pytest.approx([long_in(lived, "a", at(edge)) for edge in EDGES])
 
 
 def test_an_environment_that_history_does_not_know_begins_anew() -> None:
