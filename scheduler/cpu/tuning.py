@@ -15,7 +15,8 @@ class Tuning:
     """How `elastic` hands cores over, and gives out spare cores."""
 
     long: float = 4.0
-    """An action is long once its expected work left is this many times that of an action of its job that begins. The others are short."""
+    """An action is long once its expected work left is this many times that of an action of its job that begins. The others are short.
+    2: -0.4 %. 8: +1.6 %."""
 
     better: float = 1.2
     """An action takes the cores of another one if its expected work left is this many times less. 1: -2.5 % (-5.2 to +0.2 by seed).
