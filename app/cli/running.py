@@ -134,7 +134,7 @@ def worker(
     for module in include or ():  # first, as a worker that cannot begin ends the environments that it has adopted
         try:
             with cwd_in_path():
-                __import__(module)
+                importlib.import_module(module)
         except ModuleNotFoundError as error:
             if f"{module}.".startswith(f"{error.name}."):
                 raise UsageError(f"--include {module}: there is no module {error.name}") from error

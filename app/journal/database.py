@@ -103,11 +103,16 @@ def latest_revision() -> str:
     return max(path.name.partition("_")[0] for path in (MIGRATIONS / "versions").glob("[0-9]*_*.py"))
 
 
+def sqlite_file(engine: Engine) -> Path | None:
+    """Return the file of an SQLite database; None for other databases, one in memory, and one whose path is a URI."""
+    path = engine.url.database or ""
+    return Path(path) if engine.dialect.name == "sqlite" and path not in ("", ":memory:") and not path.startswith("file:") else None
+
+
 def require_tables(engine: Engine) -> str:
     """Return the revision of a database. Raises `DatabaseError` when it cannot be reached or has no tables."""
-    path = engine.url.database or ""
-    # SQLite would make the file.
-    if engine.dialect.name == "sqlite" and path not in ("", ":memory:") and not path.startswith("file:") and not Path(path).exists():
+    file = sqlite_file(engine)
+    if file is not None and not file.exists():  # SQLite would make it
         raise DatabaseError(f"{shown(engine.url)}: there is no such file: run `tangram db upgrade`, which makes it")
     found = current_revision(engine)
     if found is None:

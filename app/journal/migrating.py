@@ -15,7 +15,7 @@ from alembic.config import Config
 from alembic.util import CommandError
 from sqlalchemy import Engine
 
-from app.journal.database import MIGRATIONS, DatabaseError, database_errors, open_engine, problem, shown, writing
+from app.journal.database import MIGRATIONS, DatabaseError, database_errors, open_engine, problem, shown, sqlite_file, writing
 
 # Alembic keeps the migration that runs in module globals.
 _ALEMBIC = threading.Lock()
@@ -56,10 +56,9 @@ def _make_private(engine: Engine) -> bool:
 
     Return whether it was made.
     """
-    path = engine.url.database or ""
-    if engine.dialect.name == "sqlite" and path not in ("", ":memory:") and not path.startswith("file:"):
+    if (file := sqlite_file(engine)) is not None:
         with suppress(OSError):  # it is there, or SQLite says what is wrong
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
             return True
     return False
 

@@ -72,12 +72,13 @@ class WorkLeft:
         It is 1 for a short action: one whose own expected work left is at most `long` times that of an action that begins. Outside an
         environment an action is its own trajectory.
         """
-        actions, trajectories = _table(self._actions, job), _table(self._trajectories, job)
+        actions = _table(self._actions, job)
         left_s, begins_s = actions.left_s(max(0, action.bin)), actions.left_s(0)
         if left_s <= long * begins_s:
             return 1.0
         if trajectory is None:
             return left_s / begins_s
+        trajectories = _table(self._trajectories, job)
         of_trajectory_s = trajectories.left_s(max(0, trajectory.bin))
         return (of_trajectory_s + ACTION_FRACTION * left_s) / (trajectories.left_s(0) + ACTION_FRACTION * begins_s)
 
