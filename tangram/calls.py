@@ -101,8 +101,8 @@ class ExecOptions(Limits, total=False):
     first, and the command starts from a clean shell: without the variables and functions that they left, in the folder where they were. A
     command whose node is lost never runs again, `idempotent` or not: its environment is lost, too. One that is not `preemptible` keeps its
     cores once it has them: for timing runs, and for programs with clocks of their own. With `stream`, what it prints can be read while it
-    runs, by `Handle.output`. With `stdin`, it reads what `Handle.send_input` brings, else nothing. With `pty`, rows and columns, its input
-    and output are a terminal of that size: all that it prints is `stdout`, and what it has started ends with it.
+    runs, by `Handle.output`. With `stdin`, it reads what `Handle.send_input` brings, else nothing. `pty` gives the rows
+    and columns of a terminal, which is its input and output. All that it prints is `stdout` then, and what it has started ends with it.
     """
 
     units: Sequence[int]

@@ -9,11 +9,11 @@
 | goes on with another worker, which has adopted some environments | anything | waits again | the adopted ones stand; all else is lost |
 | is lost | nothing | waits again | are lost |
 
-A node is *silent* when it misses three beats, when its worker hands over, or when it is *idle*: it beats three times without taking up any
-grant that was sent to it. A worker whose consumer hangs, or cannot reach the broker yet after a cut, looks alive from outside. A node that
-takes up some grants between two beats is only slow. What a silent node holds may be minutes of a rollout, so the scheduler waits for it. A
-node is *lost* when it reports a restart, or when it has been silent or idle for `Limits.node_lost_s`. `scheduler/live/heartbeats.py` finds
-these cases and sends `NodeSilent` and `NodeLost`, with the ends that are stored already.
+A node is *silent* when it misses three beats, or when its worker hands over. An *idle* node is silent, too: it has beaten three times and
+taken up no grant that was sent to it. A worker whose consumer hangs, or cannot reach the broker yet after a cut, looks alive from
+outside. A node that takes up some grants between two beats is only slow. What a silent node holds may be minutes of a rollout, so the
+scheduler waits for it. A node is *lost* when it reports a restart, or when it has been silent or idle for `Limits.node_lost_s`.
+`scheduler/live/heartbeats.py` finds these cases and sends `NodeSilent` and `NodeLost`, with the ends that are stored already.
 
 An operator may *drain* a node. Its actions and environments go on to their end. New actions in its environments still run, so that
 the environments can end. Nothing else begins on the node (`Node.takes`): no environment, no action that could run on another node,

@@ -19,14 +19,13 @@ class Tuning:
     2: -0.4 %. 8: +1.6 %."""
 
     better: float = 1.2
-    """An action takes the cores of another one if its expected work left is this many times less. 1: -2.5 % (-5.2 to +0.2 by seed).
-    2: +0.4 %."""
+    """An action takes the cores of another one if its expected work left is this many times less. 1: -1.7 %. 2: +0.1 %."""
 
     turn_after_s: float = 20.0
-    """Seconds without a core after which an action gets a turn. It sets the bound. 10: -0.5 %. 40: +0.4 %."""
+    """Seconds without a core after which an action gets a turn. It sets the bound. 10: +1.1 %. 40: -0.8 %."""
 
     turn_s: float = 2.0
-    """Seconds for which a turn lasts. 1: -0.7 %. 4: +0.8 %."""
+    """Seconds for which a turn lasts. 1: -0.8 %. 4: +0.5 %."""
 
     cores_per_turn: int = 8
     """Cores of a node for each turn that runs at a time; at least one turn runs. It sets T of the bound in docs/scheduling.md."""

@@ -251,7 +251,7 @@ class Heartbeats:
         return frozenset(one for one in description["environments"] if one in node.environments)
 
     def _restarted(self, description: Mapping[str, Any]) -> str:
-        """Return what is said of the things that a node's worker has not taken over, with the first reason that it gives."""
+        """Return why what a node's worker has not adopted is lost: it was restarted, and the first reason that the new worker gives."""
         node = self._core.state.nodes.get(description["name"])
         known = node.environments if node is not None else ()
         lost = ((environment_id, reason) for environment_id, reason, _ in description.get("lost", ()) if environment_id in known)

@@ -140,8 +140,8 @@ class ExecRequest:
     error goes where standard output goes. `on_output` is called with what the command prints, as it comes, by
     stream (`stdout` or `stderr`), in the thread that waits for it; it must be quick.
     While `is_held` says so, nothing is read from the command, which blocks once its pipes are full; that is no silence.
-    With `stdin` it reads what `Execution.give` brings, else nothing. With `terminal`, it has a terminal of this size in the place of its
-    three streams: all its output is `stdout`, and what it has started ends with it.
+    With `stdin` it reads what `Execution.give` brings, else nothing. With `terminal`, a terminal of this size takes the place of its
+    three streams. All its output is `stdout` then, and what it has started ends with it.
     `message` is what the next worker needs to go on with it where this one dies, as text; without one the command ends then.
     """
 
