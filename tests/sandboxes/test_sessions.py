@@ -80,6 +80,15 @@ def test_a_shell_that_ended_is_followed_by_one_with_the_state_and_the_processes(
     assert len(processes_with(f"312.8125{RUN}")) == 1
 
 
+def test_what_a_command_unset_is_not_in_the_state(shell_env: Environment) -> None:
+    # Given state that was longer once
+    printed(shell_env, f"export A=1 Z={'z' * 300}; f() {{ echo kept; }}; mkdir one")
+    printed(shell_env, "unset A Z; unset -f f")
+    # When the shell ends; then the next one has none of what was unset
+    assert run(shell_env, "exit 3").exit_code == 3
+    assert printed(shell_env, "echo ${A-none} ${Z-none}; command -v f || ls") == "none none\none\n"
+
+
 def test_a_folder_that_was_removed_is_replaced_by_home(env: Environment) -> None:
     printed(env, "mkdir sub; cd sub; rmdir ../sub")
     run(env, "exit 1")

@@ -22,7 +22,9 @@ waits on the FIFO `go` and evaluates `text`. Why it looks as it does:
 8. A shell that cannot report, since a command took its descriptors (`ulimit -n 3`), ends with the code of that command.
 9. What keeps a command from beginning is found before its streams are opened, and told as a word between the name of the run and the
    code. A program of its own opens them once it is in its folder, so it has not begun where they were not opened.
-10. The PATH that the shell starts with, before it reads the saved state, tells a program that is not there from one that earlier
+10. The state is written over what was there, and ends with a zero byte, or with `return`: what comes after that is of an earlier state. A
+   file system writes a file that was emptied, or that a rename replaces, to the disk at once, and a command would wait for the disk.
+11. The PATH that the shell starts with, before it reads the saved state, tells a program that is not there from one that earlier
    commands have put out of reach. The first is the caller's error, the second an exit code as of any shell.
 """
 
@@ -42,13 +44,13 @@ from workers.cpu.errors import FolderUnusable, NoSuchFolder, NoSuchProgram, Prog
 # One line when joined, so that the line numbers in a command's error messages are those of the command.
 _BASH = " ".join(
     (
-        "__tangram_path=$PATH; if test -f {state}; then . {state}; fi;",
+        """__tangram_path=$PATH; if test -f {state}; then read -r -d '' __tangram_text <{state}; eval "$__tangram_text"; fi;""",
         "unset -f builtin command; builtin unset __tangram_run; __tangram_code=0;",
         "until ! :; do :;",
         "until unset -f builtin command; case $__tangram_code in '') builtin printf '%s\\n' {left} >&2; __tangram_code=1;; esac;",
         "command exec </dev/null >/dev/null 2>&1;",
         """builtin printf '%s %s\\n' "${{__tangram_run-ready}}" "$__tangram_code" >|{done} || builtin exit "$__tangram_code";""",
-        "case ${{__tangram_run+set}} in set) {{ builtin export -p; builtin declare -f; }} >|{state};; esac;",
+        "case ${{__tangram_run+set}} in set) {{ builtin export -p; builtin declare -f; builtin printf '\\0'; }} 1<>{state};; esac;",
         "until builtin read -r __tangram_run <{go}; do builtin test -p {go} && __tangram_run= || builtin exit; done;",
         "builtin read -r -d '' __tangram_text <{text} || builtin exit;",
         "builtin false;",
@@ -64,7 +66,7 @@ _POSIX = " ".join(
         "until unset -f command; case $__tangram_code in '') command printf '%s\\n' {left} >&2; __tangram_code=1;; esac;",
         "command exec </dev/null >/dev/null 2>&1;",
         """command printf '%s %s\\n' "${{__tangram_run-ready}}" "$__tangram_code" >|{done} || exit "$__tangram_code";""",
-        "case ${{__tangram_run+set}} in set) export -p >|{state};; esac;",
+        "case ${{__tangram_run+set}} in set) {{ export -p; command printf '%s\\n' return; }} 1<>{state};; esac;",
         "until command read -r __tangram_run <{go}; do command test -p {go} && __tangram_run= || exit; done;",
         "false;",
         "do __tangram_code=; command . {text}; __tangram_code=$?; done;",
@@ -185,6 +187,14 @@ class ProtocolFolder:
         make_file(fresh, mode, content)
         os.rename(fresh, path)
 
+    def write_text(self, content: bytes) -> None:
+        """Write the text to evaluate over the last one, which no shell reads any more; to a fresh file where somebody has a lease on it."""
+        try:
+            overwrite_file(self.text, content)
+        except OSError:
+            remove_file(self.text)
+            make_file(self.text, READ_BY_SHELL, content)
+
     def remove(self, *prefixes: str) -> bool:
         """Remove the files of this folder whose names begin so; return whether there were any. None are there once the folder is gone."""
         found = False
@@ -213,11 +223,12 @@ def remove_file(path: str) -> None:
         os.unlink(path)
 
 
-def empty_file(path: str) -> None:
-    """Empty a file that others may write, and may have replaced by anything. Raises `OSError` where it is no plain file."""
+def overwrite_file(path: str, content: bytes) -> None:
+    """Write a file anew that others may have open, or replaced by anything. Raises `OSError` where it cannot be opened at once."""
     descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        os.ftruncate(descriptor, 0)
+        _write_all(descriptor, content)
+        os.ftruncate(descriptor, len(content))
     finally:
         os.close(descriptor)
 
@@ -227,11 +238,15 @@ def make_file(path: str, mode: int, content: bytes = b"") -> None:
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     try:
         os.fchmod(descriptor, mode)
-        rest = memoryview(content)
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
+        _write_all(descriptor, content)
     finally:
         os.close(descriptor)
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
 
 
 @dataclass(frozen=True, slots=True)

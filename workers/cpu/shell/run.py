@@ -84,7 +84,7 @@ class Run:
     def hand_over(self, dop: int, spent_s: float) -> None:
         """Give the command, which has spent some of its time, to the shell, with the DoP `dop`."""
         text = self._session.setup.dialect.text(self._request, self._streams.words, self._streams.variables(dop), self._streams.files)
-        self._session.control.write(self._session.control.text, text)
+        self._session.control.write_text(text)
         self._began = self._printed = time.monotonic()
         self._spent_s = spent_s
         self._session.memory.begin(

@@ -26,7 +26,7 @@ from collections import deque
 from workers.cpu.errors import MemoryFull, NotReady, ProcessesLeft, SessionUnavailable
 from workers.cpu.ports.network import Network
 from workers.cpu.shell.backend import Backend, Exited, HungUp, Refused, Spawned
-from workers.cpu.shell.dialect import empty_file
+from workers.cpu.shell.dialect import overwrite_file
 from workers.cpu.shell.left_run import LeftRun, Shell
 from workers.cpu.shell.output import StreamFifo
 from workers.cpu.shell.record import SessionRecord
@@ -364,7 +364,7 @@ class Session:
         Raises `SessionUnavailable` when somebody has put something else in the place of the saved state.
         """
         try:
-            empty_file(self.control.state)
+            overwrite_file(self.control.state, b"")
         except FileNotFoundError:
             return
         except OSError as error:
