@@ -7,7 +7,6 @@ in between, the messages without acknowledgement come again. They are known by t
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -39,8 +38,28 @@ from tangram.wire import BLOB_KEY_PREFIX, WireAllowance, WireEvicted, WireRegran
 
 log = logging.getLogger(__name__)
 
-REMEMBERED_ENDS = 100_000
-"""Ended actions whose ids are remembered, so that no message runs twice."""
+REMEMBERED_ENDS = 50_000
+"""Ended actions whose ids are remembered at least, so that no message runs twice."""
+
+
+class EndedIds:
+    """The ids of the last `REMEMBERED_ENDS` actions that have ended, and of up to as many before them.
+
+    Hashes are kept, which take a third of the memory of ids. One of 10^14 other ids is taken for known.
+    """
+
+    def __init__(self) -> None:
+        self._hashes: set[int] = set()
+        self._before: set[int] = set()
+
+    def add(self, action_id: str) -> None:
+        """Remember an id."""
+        if len(self._hashes) >= REMEMBERED_ENDS:
+            self._before, self._hashes = self._hashes, set()
+        self._hashes.add(hash(action_id))
+
+    def __contains__(self, action_id: object) -> bool:
+        return hash(action_id) in self._hashes or hash(action_id) in self._before
 
 
 class CommandExecutor:
@@ -63,7 +82,7 @@ class CommandExecutor:
         self.excerpts: Mapping[str, Mapping[str, Any] | None] = {}
         """What the journal is to keep of a command, while its report is carried out."""
         self.granted: dict[str, int] = {}
-        self.ended: OrderedDict[str, None] = OrderedDict()
+        self.ended = EndedIds()
         self.asked_again: set[str] = set()
         """Actions that their clients have submitted again before they ended: the store may have lost a result that was there."""
         self.descriptions: dict[str, Mapping[str, Any]] = {}
@@ -282,9 +301,7 @@ class CommandExecutor:
         granted = self.granted.pop(command.id, None)
         if granted is not None or advice_of(command.cause) != "try again later":  # else it may be offered again, with the same blobs
             self.give_back(blobs)
-        self.ended[command.id] = None
-        if len(self.ended) > REMEMBERED_ENDS:
-            self.ended.popitem(last=False)
+        self.ended.add(command.id)
         self._entries.append(ActionEnded(end=command, at=now, excerpt=self.excerpts.get(command.id)))
         asked_again = command.id in self.asked_again
         self.asked_again.discard(command.id)

@@ -27,7 +27,7 @@ from typing import Any
 from scheduler.core.core import Core
 from scheduler.live import poison, reports
 from scheduler.live.clients import Clients
-from scheduler.live.command_executor import REMEMBERED_ENDS, CommandExecutor
+from scheduler.live.command_executor import CommandExecutor
 from scheduler.live.document import queues_and_shares
 from scheduler.live.entries import (
     EnvironmentChanged,
@@ -111,7 +111,8 @@ class Service:
             self._quarantine.deal(*words)
 
         self._quarantine.load(unfinished.set_aside)
-        self._executor.ended.update(dict.fromkeys(unfinished.ended[-REMEMBERED_ENDS:]))
+        for ended in unfinished.ended:
+            self._executor.ended.add(ended)
         for end in unfinished.unpublished:
             self._executor.publish_end(end)
         self._executor.environments.update((kept.id, kept.state) for kept in unfinished.environments)
