@@ -131,6 +131,8 @@ def worker(
         from celery.utils.imports import cwd_in_path
 
         start = importlib.import_module("workers.start")
+    if not all(include or ()):
+        raise UsageError("--include is empty: name a module")
     for module in include or ():  # first, as a worker that cannot begin ends the environments that it has adopted
         try:
             with cwd_in_path():
