@@ -6,7 +6,6 @@ import os
 import secrets
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from app.local.processes import wait_until
 from workers.cpu import weight
 from workers.cpu.abstract import Environment, EnvironmentSpec, ExecOutcome, ExecRequest, Execution, Holding, Sandbox
 from workers.cpu.process import tree
@@ -238,13 +238,7 @@ def is_low(group: Path) -> bool:
 
 def until(condition: Callable[[], bool], limit_s: float = 60.0) -> bool:
     """Look again and again until `condition` holds, ever more seldom, as looks at all processes cost; return whether it did in time."""
-    end, pause_s = time.monotonic() + limit_s, 0.002
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(pause_s)
-        pause_s = min(1.5 * pause_s, 0.03)
-    return True
+    return wait_until(condition, limit_s)
 
 
 def groups_like(pattern: str) -> list[Path]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import select
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -15,14 +14,10 @@ import pytest
 
 from tests.freezing import freeze
 from workers.cpu import control_files
-from workers.cpu.base import take_base
-from workers.cpu.handover.fork_client import ForkClient
 from workers.cpu.process.sandbox import ProcessSandbox
 
 from .conftest import make
 from .support import RUN, open_one, printed, processes_with, run, until
-
-KEEP_S = 120.0
 
 
 @pytest.fixture
@@ -95,40 +90,3 @@ def test_the_group_of_a_session_is_removed_once_the_last_process_in_it_has_ended
     printed(env, ":", session="other")
     env.close_session("other")
     assert until(lambda: not any(map(os.path.exists, folders)))
-
-
-def test_what_is_kept_of_containers_is_handed_over_unless_it_was_dropped(tmp_path: Path) -> None:
-    # Given a worker that has an end of each of two containers kept, and drops one
-    lock, cleanup, _ = take_base(tmp_path, (), KEEP_S)
-    client = ForkClient(cleanup, tmp_path, KEEP_S)
-    (stays, first), (goes, second) = os.pipe(), os.pipe()
-    freezers = {name: tmp_path / f"freezer of {name}" for name in ("stays", "goes")}
-    for name, descriptor in (("stays", first), ("goes", second)):
-        freezers[name].touch()
-        client.keep("e", name, {"alive": descriptor}, in_container=True, thawing=(str(freezers[name]), "THAWED"))
-        os.close(descriptor)
-    assert not is_over(goes, 0)
-    client.keep("e", "goes", {}, in_container=True)
-    assert is_over(goes, 60_000)
-    # Then that goes on where it was paused, so that it can end
-    assert [freezers[name].read_text() for name in ("goes", "stays")] == ["THAWED", ""]
-    # When it is gone; then the next one has the other end, which ends with that
-    assert client._channel is not None and isinstance(client._process, subprocess.Popen)
-    client._channel.close()
-    os.close(lock)
-    lock, cleanup, kept = take_base(tmp_path, (), KEEP_S)
-    assert kept is not None and [(end.environment, end.control, end.name) for end in kept.ends] == [("e", "stays", "alive")]
-    kept.ends[0].close()
-    assert not is_over(stays, 0)
-    ForkClient(cleanup, tmp_path, KEEP_S, kept).close()
-    assert is_over(stays, 60_000) and freezers["stays"].read_text() == "THAWED"
-    client._process.wait(60)
-    for descriptor in (stays, goes, lock, cleanup):
-        os.close(descriptor)
-
-
-def is_over(reading: int, limit_ms: int) -> bool:
-    """Say whether nobody has the writing end of a pipe any more."""
-    poller = select.poll()
-    poller.register(reading, 0)
-    return bool(poller.poll(limit_ms))

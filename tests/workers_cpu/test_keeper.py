@@ -45,12 +45,13 @@ class Worker:
         (reading, writing), (dropped, other) = os.pipe(), os.pipe()
         (frozen := self.base / f"freezer of {name}").touch()
         self.client.keep("e", name, {"alive": writing}, in_container=True, thawing=(str(frozen), "THAWED"))
-        # What is dropped after it says that the keeper has it.
-        self.client.keep("e", "dropped", {"alive": other}, in_container=True)
+        # What is dropped after it says that the keeper has it, and goes on where it was paused, so that it can end.
+        (goes_on := self.base / "freezer of dropped").write_text("")
+        self.client.keep("e", "dropped", {"alive": other}, in_container=True, thawing=(str(goes_on), "THAWED"))
         self.client.keep("e", "dropped", {}, in_container=True)
         for descriptor in (writing, other):
             os.close(descriptor)
-        assert is_over(dropped)
+        assert is_over(dropped) and goes_on.read_text() == "THAWED" and frozen.read_text() == ""
         os.close(dropped)
         return reading, frozen
 
@@ -102,8 +103,10 @@ def test_the_next_worker_has_what_the_first_one_left_and_the_end_of_all_ends_the
     following = Worker(worker.base)
     assert following.ends() == ["left"] and not following.keepers and is_locked(worker.base)
     # When that closes all; then the keeper ends, and what it kept with it
-    for end in following.kept.ends if following.kept is not None else ():
-        end.close()
+    (end,) = following.kept.ends if following.kept is not None else ()
+    assert (end.environment, end.name) == ("e", "alive")
+    end.close()
+    assert not is_over(reading, 0)
     following.client.close()
     assert worker.keepers[0].wait(WAIT_S) == 0
     assert is_over(reading) and frozen.read_text() == "THAWED"
