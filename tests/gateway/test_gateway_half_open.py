@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from tests.gateway.conftest import Served
-from tests.gateway.netns import Network, network
+from tests.hosts.link import Weather
+from tests.hosts.network import FIRST, HUB, Network, beside
 
 pytestmark = pytest.mark.real
 
@@ -39,16 +40,16 @@ sys.stdin.read()
 
 @dataclass
 class Apart:
-    """A gateway that is reached from a network which can be cut."""
+    """A gateway that is reached over a line which can be cut."""
 
     served: Served
     network: Network
     process: psutil.Process
 
     def connections(self) -> int:
-        """Return how many connections of the other network it holds."""
+        """Return how many connections of the other host it holds."""
         held = [one for one in self.process.net_connections("tcp") if one.status == psutil.CONN_ESTABLISHED]
-        return sum(one.raddr.ip == self.network.client for one in held)
+        return sum(one.raddr.ip == FIRST for one in held)
 
     def statuses(self, environment: str) -> dict[str, str]:
         """Return how the actions of an environment are, by session."""
@@ -59,8 +60,8 @@ class Apart:
 
 @pytest.fixture
 def apart(served: Served) -> Iterator[Apart]:
-    with network() as made, served.beside("-c", SERVE, host=made.host) as other:
-        yield Apart(other, made, served.live.process("beside"))
+    with beside("client") as network, served.beside("-c", SERVE, host=HUB) as other:
+        yield Apart(other, network, served.live.process("beside"))
 
 
 def test_connections_whose_packets_are_dropped_give_everything_back(apart: Apart) -> None:
@@ -78,14 +79,14 @@ def test_connections_whose_packets_are_dropped_give_everything_back(apart: Apart
         loop = "until [ -e go ]; do echo printing; sleep 0.05; done"
         prints = f'{{"process": {{"cmd": "/bin/sh", "args": ["-c", "{loop}"]}}}}'
         requests = (f"{path}\n\n{one}", f"{path}\nIdempotency-Key: k\n\n{kept}", f"{start}\n\n{prints}")
-        argv = apart.network.argv(sys.executable, "-c", CLIENT, apart.network.host, apart.served.url.rpartition(":")[2], *requests)
-        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as client:
+        argv = [sys.executable, "-c", CLIENT, HUB, apart.served.url.rpartition(":")[2], *requests]
+        with subprocess.Popen(apart.network.on("client", argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as client:
             try:
                 assert client.stdout is not None and client.stdout.readline() == b"sent\n"
                 live.until(lambda: list(apart.statuses(opened).values()) == ["running"] * 2)
                 live.until(lambda: list(apart.statuses(sandbox["sandboxID"]).values()) == ["running"])
                 assert apart.connections() == 3
-                apart.network.cut()
+                apart.network.worsen("client", Weather(inward=False, outward=False))
             finally:
                 client.kill()
         live.until(lambda: apart.connections() == 0)

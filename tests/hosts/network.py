@@ -8,15 +8,17 @@ import sys
 import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
 from tests.hosts.link import Weather, enter, worst
+from tests.needed import needed
 
 ROOT = Path(__file__).resolve().parents[2]
-HUB = "10.78.0.1"
+HUB, FIRST = "10.78.0.1", "10.78.1.2"
+"""The addresses of the hub and of the first host."""
 
 _SWEEP = """
 read _
@@ -141,3 +143,17 @@ class Network:
         """Start a process on a host. A terminal's interrupt does not reach it."""
         there, own, nothing = self.on(host, argv), dict(variables), subprocess.DEVNULL
         return subprocess.Popen(there, cwd=ROOT, env=own, stdin=nothing, stdout=log, stderr=log, start_new_session=True)
+
+
+@contextmanager
+def beside(host: str) -> Iterator[Network]:
+    """Have this thread be on the hub of a network with one host; where that cannot be, skip the test, or fail it with CI set."""
+    with open("/proc/thread-self/ns/net") as here, ExitStack() as ends:
+        try:
+            made = ends.enter_context(Network([host]))
+        except NoNamespaces as error:
+            needed(str(error))
+            raise
+        made.enter("hub")
+        ends.callback(enter, Path(f"/proc/self/fd/{here.fileno()}"))
+        yield made

@@ -10,7 +10,8 @@ from redis import Redis, RedisError
 
 from app.local.processes import wait_until
 from tests.conftest import redis_binary
-from tests.gateway.netns import network
+from tests.hosts.link import Weather
+from tests.hosts.network import FIRST, beside
 
 FOUND_S = 15.0
 """Each is found within 5 s; a busy machine may take longer to say so. Without options of TCP it takes minutes."""
@@ -64,11 +65,11 @@ print("ready", flush=True)
 
 
 def test_a_host_that_is_gone_is_found_on_every_connection() -> None:
-    with network() as apart:
-        # Given a Redis in another network, and all kinds of connections to it
-        words = ["--port", "7000", "--bind", apart.client, "--save", "", "--protected-mode", "no"]
-        redis = subprocess.Popen(apart.argv(redis_binary(), *words), stdout=subprocess.DEVNULL)
-        url = f"redis://{apart.client}:7000/0"
+    with beside("server") as network:
+        # Given a Redis on another host, and all kinds of connections to it
+        words = ["--port", "7000", "--bind", FIRST, "--save", "", "--protected-mode", "no"]
+        redis = subprocess.Popen(network.on("server", [redis_binary(), *words]), stdout=subprocess.DEVNULL)
+        url = f"redis://{FIRST}:7000/0"
 
         def there() -> bool:
             with Redis.from_url(url, socket_timeout=1.0) as client:
@@ -82,7 +83,7 @@ def test_a_host_that_is_gone_is_found_on_every_connection() -> None:
         try:
             assert program.stdout is not None and program.stdout.readline() == "ready\n"
             # When packets are dropped
-            apart.cut()
+            network.worsen("server", Weather(inward=False, outward=False))
             began = time.monotonic()
             # Then each connection ends
             found = {program.stdout.readline().strip() for _ in range(4)}
