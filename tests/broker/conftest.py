@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from tangram.connection import Link, find_link
 from tangram.session import Session
 from tangram.wire import CONTROL, EVENTS, INGRESS, direct_queue, node_queue, of_shard
 from tests.conftest import RedisServer, running_redis
+from tests.needed import needed
 
 CALLBACKS = direct_queue("callbacks")
 NODE = direct_queue(node_queue("n"))
@@ -184,19 +184,13 @@ class OnRabbitMQ(OnRedis):
             channel.basic_publish(channel.prepare_message(data), exchange="", routing_key=queue)
 
 
-def missing(reason: str) -> None:
-    """Skip on a laptop, fail in CI."""
-    (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
-
-
 def rabbitmqctl(*words: str) -> None:
     """Have the RabbitMQ server of this machine do something."""
     control = shutil.which("rabbitmqctl")
-    if not control:
-        missing("no rabbitmqctl: install RabbitMQ")
+    needed("" if control else "no rabbitmqctl: install RabbitMQ")
     done = subprocess.run([str(control), *words], capture_output=True, text=True, timeout=200, check=False)
     if done.returncode:
-        missing(f"no RabbitMQ that takes orders: {done.stderr.strip() or done.stdout.strip()}")
+        needed(f"no RabbitMQ that takes orders: {done.stderr.strip() or done.stdout.strip()}")
 
 
 @pytest.fixture(scope="package")

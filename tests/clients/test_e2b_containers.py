@@ -13,13 +13,11 @@ import pytest
 
 from tests.clients.conftest import Served, left_open
 from tests.clients.rows import shows
-from tests.containers.conftest import _missing, needed
-from tests.containers.images import make_with_shell
+from tests.containers.conftest import need_containers
+from tests.containers.images import TASK, TASK_BASE, TASK_IMAGE, make_task
 from tests.containers.support import alone_as
 from tests.gateway.conftest import serving
 
-TASK = Path(__file__).resolve().parents[2] / "examples" / "integrations" / "harbor_task"
-SHELL, BASE, IMAGE = "tangram-test-bash:1", "tangram-test-bash-tar:1", "tangram-harbor-task:1"
 HARBOR, VERIFIERS = (importlib.util.find_spec(name) is not None for name in ("harbor", "verifiers"))
 pytestmark = [pytest.mark.real, pytest.mark.skipif(not HARBOR and not VERIFIERS, reason="neither Harbor nor verifiers is installed")]
 
@@ -27,14 +25,9 @@ pytestmark = [pytest.mark.real, pytest.mark.skipif(not HARBOR and not VERIFIERS,
 @pytest.fixture(scope="module")
 def served(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Run a stack with containers and a gateway."""
-    needed(_missing())
-    make_with_shell("bash", SHELL)
-    for arguments, stdin in (
-        (["-t", BASE, "-"], f"FROM {SHELL}\nRUN ln -sf busybox /bin/tar\n"),
-        (["--build-arg", f"BASE={BASE}", "-t", IMAGE, str(TASK / "environment")], ""),
-    ):
-        subprocess.run(["docker", "build", "-q", *arguments], check=True, input=stdin, text=True, capture_output=True)
-    docker = {"TANGRAM_SANDBOX": "docker", "TANGRAM_IMAGE": BASE, "TANGRAM_IMAGE_PULL": "never"}
+    need_containers()
+    make_task()
+    docker = {"TANGRAM_SANDBOX": "docker", "TANGRAM_IMAGE": TASK_BASE, "TANGRAM_IMAGE_PULL": "never"}
     with alone_as("cpu-0"), serving(tmp_path_factory.mktemp("containers"), memory_mb=2048, variables=docker) as served:
         yield served
 
@@ -65,7 +58,7 @@ async def test_the_main_program_of_a_rollout_runs_once_to_its_end(
     from verifiers.v1.runtimes import E2BConfig, provision_runtime
 
     monkeypatch.setattr("verifiers.v1.runtimes.e2b._TEMPLATE_LOCK_DIR", tmp_path)
-    async with provision_runtime(E2BConfig(image=IMAGE, workdir="/tmp/app", memory=0.25, creates_per_sec=None)) as runtime:
+    async with provision_runtime(E2BConfig(image=TASK_IMAGE, workdir="/tmp/app", memory=0.25, creates_per_sec=None)) as runtime:
         done = await runtime.run_program(["sh", "-c", "echo ran >> ledger; echo out; echo err >&2; exit 3"], {})
         assert (done.exit_code, done.stdout, done.stderr) == (3, "out\n", "err\n")
         assert await runtime.read("/tmp/app/ledger") == b"ran\n"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.needed import needed
 from workers.cpu.abstract import EnvironmentSpec
 from workers.cpu.docker.environment import ContainerEnvironment
 from workers.cpu.docker.options import ContainerLimits, ContainerOptions
@@ -32,29 +33,19 @@ def node_name(word: str = "main") -> str:
     return f"tangram-test-{_RUN}-{os.getpid()}-{word}"
 
 
-def needed(missing: str) -> None:
-    """Skip the test for want of something, or fail it with CI set; nothing where `missing` says nothing."""
-    if missing and os.environ.get("CI"):
-        pytest.fail(missing)
-    if missing:
-        pytest.skip(missing)
-
-
-def _missing() -> str:
-    """Return what these tests lack here, nothing where they can run."""
-    if busybox() is None:
-        return "there is no statically linked busybox (Debian: busybox-static)"
+def need_containers() -> None:
+    """Skip the test, or fail it with CI set, where containers cannot be had."""
+    needed("" if busybox() is not None else "there is no statically linked busybox (Debian: busybox-static)")
     try:
         subprocess.run(["docker", "info"], check=True, capture_output=True, timeout=60)
     except (OSError, subprocess.SubprocessError):
-        return "no Docker engine answers"
-    return ""
+        needed("no Docker engine answers")
 
 
 @pytest.fixture(scope="session")
 def image(real_component: None) -> str:
     """Give the name of an image with busybox and nothing else."""
-    needed(_missing())
+    need_containers()
     make_busybox()
     return BUSYBOX
 

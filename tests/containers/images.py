@@ -17,6 +17,9 @@ from pathlib import Path
 
 BUSYBOX = "tangram-test-busybox:1"
 VOLUME = "tangram-test-volume:1"
+TASK = Path(__file__).resolve().parents[2] / "examples" / "integrations" / "harbor_task"
+TASK_BASE, TASK_IMAGE = "tangram-test-bash-tar:1", "tangram-harbor-task:1"
+"""A task of Harbor, the image that its own is built on, and its own."""
 TOOLS = (
     "sh cat mkdir chmod ls echo sleep true false env id kill ps dd rm cp mv touch yes head tail wc grep sed find test setsid "
     "nproc mount umount ping wget nc hostname sync seq tr sort awk nslookup ifconfig mknod chroot ln od cut du df stat timeout usleep "
@@ -136,6 +139,16 @@ def make_with_shell(shell: str, name: str, programs: Mapping[str, Path] | None =
     assert found is not None, f"{shell} is not installed"
     own = {"bin/bash" if shell == "bash" else "bin/sh": Path(found)}
     make_busybox(name, programs=_libraries([Path(found)]) | own | dict(programs or {}))
+
+
+def make_task() -> None:
+    """Build the image of Harbor's task, on one with bash and tar."""
+    make_with_shell("bash", shell := "tangram-test-bash:1")
+    for arguments, stdin in (
+        (["-t", TASK_BASE, "-"], f"FROM {shell}\nRUN ln -sf busybox /bin/tar\n"),
+        (["--build-arg", f"BASE={TASK_BASE}", "-t", TASK_IMAGE, str(TASK / "environment")], ""),
+    ):
+        subprocess.run(["docker", "build", "-q", *arguments], check=True, input=stdin, text=True, capture_output=True)
 
 
 def add_file(archive: tarfile.TarFile, path: str, data: bytes, mode: int = 0o644) -> None:

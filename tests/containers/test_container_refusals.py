@@ -13,11 +13,10 @@ import pytest
 
 from tangram.errors import InvalidAction, TangramError
 from tangram.settings import Settings
+from tests.needed import needed
 from workers.cpu.cores import CoreMap
 from workers.cpu.docker.options import ContainerOptions
 from workers.start import _container_sandbox
-
-from .conftest import needed
 
 NEW_MOUNTS = 0x20000
 

@@ -9,19 +9,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
+
+from tests.needed import needed
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE_FILE = ROOT / "docker-compose.yml"
 PASSWORDS = {"REDIS_PASSWORD": "redis0password", "POSTGRES_PASSWORD": "postgres0password", "FLOWER_PASSWORD": "flower0password"}
-
-
-def missing(reason: str) -> None:
-    """Skip on a laptop, fail in CI."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 @cache
@@ -38,8 +32,7 @@ def tool() -> tuple[str, ...]:
 
 def compose(*words: str, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """Run compose on the file with these variables and no others of its own."""
-    if not tool():
-        missing("neither docker compose nor docker-compose is here")
+    needed("" if tool() else "neither docker compose nor docker-compose is here")
     with tempfile.NamedTemporaryFile("w", suffix=".env") as none:
         return subprocess.run(
             [*tool(), "--env-file", none.name, "--file", str(COMPOSE_FILE), "--profile", "gpu", "--profile", "monitoring", *words],

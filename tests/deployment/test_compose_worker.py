@@ -27,11 +27,12 @@ from app.local.processes import Command, Process
 from tangram import Client, Settings
 from tangram.wire import node_label
 from tests.conftest import RedisUrls, running_redis
-from tests.containers.conftest import needed
-from tests.containers.images import BUSYBOX, busybox, make_busybox, make_with_python
+from tests.containers.conftest import need_containers
+from tests.containers.images import BUSYBOX, make_busybox, make_with_python
 from tests.containers.support import containers, docker, engine, processes_of
 from tests.deployment.support import ROOT, environment, services, tool
 from tests.engines.waiting import until
+from tests.needed import needed
 from workers.cpu.docker.cgroups.choice import ControlGroups
 from workers.cpu.docker.engine import DockerEngine
 from workers.cpu.docker.keeper_container import LABEL, start_keeper
@@ -140,9 +141,8 @@ def worker_image() -> str:
 @pytest.fixture(scope="module")
 def stack(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Give a scheduler and two CPU workers of compose's."""
-    needed("" if busybox() is not None else "there is no statically linked busybox (Debian: busybox-static)")
-    answers = not subprocess.run(["docker", "info"], capture_output=True, check=False).returncode
-    needed("" if tool() and answers else "there is no compose, or no Docker engine answers")
+    need_containers()
+    needed("" if tool() else "there is no compose")
     make_busybox()
     with running_redis() as redis, ExitStack() as undo:
         made = Stack(tmp_path_factory.mktemp("compose"), redis)
@@ -178,6 +178,16 @@ class Rollout:
         self.env.exec("echo > ~/go", session="other")
         result = self.runs.result(WAIT_S)
         return (shown, result.stdout) == (f"{self.number}\n/tmp\ntext\nruns\n", "once\n")
+
+
+def test_a_worker_has_the_rights_that_files_ends_and_terminals_of_its_environments_need(stack: Stack) -> None:
+    with stack.client() as client, client.open(trajectory="rights") as env:
+        env.write_file("note", b"kept")
+        late = env.exec("cat note; sleep 60 & wait", timeout_s=8)
+        assert (late.status, late.stdout) == ("timed_out", "kept")
+        typed = env.submit("test -t 0 && tty; read line; echo $line", pty=(24, 80))
+        typed.send_input(b"typed\r")
+        assert typed.result(WAIT_S).stdout.split() == ["/dev/pts/0", "typed", "typed"]
 
 
 def test_environments_and_commands_go_on_when_compose_replaces_the_workers_containers(stack: Stack) -> None:

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from .support import ROOT, missing
+from tests.needed import needed
+
+from .support import ROOT
 
 pytestmark = pytest.mark.real
 
@@ -23,8 +25,7 @@ OPERATORS = {"PodMonitor", "ScaledObject", "TriggerAuthentication"}
 
 
 def helm(*words: str) -> subprocess.CompletedProcess[str]:
-    if not (TOOLS / "helm").exists():
-        missing("needs Helm: make .venv-helm/.installed")
+    needed("" if (TOOLS / "helm").exists() else "needs Helm: make .venv-helm/.installed")
     return subprocess.run([TOOLS / "helm", *words], capture_output=True, text=True, timeout=300, check=False)
 
 

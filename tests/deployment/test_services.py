@@ -11,7 +11,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,38 +20,20 @@ from uuid import uuid4
 
 import pytest
 from redis import Redis, RedisError
-from sqlalchemy import create_engine, make_url
-from sqlalchemy.exc import SQLAlchemyError
 
 from app.local.processes import Command, Process, wait_until
 from tests.conftest import RedisUrls, redis_binary
 from tests.containers.images import BUSYBOX, busybox, make_busybox
-from tests.deployment.support import PASSWORDS, ROOT, environment, missing, services
+from tests.deployment.support import PASSWORDS, ROOT, environment, services
 from tests.engines.waiting import until
 from tests.ports import free_port
+from tests.sql.conftest import postgres_url
 
-POSTGRES = os.environ.get("TANGRAM_TEST_POSTGRES_URL", "postgresql+psycopg://postgres@127.0.0.1:5432")
+__all__ = ["postgres_url"]
+
 LONG_RUNNING = ("cpu-worker", "api-worker", "scheduler", "flower")
 """Those whose check waits for an answer come first, so that few checks of the others, each a process, fail before these are up."""
 BIN = Path(sys.executable).parent
-
-
-@contextmanager
-def empty_database() -> Iterator[str]:
-    """Give the URL of an empty database."""
-    name = f"tangram_deployment_{uuid4().hex[:8]}"
-    server = create_engine(make_url(POSTGRES).set(database="postgres"), isolation_level="AUTOCOMMIT", connect_args={"connect_timeout": 3})
-    try:
-        with server.connect() as connection:
-            connection.exec_driver_sql(f"CREATE DATABASE {name}")
-    except SQLAlchemyError as error:
-        missing(f"no PostgreSQL at {POSTGRES}: {str(error).splitlines()[0]}")
-    try:
-        yield make_url(POSTGRES).set(database=name).render_as_string(hide_password=False)
-    finally:
-        with server.connect() as connection:
-            connection.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")
-        server.dispose()
 
 
 @dataclass
@@ -100,23 +82,15 @@ class Deployment:
 
 
 @pytest.fixture(scope="module")
-def deployment(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """Run the deployment whose environments are sandboxes of processes."""
-    with deployed(tmp_path_factory.mktemp("deployment")) as made:
-        become_healthy(made)
-        yield made
-
-
-@contextmanager
-def deployed(folder: Path) -> Iterator[Deployment]:
-    """Run Redis, the migration and the services, each as compose would."""
-    redis_port, flower_port = free_port(), free_port()
+def deployment(postgres_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """Run Redis, the migration and the services, each as compose would, with environments that are sandboxes of processes."""
+    folder, redis_port, flower_port = tmp_path_factory.mktemp("deployment"), free_port(), free_port()
     config = services(
         REDIS_ADDRESS=f"127.0.0.1:{redis_port}", TANGRAM_STATE_DIR=str(folder / "state"), TANGRAM_CORES="2", TANGRAM_IMAGE=BUSYBOX
     )
-    with empty_database() as database_url, ExitStack() as stop:
+    with ExitStack() as stop:
         replaced = {
-            "TANGRAM_DATABASE_URL": database_url,
+            "TANGRAM_DATABASE_URL": postgres_url,
             "TANGRAM_SANDBOX": "process",
             "FLOWER_ADDRESS": "127.0.0.1",
             "FLOWER_PORT": str(flower_port),
@@ -131,6 +105,7 @@ def deployed(folder: Path) -> Iterator[Deployment]:
         assert migrated.returncode == 0, migrated.stderr
         for name in LONG_RUNNING:
             made.start(name, config[name]["command"])
+        become_healthy(made)
         yield made
 
 

@@ -19,9 +19,10 @@ import pytest
 
 from tangram import ActionLost, Client, Settings
 from tests.engines import waiting
+from tests.needed import needed
 from tests.ports import free_ports
 
-from .support import ROOT, missing
+from .support import ROOT
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -112,8 +113,8 @@ class Slurm:
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    if not all(map(shutil.which, ("munged", "slurmctld", "slurmd", "sbatch"))) or os.geteuid():
-        missing("needs Debian's slurm-wlm and root")
+    is_here = all(map(shutil.which, ("munged", "slurmctld", "slurmd", "sbatch"))) and not os.geteuid()
+    needed("" if is_here else "needs Debian's slurm-wlm and root")
     cluster = Slurm(tmp_path_factory.mktemp("cluster") / "slurm")
     yield cluster
     cluster.end()

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tangram import Settings
+from tests.needed import needed
 
-from .support import ROOT, missing
+from .support import ROOT
 
 UNITS = ROOT / "deploy" / "systemd"
 NEWER = "Unknown key 'DelegateSubgroup' in section [Service]"
@@ -22,8 +23,7 @@ NEWER = "Unknown key 'DelegateSubgroup' in section [Service]"
     "unit", ["tangram-scheduler", "tangram@gateway", "tangram@web", *(f"tangram-worker@{pool}" for pool in ("cpu", "gpu", "api"))]
 )
 def test_systemd_finds_nothing_wrong(unit: str, tmp_path: Path) -> None:
-    if not shutil.which("systemd-analyze"):
-        missing("needs Debian's systemd")
+    needed("" if shutil.which("systemd-analyze") else "needs Debian's systemd")
     # Given the units, with a command that is there
     for file in UNITS.iterdir():
         (tmp_path / file.name).write_text(file.read_text().replace("/opt/tangram/bin/tangram", "/bin/true"))

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
+from tests.needed import needed
 
 ENVIRONMENT = Path(__file__).resolve().parents[2] / ".venv-vllm"
 
 
 def real_python() -> Path:
     """Return the interpreter that has vLLM. Without it a test is skipped, or fails where `CI` is set."""
-    if not (ENVIRONMENT / ".installed").exists():
-        missing = "there is no .venv-vllm: `make test-real ONLY=vllm` builds it"
-        pytest.fail(missing) if os.environ.get("CI") else pytest.skip(missing)
+    needed("" if (ENVIRONMENT / ".installed").exists() else "there is no .venv-vllm: `make test-real ONLY=vllm` builds it")
     return ENVIRONMENT / "bin" / "python"
 
 

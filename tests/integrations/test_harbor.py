@@ -16,28 +16,19 @@ pytest.importorskip("harbor", reason="Harbor is not installed")
 
 from app.local.stack import StackPlan
 from tests.clients.rows import shows
-from tests.containers.conftest import _missing, needed
-from tests.containers.images import make_with_shell
+from tests.containers.conftest import need_containers
+from tests.containers.images import TASK, TASK_BASE, make_task
 from tests.containers.support import alone_as
 from tests.live.support import Live, running
 
 pytestmark = pytest.mark.real
 
-TASK = Path(__file__).resolve().parents[2] / "examples" / "integrations" / "harbor_task"
-SHELL, BASE, IMAGE = "tangram-test-bash:1", "tangram-test-bash-tar:1", "tangram-harbor-task:1"
-
-
-def build(*arguments: str, stdin: str = "") -> None:
-    subprocess.run(["docker", "build", "-q", *arguments], check=True, input=stdin, text=True, capture_output=True)
-
 
 @pytest.fixture(scope="module")
 def live(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    needed(_missing())
-    make_with_shell("bash", SHELL)
-    build("-t", BASE, "-", stdin=f"FROM {SHELL}\nRUN ln -sf busybox /bin/tar\n")
-    build("--build-arg", f"BASE={BASE}", "-t", IMAGE, str(TASK / "environment"))
-    docker = {"TANGRAM_SANDBOX": "docker", "TANGRAM_IMAGE": BASE, "TANGRAM_IMAGE_PULL": "never"}
+    need_containers()
+    make_task()
+    docker = {"TANGRAM_SANDBOX": "docker", "TANGRAM_IMAGE": TASK_BASE, "TANGRAM_IMAGE_PULL": "never"}
     plan = StackPlan(nodes=1, cores=2, memory_mb=2048, api_nodes=0, variables=docker)
     with alone_as("cpu-0"), running(tmp_path_factory.mktemp("harbor"), plan) as started:
         yield started
@@ -87,7 +78,7 @@ def test_the_oracle_solves_a_task_without_an_image_in_a_process_sandbox(real_com
     "differs: commands do not run as root, so this is an exception of the trial and no reward",
 )
 def test_an_image_without_harbors_folders_is_an_exception_without_a_reward(live: Live, tmp_path: Path) -> None:
-    result = run_trial(live, tmp_path, "--ek", f"image={BASE}")
+    result = run_trial(live, tmp_path, "--ek", f"image={TASK_BASE}")
     assert result["exception_info"]["exception_type"] == "ImageUnfit" and "mkdir -m 777" in result["exception_info"]["exception_message"]
     assert result["verifier_result"] is None
     live.until(lambda: live.rows("select count(*) from environments where job = 'harbor' and state = 'open'") == [(0,)])

@@ -18,21 +18,20 @@ from tangram import Client, Settings
 from tests.broker.conftest import rabbitmqctl, vhost_url
 from tests.cli.template import PROGRAM
 from tests.conftest import RedisUrls
-from tests.deployment.test_services import empty_database
 from tests.live.support import ForkedProcess
 from tests.live.test_live_loss import mark, words
+from tests.sql.conftest import postgres_url
 
-__all__ = ["vhost_url"]
+__all__ = ["postgres_url", "vhost_url"]
 
 pytestmark = pytest.mark.real
 
 
-def test_a_deployment_on_servers_survives_cut_connections(vhost_url: str, redis_urls: RedisUrls, tmp_path: Path) -> None:
+def test_a_deployment_on_servers_survives_cut_connections(vhost_url: str, postgres_url: str, redis_urls: RedisUrls, tmp_path: Path) -> None:
+    upgrade(postgres_url)
     with ExitStack() as stack:
-        database_url = stack.enter_context(empty_database())
-        upgrade(database_url)
         folder = str(tmp_path / "state")
-        urls = {"broker_url": vhost_url, "result_url": redis_urls.result, "database_url": database_url, "state_dir": folder}
+        urls = {"broker_url": vhost_url, "result_url": redis_urls.result, "database_url": postgres_url, "state_dir": folder}
         variables = {f"TANGRAM_{name.upper()}": value for name, value in urls.items()}
         env = {**os.environ, **variables, "TANGRAM_CORES": "2", "TANGRAM_TAKEOVER_S": "1.5", "TANGRAM_NODE_NAME": "cpu-0"}
         processes = list[Process]()
@@ -45,7 +44,7 @@ def test_a_deployment_on_servers_survives_cut_connections(vhost_url: str, redis_
 
         scheduler = start("scheduler", "scheduler")
         start("cpu-0", "worker", "cpu", "--include", "tests.live.live_tasks")
-        engine = open_engine(database_url)
+        engine = open_engine(postgres_url)
         stack.callback(engine.dispose)
         up = wait_until(lambda: [node.state for node in status(engine, 0.0).nodes] == ["up"], 60)
         assert up, "\n".join(line for process in processes for line in process.log_tail(15))

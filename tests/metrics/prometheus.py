@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -12,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 import yaml
 
 from app.local.processes import wait_until
+from tests.needed import needed
 from tests.ports import free_port
 
 MONITORING = Path(__file__).resolve().parents[2] / "docs" / "monitoring"
@@ -26,12 +25,8 @@ SCRAPE_S = 3
 def tool(name: str) -> str:
     """Return the path of `prometheus` or `promtool`; without it, skip on a laptop and fail in CI."""
     found = shutil.which(name)
-    if found is None:
-        reason = f"needs {name} (Debian's package prometheus)"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    return found
+    needed("" if found else f"needs {name} (Debian's package prometheus)")
+    return str(found)
 
 
 @dataclass(frozen=True)

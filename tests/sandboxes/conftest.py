@@ -18,8 +18,9 @@ from typing import Any, Literal
 
 import pytest
 
-from tests.containers.conftest import _missing, needed, node_name
+from tests.containers.conftest import need_containers, node_name
 from tests.containers.images import make_busybox, make_with_python, make_with_shell
+from tests.needed import needed
 from tests.workers_cpu.conftest import make
 from tests.workers_cpu.support import printed
 from workers.cpu.abstract import Environment, EnvironmentSpec, Sandbox
@@ -86,7 +87,7 @@ numbers = count()
 @cache
 def image_of(shell: str) -> str:
     """Return the name of an image with a shell; without one in particular, of an image with python3, make and this machine's sh."""
-    needed(_missing())
+    need_containers()
     needed("" if shutil.which("make") and shutil.which("ldd") else "there is no make, or no ldd")
     name = f"tangram-test-sandboxes-{shell or 'python'}:1"
     if not shell:

@@ -26,6 +26,7 @@ from tangram.settings import Settings
 from tests.conftest import RedisUrls
 from tests.journals import new_journal
 from tests.live.support import SERVICES, Live, running
+from tests.needed import needed
 from tests.ports import free_port
 from tests.web.journals import DESCRIBED, TOKEN, View, write
 
@@ -125,9 +126,7 @@ def browser(real_component: None) -> Iterator[Browser]:
     # Debian's launcher `chromium` stands in for a GPU and loads extensions, which takes twice the CPU time.
     names = (os.environ.get("TANGRAM_TEST_CHROMIUM", ""), "/usr/lib/chromium/chromium", "chromium", "chromium-browser", "google-chrome")
     found = next((path for name in names if (path := shutil.which(name))), None)
-    if found is None:
-        message = "there is no chromium on this machine"
-        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
+    needed("" if found else "there is no chromium on this machine")
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=found, args=["--disable-gpu"])
         yield started

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.needed import needed
 from tests.workers_cpu.conftest import make
 from tests.workers_cpu.support import Followed, followed, until
 from workers.cpu.abstract import EnvironmentSpec, Signal
@@ -26,8 +26,7 @@ AtMoment = Callable[[str, str], Followed]
 @pytest.fixture
 def at_moment(tmp_path: Path) -> Iterator[AtMoment]:
     """Return what starts a command in a bash that is held at a moment of `moments.c`, interrupts it then, and returns it."""
-    if not shutil.which("cc") or not shutil.which("bash"):
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("needs gcc, libc6-dev and bash")
+    needed("" if shutil.which("cc") and shutil.which("bash") else "needs gcc, libc6-dev and bash")
     library, bash = tmp_path / "moments.so", tmp_path / "bash"
     subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", library, MOMENTS, "-ldl"], check=True)
     with ExitStack() as stack:
