@@ -28,6 +28,7 @@ LINE = (
 )
 NOWHERE = {"TANGRAM_BROKER_URL": "redis://127.0.0.1:1/0", "TANGRAM_RESULT_URL": "redis://127.0.0.1:1/0"}
 HEAD = '{"schema": "tangram.trace/1"}'
+JOURNAL = {"DATABASE_URL": "sqlite:///x.sqlite"}
 
 
 @pytest.fixture
@@ -48,63 +49,50 @@ def refused(done: subprocess.CompletedProcess[str], *expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("words", "settings", "expected"),
     [
-        (["nonsense"], "nonsense"),
-        (["replay", "missing.jsonl", "--simulate"], "missing.jsonl"),
-        (["replay", "odd.jsonl", "--simulate"], "odd.jsonl"),
-        (["replay", "trace.jsonl"], "--simulate or --live"),
-        (["replay", "trace.jsonl", "--simulate", "--policy", "best"], "best"),
-        (["replay", "trace.jsonl", "--simulate", "--policy", "fcfs", "--without", "resizing"], "resizing"),
-        (["replay", "trace.jsonl", "--simulate", "--compare", "paper,static:1", "--without", "resizing"], "--without"),
-        (["replay", "trace.jsonl", "--simulate", "--spread", "-1"], "--spread"),
-        (["replay", "trace.jsonl", "--simulate", "--cores", "999999999"], "--cores 999999999"),
-        (["replay", "trace.jsonl", "--simulate", "--cores", "2000", "--nodes", "1000"], "1000 nodes: at most 1000000"),
-        (["plan", "trace.jsonl", "--no-worse-than", "fcfs", "--than-cores", "999999999"], "--than-cores 999999999"),
-        (["demo", "--speed", "nan"], "--speed"),
-        (["up", "--policy", "best"], "best"),
-        (["import", "swe-agent", "missing.traj"], "missing.traj"),
-        (["record", "missing.toml"], "missing.toml"),
-        (["worker", "tpu"], "tpu"),
-        (["worker", "cpu", "--log-level", "banana"], "banana"),
-        (["up", "--nodes", "99999999999"], "--nodes"),
-        (["report"], "no journal"),
-        (["report", "j", "-o", "-", "--json"], "standard output"),
-        (["worker", "cpu"], "no stack is running"),
-        (["scheduler"], "TANGRAM_DATABASE_URL"),
-        (["metrics"], "set TANGRAM_METRICS_PORT to the port to listen at"),
+        ("nonsense", {}, "nonsense"),
+        ("replay missing.jsonl --simulate", {}, "missing.jsonl"),
+        ("replay odd.jsonl --simulate", {}, "odd.jsonl"),
+        ("replay trace.jsonl", {}, "--simulate or --live"),
+        ("replay trace.jsonl --simulate --policy best", {}, "best"),
+        ("replay trace.jsonl --simulate --policy fcfs --without resizing", {}, "resizing"),
+        ("replay trace.jsonl --simulate --compare paper,static:1 --without resizing", {}, "--without"),
+        ("replay trace.jsonl --simulate --spread -1", {}, "--spread"),
+        ("replay trace.jsonl --simulate --cores 999999999", {}, "--cores 999999999"),
+        ("replay trace.jsonl --simulate --cores 2000 --nodes 1000", {}, "1000 nodes: at most 1000000"),
+        ("plan trace.jsonl --no-worse-than fcfs --than-cores 999999999", {}, "--than-cores 999999999"),
+        ("demo --speed nan", {}, "--speed"),
+        ("up --policy best", {}, "best"),
+        ("import swe-agent missing.traj", {}, "missing.traj"),
+        ("record missing.toml", {}, "missing.toml"),
+        ("worker tpu", {}, "tpu"),
+        ("worker cpu --log-level banana", {}, "banana"),
+        ("up --nodes 99999999999", {}, "--nodes"),
+        ("report", {}, "no journal"),
+        ("report j -o - --json", {}, "standard output"),
+        ("worker cpu", {}, "no stack is running"),
+        ("scheduler", {}, "TANGRAM_DATABASE_URL"),
+        ("metrics", {}, "set TANGRAM_METRICS_PORT to the port to listen at"),
+        ("scheduler", {"SHARES": "a:2"}, "TANGRAM_SHARES: Value error, 'a:2' is not like name=2,name=1, with each name once"),
+        ("scheduler", {"SHARES": "a=0"}, "TANGRAM_SHARES: a: Input should be greater than 0"),
+        ("scheduler", {"SHARD": "1"}, "TANGRAM_SHARD: Value error, TANGRAM_SHARDS is 1: name at most 0"),
+        ("scheduler", {**JOURNAL, "WITHOUT": "wheels"}, "policy 'elastic' has no part 'wheels' to go without"),
+        ("scheduler", {**JOURNAL, "EVENT_LOG": "/dev/null/log"}, "/dev/null/log: Not a directory"),
+        ("worker gpu", {"SHARD": "1", "SHARDS": "2"}, "TANGRAM_SHARD=1: shards other than 0 have CPU workers only"),
+        ("up --nodes 2", {"SHARDS": "3"}, "TANGRAM_SHARDS=3: each shard needs a CPU node, name as many with --nodes"),
+        ("worker cpu", {"CORES": "abc"}, "TANGRAM_CORES"),
+        ("worker cpu", {"BEAT_S": "0"}, "TANGRAM_BEAT_S"),
+        ("worker cpu", {"QUEUE_LIMIT": ""}, "TANGRAM_QUEUE_LIMIT"),
+        ("worker cpu", {"BROKER_URL": "redis://127.0.0.1:1/0"}, "TANGRAM_RESULT_URL is not set"),
     ],
 )
 @pytest.mark.usefixtures("trace")
-def test_wrong_words_are_refused_in_one_line(tmp_path: Path, words: list[str], expected: str) -> None:
+def test_wrong_words_and_settings_are_refused_in_one_line(tmp_path: Path, words: str, settings: dict[str, str], expected: str) -> None:
     (tmp_path / "odd.jsonl").write_text(f"{HEAD}\n\x00\xff\n", encoding="latin-1")
-    refused(tangram(tmp_path, *words) if words[0] == "worker" else forked(*words, cwd=tmp_path), expected)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "problem"),
-    [
-        ("SHARES", "a:2", "TANGRAM_SHARES: Value error, 'a:2' is not like name=2,name=1, with each name once"),
-        ("SHARES", "a=0", "TANGRAM_SHARES: a: Input should be greater than 0"),
-        ("SHARD", "1", "TANGRAM_SHARD: Value error, TANGRAM_SHARDS is 1: name at most 0"),
-        ("WITHOUT", "wheels", "policy 'elastic' has no part 'wheels' to go without"),
-        ("EVENT_LOG", "/dev/null/log", "/dev/null/log: Not a directory"),
-    ],
-)
-def test_a_scheduler_with_wrong_settings_says_so_in_one_line(tmp_path: Path, name: str, value: str, problem: str) -> None:
-    database = {"TANGRAM_DATABASE_URL": f"sqlite:///{tmp_path / 'x.sqlite'}"}
-    refused(forked("scheduler", cwd=tmp_path, **database, **{f"TANGRAM_{name}": value}), problem)
-
-
-@pytest.mark.parametrize(
-    ("words", "shards", "problem"),
-    [
-        (["worker", "gpu"], {"TANGRAM_SHARD": "1", "TANGRAM_SHARDS": "2"}, "TANGRAM_SHARD=1: shards other than 0 have CPU workers only"),
-        (["up", "--nodes", "2"], {"TANGRAM_SHARDS": "3"}, "TANGRAM_SHARDS=3: each shard needs a CPU node, name as many with --nodes"),
-    ],
-)
-def test_shards_that_cannot_be_are_refused(tmp_path: Path, words: list[str], shards: dict[str, str], problem: str) -> None:
-    refused(forked(*words, cwd=tmp_path, **shards), problem)
+    variables, starts_celery = {f"TANGRAM_{name}": value for name, value in settings.items()}, words.startswith("worker")
+    done = tangram(tmp_path, *words.split(), **variables) if starts_celery else forked(*words.split(), cwd=tmp_path, **variables)
+    refused(done, expected)
 
 
 def test_without_words_the_help_is_shown(tmp_path: Path) -> None:
@@ -112,15 +100,6 @@ def test_without_words_the_help_is_shown(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "Usage" in done.stderr
     assert forked("--help", cwd=tmp_path).returncode == 0
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("TANGRAM_CORES", "abc"), ("TANGRAM_BEAT_S", "0"), ("TANGRAM_QUEUE_LIMIT", ""), ("TANGRAM_BROKER_URL", "redis://127.0.0.1:1/0")],
-)
-def test_a_wrong_setting_is_refused_with_its_name(tmp_path: Path, name: str, value: str) -> None:
-    done = tangram(tmp_path, "worker", "cpu", **{name: value})
-    refused(done, name if name != "TANGRAM_BROKER_URL" else "TANGRAM_RESULT_URL is not set")
 
 
 @pytest.mark.parametrize("text", ["not read", '{"broker_url": "redis://b", "result_url": "redis://r"}'])
