@@ -100,15 +100,16 @@ def test_owners_see_their_own_job_only_in_every_shape(served: Served, http: http
 def test_an_environment_is_reached_by_its_id_whoever_has_opened_it(served: Served, http: httpx.Client, environment: str) -> None:
     with Client("tests", served.live.settings) as client, client.open(trajectory="opened-natively") as opened:
         opened.write_file("a", "native")
-        # Given an environment of a native client; then each shape reaches it, by a token of its job
+        # Given an environment of a native client; then a token of another job does not reach it, also where it asks first
+        with served.http("other") as other:
+            assert other.get(f"/api/v1/environments/{opened.id}").status_code == 404
+        # And each shape reaches it, by a token of its job
         done = http.post(f"/api/v1/environments/{opened.id}/exec", json={"command": "cat a"}).json()
         assert (done["stdout"], http.get(f"/api/v1/environments/{opened.id}").json()["trajectory"]) == ("native", "opened-natively")
         assert http.post(f"/envs/{opened.id}/execute", json={"command": ["cat", "a"]}).json()["stdout"] == "native"
         connected = http.post(f"/sandboxes/{opened.id}/connect", json={"timeout": 600}).json()
         headers = {"E2b-Sandbox-Id": opened.id, "X-Access-Token": connected["envdAccessToken"]}
         assert http.get("/files", params={"path": "a"}, headers=headers).text == "native"
-        with served.http("other") as other:
-            assert other.get(f"/api/v1/environments/{opened.id}").status_code == 404
         # And the other way round
         there = client.environment(environment.rpartition("/")[2])
         there.write_file("b", "by the gateway")
