@@ -21,13 +21,12 @@ import sys
 import tempfile
 import time
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from app.local.stack import cores_here
-from app.replay.live_trainer import BURN, BURN_INSIDE, burn_command
-from app.replay.scripts import starting_files
+from app.replay.live_trainer import Start, burn_command
 from bench import ray_tasks
 from bench.live_record import Act, MachineMeter, Replayed
 from bench.live_trace import Workload, add_options, workload_of
@@ -91,25 +90,6 @@ def _at_the_same_time(meeting: str, count: int) -> None:
         file.write(b".")
     while os.path.getsize(meeting) < count:
         time.sleep(0.005)
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """What an environment starts with: the files of a folder, if one is named, and the program that burns where it is needed."""
-
-    folder: str
-    burns: bool
-
-    @classmethod
-    def of(cls, trajectory: Trajectory) -> Start:
-        """Return what a trajectory starts with."""
-        burns = any(action.kind == "cpu.exec" and not action.command for action in trajectory.actions())
-        return cls(folder=str(trajectory.extra.get("files", "")), burns=burns)
-
-    def files(self, beside: Path) -> dict[str, bytes]:
-        """Return the contents by path; the folder lies in `beside`."""
-        found = dict(starting_files(beside / self.folder)) if self.folder else {}
-        return found | ({BURN_INSIDE: BURN.read_bytes()} if self.burns else {})
 
 
 class RayReplay:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from redis import Redis
 
@@ -48,6 +48,24 @@ WRITTEN_INSIDE = ".tangram-written"
 PLACEHOLDER = "{demo}"
 CLOSE_WAIT_S = 30.0
 WATCH_S = 0.5
+
+
+class Start(NamedTuple):
+    """What an environment starts with: the files of a folder, if one is named, and the program that burns where it is needed."""
+
+    folder: str | None
+    burns: bool
+
+    @classmethod
+    def of(cls, trajectory: Trajectory) -> Start:
+        """Return what the environment of a trajectory starts with."""
+        folder = str(trajectory.extra["files"]) if "files" in trajectory.extra else None
+        return cls(folder, any(_needs_burn(action) for action in trajectory.actions()))
+
+    def files(self, beside: Path) -> dict[str, bytes]:
+        """Return the contents by path; the folder lies in `beside`. Raises `TraceError`."""
+        found = dict(starting_files(beside / self.folder)) if self.folder is not None else {}
+        return found | ({BURN_INSIDE: BURN.read_bytes()} if self.burns else {})
 
 
 @dataclass(slots=True)
@@ -93,7 +111,7 @@ class LiveReplay:
         self._known_durations = known_durations
         self._progress = progress
         self._check = check
-        self._files: dict[tuple[str | None, bool], Any] = {}
+        self._files: dict[Start, Any] = {}
         self._records: list[ActionRecord] = []
         self._opened: dict[str, str] = {}
         self._is_broken = False
@@ -277,16 +295,13 @@ class LiveReplay:
 
     def _starting_files(self, trajectory: Trajectory) -> Any:
         """Return the files that a trajectory's environment starts with; None where it starts with none."""
-        relative = str(trajectory.extra["files"]) if "files" in trajectory.extra else None
-        burns = any(_needs_burn(action) for action in trajectory.actions())
-        if relative is None and not burns:
+        start = Start.of(trajectory)
+        if start == Start(None, False):
             return None
-        if (relative, burns) not in self._files:
-            files = dict(starting_files(self._folder / relative)) if relative is not None else {}
-            files |= {BURN_INSIDE: BURN.read_bytes()} if burns else {}
-            listed = {path: base64.b64encode(content).decode("ascii") for path, content in files.items()}
-            self._files[relative, burns] = self._blobs.put_text(json.dumps(listed))
-        return self._files[relative, burns]
+        if start not in self._files:
+            listed = {path: base64.b64encode(content).decode("ascii") for path, content in start.files(self._folder).items()}
+            self._files[start] = self._blobs.put_text(json.dumps(listed))
+        return self._files[start]
 
 
 def _replayed(recorded: TraceAction) -> TraceAction:
