@@ -33,9 +33,8 @@ from statistics import median, quantiles
 import psutil
 
 from bench.as_user import last_words, run_module
-from bench.tools import carry_out, under_way
+from bench.tools import carry_out, one_core, under_way
 from workers.cpu.abstract import Environment, EnvironmentSpec, Holding, Sandbox
-from workers.cpu.cores import CoreMap
 from workers.cpu.process.sandbox import ProcessSandbox
 
 SPIN, SLEEP = "while :; do :; done", "sleep 600"
@@ -118,7 +117,7 @@ def _made(name: str, base: Path, image: str | None) -> Sandbox:
 
 
 def _process(base: Path, isolation: str, means: str) -> Sandbox:
-    return ProcessSandbox(base, isolation=isolation, background=means, core_map=_one_core())  # type: ignore[arg-type]
+    return ProcessSandbox(base, isolation=isolation, background=means, core_map=one_core())  # type: ignore[arg-type]
 
 
 def _containers(base: Path, image: str) -> Sandbox:
@@ -126,11 +125,7 @@ def _containers(base: Path, image: str) -> Sandbox:
     from workers.cpu.docker.sandbox import ContainerSandbox
 
     options = ContainerOptions(image=image, pull="never")
-    return ContainerSandbox(base, node="tangram-bench", options=options, core_map=_one_core())
-
-
-def _one_core() -> CoreMap:
-    return CoreMap(CoreMap.of_this_process().available[-1:])
+    return ContainerSandbox(base, node="tangram-bench", options=options, core_map=one_core())
 
 
 def measure(row: Row, image: str | None, rounds: int, window_s: float) -> None:
@@ -148,7 +143,7 @@ def measure(row: Row, image: str | None, rounds: int, window_s: float) -> None:
 
 def _round(row: Row, sandbox: Sandbox, number: int, window_s: float) -> None:
     front, back = (sandbox.open(EnvironmentSpec(id=f"{name}-{number}")) for name in ("front", "back"))
-    core = Holding(_one_core().available)
+    core = Holding(one_core().available)
     for environment in (front, back):
         carry_out(environment, ":", core)
     short_s = _short(front, core)
@@ -174,7 +169,7 @@ def _round(row: Row, sandbox: Sandbox, number: int, window_s: float) -> None:
 
 
 def _hand_overs(row: Row, environment: Environment) -> None:
-    core = Holding(_one_core().available)
+    core = Holding(one_core().available)
     with under_way(environment, TREE, core) as execution:
         time.sleep(0.2)  # its processes have started by then, or are some that start: the figure is the same
         for _ in range(HAND_OVERS):

@@ -28,10 +28,9 @@ import json
 import os
 import secrets
 import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, redirect_stdout
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median, quantiles
@@ -47,7 +46,7 @@ from app.local import stack
 from bench.gateway_callers import E2b, Native, Reference, Rex, Way, new_names
 from bench.gateway_counts import Counts, Lags
 from bench.gateway_table import text
-from bench.tools import free_port, process_of, used_s
+from bench.tools import free_port, process_of, running, used_s
 from tangram import AsyncClient
 from tangram.connection import open_store
 from tangram.settings import Settings
@@ -82,12 +81,9 @@ class Compared:
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print, and return 0 if the targets are met."""
     options = _parser().parse_args(arguments)
-    port = free_port()
-    with tempfile.TemporaryDirectory(prefix="tangram-bench-") as folder:
-        plan = stack.StackPlan(cores=CORES, memory_mb=MEMORY_MB, api_nodes=0, gateway_port=port, variables=BEATS)
-        with stack.start(plan, Path(folder)) as started, redirect_stdout(sys.stderr):  # SWE-ReX's client prints
-            stack.wait_until_up(started, plan)
-            document = asyncio.run(_measure(started, plan.gateway_url, options))
+    plan = stack.StackPlan(cores=CORES, memory_mb=MEMORY_MB, api_nodes=0, gateway_port=free_port(), variables=BEATS)
+    with running(plan) as started, redirect_stdout(sys.stderr):  # SWE-ReX's client prints
+        document = asyncio.run(_measure(started, plan.gateway_url, options))
     print(json.dumps(document, indent=2) if options.json else text(document))
     return 0 if document["met"] else 1
 
@@ -258,19 +254,13 @@ async def _reference(folder: Path) -> dict[str, Any] | None:
 async def _own_server(folder: Path) -> AsyncIterator[tuple[str, str]]:
     port, token = free_port(), secrets.token_hex(8)
     argv = [sys.executable, "-m", "swerex.server", "--host", "127.0.0.1", "--port", str(port), "--auth-token", token]
-    with _log(folder / "swerex.log") as log:
+    with (folder / "swerex.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(*argv, stdout=log, stderr=log)
         try:
             yield f"http://127.0.0.1:{port}", token
         finally:
             process.terminate()
             await process.wait()
-
-
-@contextmanager
-def _log(path: Path) -> Iterator[int]:
-    with path.open("wb") as file:
-        yield file.fileno()
 
 
 def _p99(times: list[float]) -> float:

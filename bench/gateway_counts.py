@@ -12,7 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from redis import Redis
 from sqlalchemy import Engine, text
 
-MIB = 2**20
+from bench.tools import MIB, used_s
+
 _LAG = "tangram_gateway_loop_lag_seconds"
 
 
@@ -30,13 +31,12 @@ class Held:
     def of(cls, process: psutil.Process) -> Held:
         """Look at a process."""
         with process.oneshot():
-            times = process.cpu_times()
             return cls(
                 descriptors=process.num_fds(),
                 connections=len(process.net_connections(kind="all")),
                 threads=process.num_threads(),
                 rss_mib=process.memory_info().rss / MIB,
-                cpu_s=times.user + times.system,
+                cpu_s=used_s(process),
             )
 
 

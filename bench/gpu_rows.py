@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-MIB = 1 << 20
+from bench.tools import MIB
 
 NOT_JUDGED = "not judged"
 
@@ -49,16 +48,6 @@ class Setup:
     def judged(self, met: bool) -> bool | None:
         """Return whether a target is met that means something on a GPU alone."""
         return None if self.stand_ins else met
-
-
-def until(condition: Callable[[], bool], timeout_s: float) -> bool:
-    """Wait for a condition; say whether it came true."""
-    end = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def furthest(got: Sequence[float], want: Sequence[float]) -> float:

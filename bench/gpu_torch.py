@@ -17,10 +17,11 @@ from typing import Any
 import torch
 import transformers
 
+from app.local.processes import wait_until
 from bench.gpu_models import Shape, write
-from bench.gpu_rows import MIB, Row, Setup, cuda_used_mb, furthest, listed, process_mb, until
+from bench.gpu_rows import Row, Setup, cuda_used_mb, furthest, listed, process_mb
 from bench.merging import rates
-from bench.tools import running, wait_s
+from bench.tools import MIB, running, wait_s
 from workers.gpu.device_memory import device_memory
 from workers.gpu.devices import Device, discover
 from workers.gpu.engines.host_copy import FileCopy, PinnedCopy
@@ -178,7 +179,7 @@ def killed(setup: Setup) -> list[Row]:
         worker.kill()
         began = time.monotonic()
         worker.wait()
-    back = until(lambda: taken_mb() <= max(64.0, 0.01 * held), 15.0)
+    back = wait_until(lambda: taken_mb() <= max(64.0, 0.01 * held), 15.0)
     measured = f"{held:.0f} MiB {'back' if back else 'NOT BACK'} after {time.monotonic() - began:.1f} s"
     return [Row("torch: memory of a worker that is killed", measured, "back within 15 s", back)]
 

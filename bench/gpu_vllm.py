@@ -22,8 +22,9 @@ from typing import Any
 import httpx
 import psutil
 
+from app.local.processes import wait_until
 from app.services_file import ServiceConfig
-from bench.gpu_rows import Row, Setup, furthest, listed, until
+from bench.gpu_rows import Row, Setup, furthest, listed
 from tests.vllm.fakes import CUDA, Fake, FakeDevices, fake_python
 from workers.gpu.device_memory import DeviceMemory, device_memory
 from workers.gpu.devices import Device, discover
@@ -256,7 +257,7 @@ def killed(setup: Setup) -> list[Row]:
             rows.append(Row(name, f"{len(left)} of {len(found['all'])} processes left", "0 left", not left))
         least = max(64.0, 0.01 * held)
         ends = [(replace(setup, folder=folder), most + least) for folder, most in zip(folders, before, strict=True)]
-        back = until(lambda: all(_used(end) <= most for end, most in ends), GONE_S)
+        back = wait_until(lambda: all(_used(end) <= most for end, most in ends), GONE_S)
     return [
         *rows,
         Row("vLLM: memory of killed servers", f"{held:.0f} MiB {'back' if back else 'NOT BACK'}", f"back within {GONE_S:g} s", back),
@@ -267,7 +268,7 @@ def _left(found: dict[str, Any]) -> list[int]:
     def living() -> list[int]:
         return [pid for pid in found["all"] if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
 
-    until(lambda: not living(), GONE_S)
+    wait_until(lambda: not living(), GONE_S)
     return living()
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 
 from app.replay.replay_command import ReplayOptions, simulate
-from app.replay.traces import read_trace
+from bench.shortage_cases import HALVES, Recording
 from scheduler.model import UNLIMITED
 from scheduler.sim.summary import act_figures
 from scheduler.sim.trace import Trace
@@ -23,7 +23,6 @@ from scheduler.sim.trace import Trace
 LIMIT_MB = 2_100
 SIZES_MB = (32_000, 48_000, 60_000)
 SEEDS = (0, 1, 2)
-HALVES = {"all": slice(None), "first": slice(0, None, 2), "second": slice(1, None, 2)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +76,7 @@ def main() -> None:
     parser.add_argument("--limit-mb", type=int, default=LIMIT_MB, help="limit of each environment")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     given = parser.parse_args()
-    trace = limited(read_trace(given.trace), given.limit_mb)
-    trace = replace(trace, trajectories=trace.trajectories[HALVES[given.half]])
+    trace = limited(Recording(given.trace, given.half).read(), given.limit_mb)
     print("| memory MB | booked | step s | mean ACT s, environment there | wait for it s | pauses | most booked MB | not succeeded |")
     print("|---:|---|---:|---:|---:|---:|---:|---:|")
     for memory_mb in (*SIZES_MB, UNLIMITED):

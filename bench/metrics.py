@@ -25,7 +25,7 @@ from app.local import stack
 from app.local.embedded import EmbeddedStack
 from app.metrics.scheduler import SchedulerMetrics
 from app.metrics.worker import WorkerMetrics
-from bench.tools import running
+from bench.tools import running, used_s
 from scheduler.live.entries import ActionEnded, ActionGranted, ActionReceived, Entry
 from scheduler.model.commands import Finish
 from tangram.action import Action, Cost
@@ -75,8 +75,7 @@ def _stack_s(rounds: int, burst: int) -> float:
 
 
 def _cpu_s(started: EmbeddedStack) -> float:
-    pids = [process.identity.pid for process in started._processes.values()]
-    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
+    return sum(used_s(psutil.Process(process.identity.pid)) for process in started._processes.values())
 
 
 def _scheduler_s(rounds: int, actions: int = 20_000) -> tuple[float, float, int]:

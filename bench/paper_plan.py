@@ -212,9 +212,7 @@ def _per_trajectory(sizes: Sizes, seed: int) -> Section:
 def _recorded(sizes: Sizes, seed: int, file: Path | None) -> Section:
     title = "Recorded rollouts"
     if file is None:
-        return Section(
-            name="rollouts", title=title, text="", missing="There was no trace of recorded rollouts; `--rollouts FILE` names one."
-        )
+        return Section(name="rollouts", title=title, text="", missing=MISSING)
     wide = sizes.rollouts
     pods = Entry(row="static:1", column=str(wide), case=_case("rollouts", sizes.rollouts, "static:1", _cpu(1, wide), seed, file=file))
     entries = tuple(

@@ -19,7 +19,7 @@ from playwright.sync_api import sync_playwright
 
 from app.local import stack
 from app.local.stack import StackPlan
-from bench.tools import free_port
+from bench.tools import free_port, running
 from tangram import Client
 from tangram.errors import TangramError
 from tangram.settings import Settings
@@ -107,8 +107,7 @@ def main() -> int:
             web_port=free_port(),
         )
         stop = threading.Event()
-        with stack.start(plan, Path(folder) / "state") as started:
-            stack.wait_until_up(started, plan)
+        with running(plan) as started:
             settings = stack.settings_of(started, Settings())
             jobs = ("ai-coding", "search-agent", "math")
             rollouts = [threading.Thread(target=roll_out, args=(settings, jobs[seed % 3], seed, stop), daemon=True) for seed in range(36)]

@@ -22,9 +22,9 @@ from typing import Literal, get_args
 from app.replay.replay_command import ReplayOptions
 from app.replay.traces import BUNDLED, read_trace
 from bench import flood
-from bench.live_trace import on_cores
+from bench.live_trace import changed, on_cores
 from bench.workloads import ai_coding, mopd
-from scheduler.sim.trace import Trace, TraceAction, Trajectory
+from scheduler.sim.trace import Trace, TraceAction
 
 Half = Literal["first", "second", "all"]
 HALVES: tuple[Half, ...] = get_args(Half)
@@ -166,16 +166,10 @@ def _recorded(recording: Recording, seed: int) -> Trace:
 
 
 def _mostly_waiting(recording: Recording, seed: int) -> Trace:
-    trace = recording.read()
-    return replace(trace, trajectories=tuple(_idle(each) for each in trace.trajectories))
+    return changed(recording.read(), _idle)
 
 
-def _idle(trajectory: Trajectory) -> Trajectory:
-    steps = tuple(replace(step, actions=tuple(_idle_action(each) for each in step.actions)) for step in trajectory.steps)
-    return replace(trajectory, steps=steps)
-
-
-def _idle_action(action: TraceAction) -> TraceAction:
+def _idle(action: TraceAction) -> TraceAction:
     return replace(action, cpu_s=WAITING_BUSY * action.work_s) if action.kind.startswith("cpu.") else action
 
 

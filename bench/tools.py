@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import psutil
 
+from app.local.processes import wait_until
 from tangram.errors import TangramError
 from workers.cpu.abstract import Environment, ExecOutcome, ExecRequest, Execution, Holding
+from workers.cpu.cores import CoreMap
 
 if TYPE_CHECKING:  # what needs no stack runs with a system's Python, too
     from app.local.embedded import EmbeddedStack
@@ -43,6 +45,11 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def one_core() -> CoreMap:
+    """Return the last core of this process."""
+    return CoreMap(CoreMap.of_this_process().available[-1:])
 
 
 def cpu_s(run: Callable[[], object], tries: int = 3) -> float:
@@ -104,11 +111,8 @@ def used_s(process: psutil.Process) -> float:
 
 def until(condition: Callable[[], object], timeout_s: float = 120.0, problem: str = "waited in vain") -> None:
     """Wait until a condition holds. Raises `NotMeasured` with the problem when it does not in time."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise NotMeasured(f"{problem}, for {timeout_s:g} s")
-        time.sleep(0.02)
+    if not wait_until(lambda: bool(condition()), timeout_s):
+        raise NotMeasured(f"{problem}, for {timeout_s:g} s")
 
 
 def carry_out(environment: Environment, command: str, holding: Holding | None = None, **more: Any) -> ExecOutcome:

@@ -51,18 +51,8 @@ def entries(actions: int, nodes: int, now: float) -> Iterator[Entry]:
     for number in range(3000):
         node, start = f"cpu-{number % nodes:03}", now - 115 + number % 60
         yield from _action(f"end-{number:06}", node, number // nodes % cores, start, number)
-        end = Finish(
-            id=f"end-{number:06}",
-            status="succeeded",
-            reason="",
-            by_worker=True,
-            started_at=start,
-            queue_s=0.1,
-            overhead_s=0.01,
-            execution_s=1.0,
-            cpu_s=1.0,
-            dop=1,
-        )
+        parts = {"queue_s": 0.1, "overhead_s": 0.01, "execution_s": 1.0, "cpu_s": 1.0, "dop": 1}
+        end = Finish(id=f"end-{number:06}", status="succeeded", reason="", by_worker=True, started_at=start, **parts)  # type: ignore[arg-type]
         yield ActionEnded(end=end, at=min(now, start + 1 + number % 50))
 
 

@@ -14,7 +14,6 @@ import os
 import re
 import sqlite3
 import sys
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,12 +26,12 @@ from redis import Redis
 
 from app.local import stack
 from app.local.embedded import EmbeddedStack
+from bench.tools import MIB, running
 from tangram.client import Client
 from tangram.settings import Settings
 
 CORES = 8
 ENVIRONMENTS = 16
-MIB = 1 << 20
 DAY_S = 86_400
 
 
@@ -51,9 +50,7 @@ def main() -> int:
 
 def measure(actions: int, bursts: int) -> dict[str, Any]:
     """Run the commands, and return what they left: by process, by kind of key, and by table."""
-    plan = stack.StackPlan(cores=CORES, api_nodes=0)
-    with tempfile.TemporaryDirectory(prefix="tangram-week-") as folder, stack.start(plan, Path(folder)) as started:
-        stack.wait_until_up(started, plan)
+    with running(stack.StackPlan(cores=CORES, api_nodes=0)) as started:
         memory: defaultdict[str, list[float]] = defaultdict(list)
         with Client(job="week", settings=stack.settings_of(started, Settings())) as client:
             rollouts = [client.open(trajectory=f"rollout-{number}") for number in range(ENVIRONMENTS)]
@@ -64,8 +61,8 @@ def measure(actions: int, bursts: int) -> dict[str, Any]:
                     for name, mib in _memory(started):
                         memory[name].append(mib)
             ran = each * bursts * ENVIRONMENTS
-            keys = _keys(Redis(unix_socket_path=str(Path(folder) / "redis.sock")))
-        tables = _tables(Path(folder) / "tangram.sqlite")
+            keys = _keys(Redis(unix_socket_path=str(started.state_dir / "redis.sock")))
+        tables = _tables(started.state_dir / "tangram.sqlite")
     first = bursts // 3
     at = np.arange(first, bursts) * ran / bursts
     growth = {name: float(np.polyfit(at, mib[first:], 1)[0] * 10_000) for name, mib in memory.items()}

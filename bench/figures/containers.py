@@ -20,7 +20,7 @@ import psutil
 
 from bench.figures.registry import figure
 from bench.figures.sandbox import SPIN, run_beyond_used_s
-from bench.tools import NotMeasured, carry_out, peak_growth, under_way, used_s
+from bench.tools import NotMeasured, carry_out, one_core, peak_growth, under_way, used_s
 from workers.cpu.abstract import EnvironmentSpec, ExecRequest, Holding
 from workers.cpu.cores import CoreMap
 from workers.cpu.docker.options import ContainerOptions
@@ -75,7 +75,7 @@ def container_neighbour() -> float:
 @figure("ms")
 def container_background_time_error() -> float:
     """Return what a busy command in a container's background, beside others, ran for by its own count, beyond its CPU time."""
-    with _sandbox(core_map=CoreMap(CoreMap.of_this_process().available[-1:])) as box:
+    with _sandbox(core_map=one_core()) as box:
         return 1e3 * run_beyond_used_s(box.open(EnvironmentSpec(id="figure")))
 
 

@@ -21,8 +21,8 @@ from app.gateway.tokens import make_token
 from app.journal.database import open_engine
 from app.local.stack import StackPlan
 from bench.figures.registry import figure
-from bench.gateway_counts import MIB, Lags
-from bench.tools import NotMeasured, free_port, process_of, running
+from bench.gateway_counts import Lags
+from bench.tools import MIB, NotMeasured, free_port, process_of, running
 
 BODY_MIB, FORM_MIB = 256, 128
 CALLS, CALLERS = 100, 10

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from bench import environments
 from bench.figures.registry import figure
-from bench.tools import carry_out, peak_growth, under_way
+from bench.tools import carry_out, one_core, peak_growth, under_way
 from workers.cpu.abstract import Environment, EnvironmentSpec, ExecRequest, Holding
-from workers.cpu.cores import CoreMap
 from workers.cpu.process.meter import LONGEST_SAMPLE_S
 from workers.cpu.process.sandbox import ProcessSandbox
 
@@ -61,7 +60,7 @@ def usage_of_nothing() -> float:
 @figure("ms")
 def background_time_error() -> float:
     """Return what a busy command in the background, beside others, ran for by its own count, beyond its CPU time."""
-    with _environment(background="affinity", core_map=_one_core()) as one:
+    with _environment(background="affinity", core_map=one_core()) as one:
         return 1e3 * run_beyond_used_s(one)
 
 
@@ -82,7 +81,7 @@ def output_growth() -> float:
 
 def run_beyond_used_s(environment: Environment) -> float:
     """Return by how many seconds the run of a busy command in the background differs from its CPU time, beside a busy one on each core."""
-    cores = tuple(_one_core().available)
+    cores = tuple(one_core().available)
     spin = "while [ ! -e go ]; do :; done"
     others = under_way(environment, f"{spin} & {spin} & {spin}", Holding(cores), "others")
     with others, under_way(environment, spin, BACK) as execution:
@@ -106,10 +105,6 @@ def _sandbox(**more: object) -> Iterator[ProcessSandbox]:
 def _environment(**more: object) -> Iterator[Environment]:
     with _sandbox(**more) as box:
         yield box.open(EnvironmentSpec(id="figure"))
-
-
-def _one_core() -> CoreMap:
-    return CoreMap(CoreMap.of_this_process().available[-1:])
 
 
 def _cost_s(action: Callable[[], object], times: int) -> float:

@@ -17,6 +17,7 @@ from typing import Any
 from app.replay.traces import BUNDLED, read_trace, write_trace
 from bench import live
 from bench.figures.registry import figure
+from bench.live_trace import with_actions
 from bench.tools import NotMeasured
 from scheduler.sim.trace import Trace, TraceAction
 
@@ -71,11 +72,7 @@ def waiting(trace: Trace) -> Trace:
     def wait(action: TraceAction) -> TraceAction:
         return replace(action, command=None, cpu_s=0.0, extra={}) if action.kind.startswith("cpu.") else action
 
-    trajectories = []
-    for one in trace.trajectories:
-        steps = tuple(replace(step, actions=tuple(map(wait, step.actions))) for step in one.steps)
-        trajectories.append(replace(one, steps=steps, extra={}))
-    return replace(trace, trajectories=tuple(trajectories))
+    return replace(trace, trajectories=tuple(replace(with_actions(one, wait), extra={}) for one in trace.trajectories))
 
 
 @cache
