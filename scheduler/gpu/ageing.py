@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from scheduler.gpu.cells import CellGroup, Instance
 from scheduler.gpu.eviction import candidates
 from scheduler.gpu.round import Round, ServiceQueue
-from scheduler.gpu.tuning import Tuning
+from scheduler.gpu.tuning import TUNING
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,7 @@ class Reservation:
 class Ageing:
     """Says which queues have aged and which are starving, and keeps the reservations of one round."""
 
-    def __init__(self, tuning: Tuning) -> None:
-        self._tuning = tuning
+    def __init__(self) -> None:
         self._brought: dict[tuple[str, tuple[int, ...]], float] = {}
         self._reserved: dict[CellGroup, Reservation] = {}
 
@@ -68,7 +67,7 @@ class Ageing:
 
     def aged(self, queue: ServiceQueue, now: float) -> bool:
         """Say whether a queue has waited for long."""
-        return queue.since + self._tuning.aged_s <= now
+        return queue.since + TUNING.aged_s <= now
 
     def starving(self, queue: ServiceQueue, round_: Round) -> bool:
         """Say whether a queue has aged and is shut out."""
@@ -95,7 +94,7 @@ class Ageing:
         for group in queue.groups:
             evicted = _in_the_way(group, queue, round_) if group.node.memory_free >= queue.memory_mb else None
             if evicted is not None:
-                ready_at = max((one.since + self._tuning.turn_s for one in evicted if one.busy), default=round_.now)
+                ready_at = max((one.since + TUNING.turn_s for one in evicted if one.busy), default=round_.now)
                 elsewhere = all(one.evicting_for != queue.service for one in group.instances)
                 found.append((elsewhere, ready_at, group, Reservation(queue.service, evicted, ready_at)))
         if not found:
@@ -124,7 +123,7 @@ class Ageing:
 
     def next_round(self, queues: Iterable[ServiceQueue], now: float) -> float | None:
         """Return when time alone changes something: a queue has aged, or the turns on a reserved node have ended."""
-        times = [queue.since + self._tuning.aged_s for queue in queues if queue.waiting]
+        times = [queue.since + TUNING.aged_s for queue in queues if queue.waiting]
         times += [reservation.ready_at for reservation in self._reserved.values()]
         return min((at for at in times if at > now), default=None)
 

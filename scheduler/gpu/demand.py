@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from scheduler.gpu.tuning import TUNING
 from scheduler.model import Waiting
 
 LEAST_S = 1.0
-"""Seconds that an action counts as lasting at least, where `Demands.fading` speaks of durations."""
+"""Seconds that an action counts as lasting at least, where `Tuning.fading` speaks of durations."""
 
 
 @dataclass(slots=True)
@@ -29,11 +30,10 @@ class Demand:
 class Demands:
     """The demand for each service, in the order of first arrival.
 
-    An arrival counts for 1/e of what it counted after `fading` durations of the service's actions.
+    An arrival counts for 1/e of what it counted after `Tuning.fading` durations of the service's actions.
     """
 
-    def __init__(self, fading: float) -> None:
-        self._fading = fading
+    def __init__(self) -> None:
         self._by_service: dict[str, Demand] = {}
 
     def arrived(self, waiting: Waiting, now: float) -> None:
@@ -66,4 +66,4 @@ class Demands:
     def _fade_s(self, demand: Demand, first_s: float) -> float:
         """Return the seconds after which an arrival counts for 1/e."""
         mean_s = demand.load / demand.rate if demand.rate else first_s
-        return self._fading * max(LEAST_S, mean_s)
+        return TUNING.fading * max(LEAST_S, mean_s)

@@ -35,18 +35,17 @@ from scheduler.gpu.pool import GpuPool
 from scheduler.gpu.ranking import rank, starts_soon
 from scheduler.gpu.round import Round, ServiceQueue
 from scheduler.gpu.sizing import Backlog, best_size
-from scheduler.gpu.tuning import TUNING, Tuning
+from scheduler.gpu.tuning import TUNING
 from scheduler.model import Waiting
 
 
 class ElasticCells(CellDispatcher):
     """Starts actions on instances, and decides which instances there are."""
 
-    def __init__(self, pool: GpuPool, tuning: Tuning = TUNING) -> None:
+    def __init__(self, pool: GpuPool) -> None:
         super().__init__(pool)
-        self._tuning = tuning
-        self._demands = Demands(tuning.fading)
-        self._ageing = Ageing(tuning)
+        self._demands = Demands()
+        self._ageing = Ageing()
         self._overloaded: dict[tuple[object, ...], int] = {}
         self._wake: float | None = None
 
@@ -74,12 +73,12 @@ class ElasticCells(CellDispatcher):
         self._round(groups, now)
 
     def _round(self, groups: list[CellGroup], now: float) -> None:
-        round_ = Round(self._pool, self._demands, self._tuning, groups, now)
+        round_ = Round(self._pool, self._demands, groups, now)
         kept_idle = self._start_on_resident(round_, self._overloaded)
         self._bring_instances(round_)
         overloaded = {alike: queue.best for alike, queue in round_.queues.items() if queue.waiting and queue.largest == queue.best}
         if self._ageing.release(round_) or kept_idle:
-            round_ = Round(self._pool, self._demands, self._tuning, groups, now)
+            round_ = Round(self._pool, self._demands, groups, now)
             self._start_on_resident(round_, {})
         self._overloaded = {alike: best for alike, best in overloaded.items() if alike in round_.queues and round_.queues[alike].waiting}
         self._wake = self._ageing.next_round(round_.queues.values(), now)
@@ -153,7 +152,7 @@ class ElasticCells(CellDispatcher):
             if not aged and len(queue.waiting) <= soon:
                 continue
             backlog = backlog or self._backlog(round_)
-            self._size(queue, backlog, overloaded=len(queue.waiting) > self._tuning.overload * max(1, soon))
+            self._size(queue, backlog, overloaded=len(queue.waiting) > TUNING.overload * max(1, soon))
             while (chosen := self._choose_placement(queue, round_)) is not None and self._bring_for(queue, *chosen, round_):
                 if not queue.waiting or not (aged or len(queue.waiting) > starts_soon(queue, round_)):
                     break
@@ -174,13 +173,13 @@ class ElasticCells(CellDispatcher):
         for service, load in self._demands.loads(round_.now).items():
             nodes = [group for group in self._pool.groups.values() if group.node.heard and group.node.takes_new]
             able = [group for group in nodes if group.node.serves(service)]
-            backlog.spread(self._tuning.ahead_durations * load, able)
+            backlog.spread(TUNING.ahead_durations * load, able)
         return backlog
 
     def _size(self, queue: ServiceQueue, backlog: Backlog, *, overloaded: bool) -> None:
         """Choose the best size for a queue. If the queue is overloaded, its larger instances make way."""
         per_cell = backlog.per_cell(queue.able) / queue.spec.max_concurrency
-        restore_s = self._tuning.restored_share * queue.spec.restore_s
+        restore_s = TUNING.restored_share * queue.spec.restore_s
         queue.best = best_size(queue.units, queue.first.durations_s, restore_s, per_cell)
         queue.largest = queue.best if overloaded else math.inf
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from scheduler.gpu.cells import CellGroup, Instance
 from scheduler.gpu.placement import PlacementPlan
 from scheduler.gpu.round import Round, ServiceQueue
+from scheduler.gpu.tuning import TUNING
 
 
 def candidates(group: CellGroup, queue: ServiceQueue, round_: Round) -> list[Instance]:
@@ -36,7 +37,7 @@ def better_later(plan: PlacementPlan, candidates: Sequence[Instance], queue: Ser
     for other in candidates if plan.evicted else ():
         if other.active and other.size >= len(plan.cell_ids):
             wait_s = max(0.0, max(running[action_id].expected_end for action_id in other.active) - round_.now)
-            if round_.tuning.wait_advantage * (wait_s * len(queue.waiting) + _restore_cost_s(other, round_)) < cost_s:
+            if TUNING.wait_advantage * (wait_s * len(queue.waiting) + _restore_cost_s(other, round_)) < cost_s:
                 return True
     return False
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from scheduler.gpu.ageing import Ageing
 from scheduler.gpu.round import Resident, Round, ServiceQueue
+from scheduler.gpu.tuning import TUNING
 
 LEAST_S: Final = 0.01
 """Least seconds for which an action counts as lasting. Its expected duration may be 0."""
@@ -29,7 +30,7 @@ def rank(round_: Round, ageing: Ageing) -> list[ServiceQueue]:
             return (0, ageing.precedence(queue))
         places = sum(instance.places for instance, _ in round_.usable(queue))
         last = round_.state.deprioritised(queue.first, round_.now)
-        return (1, last, -queue.first.action.priority, -len(queue.waiting) / (places + round_.tuning.place_offset))
+        return (1, last, -queue.first.action.priority, -len(queue.waiting) / (places + TUNING.place_offset))
 
     return sorted((queue for queue in round_.queues.values() if queue.waiting and queue.groups), key=order)
 
@@ -45,7 +46,7 @@ def _starts_on(resident: Resident, queue: ServiceQueue, round_: Round) -> int:
     now, restore_s = round_.now, queue.spec.restore_s
     if not instance.busy and group.blocked(instance):
         return 1
-    until = now + round_.tuning.soon_restores * restore_s
+    until = now + TUNING.soon_restores * restore_s
     running = round_.state.running
     if instance.restoring:
         free_at = [now + restore_s] * instance.places

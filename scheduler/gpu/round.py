@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from scheduler.gpu.cells import CellGroup, Instance
 from scheduler.gpu.demand import Demands
 from scheduler.gpu.pool import GpuPool, can_run
-from scheduler.gpu.tuning import Tuning
 from scheduler.model import ServiceSpec, Waiting
 from scheduler.model.state import own_memory
 
@@ -54,11 +53,10 @@ class ServiceQueue:
 class Round:
     """The view of one round. `groups` are the changed cells; `demands` holds the demand for the services."""
 
-    def __init__(self, pool: GpuPool, demands: Demands, tuning: Tuning, groups: list[CellGroup], now: float) -> None:
+    def __init__(self, pool: GpuPool, demands: Demands, groups: list[CellGroup], now: float) -> None:
         self.state = pool.state
         self.all_groups = pool.groups
         self.demands = demands
-        self.tuning = tuning
         self.groups = groups
         self.now = now
         self.queues: dict[tuple[object, ...], ServiceQueue] = {}
