@@ -97,7 +97,7 @@ def in_turn(setup: Setup) -> list[Row]:
     for number, name in enumerate(names):
         write(setup.folder / name, shape, reward=False, seed=number, dtype=torch.float32, device=setup.device)
     each = _needed_mb(setup, setup.folder / "one")
-    host = _host(setup, {name: setup.folder / name for name in names}, each, 1)
+    host = _host(setup, {name: setup.folder / name for name in names}, each)
     used = process_mb if setup.stand_ins else cuda_used_mb
     ids = [[(7 * place) % 500 for place in range(64)]]
     answers, residues, same = dict[str, Any](), list[float](), True
@@ -187,22 +187,22 @@ def killed(setup: Setup) -> list[Row]:
 def worker(folder: Path, stand_ins: bool) -> None:
     """Be the worker that is killed."""
     setup = Setup(folder, stand_ins)
-    host = _host(setup, {"one": folder / "one"}, _needed_mb(setup, folder / "one"), 1)
+    host = _host(setup, {"one": folder / "one"}, _needed_mb(setup, folder / "one"))
     host.ensure_resident("one", (0,))
     host.run("one", (0,), lambda engine: engine.logprobs([[1, 2, 3]]))
     print("resident", flush=True)
     sys.stdin.read()
 
 
-def _host(setup: Setup, folders: dict[str, Path], each_mb: float, fit: int) -> ServiceHost:
-    """Return a host of services of `each_mb` MiB on one device with memory for `fit` of them."""
+def _host(setup: Setup, folders: dict[str, Path], each_mb: float) -> ServiceHost:
+    """Return a host of services of `each_mb` MiB on one device with memory for one of them."""
     from app.services_file import ServiceConfig
 
     services = {
         name: ServiceConfig(engine="torch", task="logprobs", model=folder, memory_mb=each_mb, max_concurrency=16, dtype="float32")
         for name, folder in folders.items()
     }
-    return ServiceHost(discover(1, int(fit * each_mb)), services, setup.folder)
+    return ServiceHost(discover(1, int(each_mb)), services, setup.folder)
 
 
 def _needed_mb(setup: Setup, folder: Path) -> int:

@@ -26,7 +26,7 @@ from bench.paper_words import (
     on_policies,
     on_saving,
 )
-from bench.workloads import calibration
+from bench.workloads import pod_use
 
 PUBLISHED_USE, PUBLISHED_RATIO = 0.47, 4.3
 PUBLISHED_PARTS: tuple[tuple[float, float, float | None], ...] = (
@@ -216,7 +216,7 @@ class _Writer:
         trace = trace_of(pods.case.workload, pods.case.trajectories, pods.case.seed, pods.case.file)
         rows = []
         for cores in (1, 4):
-            use = calibration(trace, cores).pod_use
+            use = pod_use(trace, cores)
             name = f"ai-coding, share of a trajectory's life in use, own pods of {cores} core{'s' if cores > 1 else ''}"
             rows.append([name, f"{PUBLISHED_USE:.0%}", f"{use:.0%}", matched(PUBLISHED_USE, use)])
         for entry, published in zip(measured, PUBLISHED_PARTS, strict=True):

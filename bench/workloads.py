@@ -19,7 +19,7 @@ Arrivals are uniform over 60 s, in `mopd` over 5 s. What was published about AI 
 sandboxes in use for 47 % of a trajectory's life, and a mean execution of 0.975 s where cores are granted per action.
 With thinking at 4.7 s the first asks for 4.17 s of execution per action; this can hold together with the second only
 for pods of one core (the speed-up between four cores and the best amount is too small), so one core is the pod that
-the calibration means. `calibration` says what a trace comes to.
+the calibration means. `pod_use` works out the first of a trace.
 """
 
 from __future__ import annotations
@@ -157,30 +157,11 @@ WORKLOADS: dict[str, Callable[[int, int], Trace]] = {"ai-coding": ai_coding, "de
 """The generators by name: a number of trajectories and a seed lead to a trace."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
-    """What a trace of CPU actions comes to without any queue, means over all actions or trajectories."""
-
-    pod_use: float
-    pod_execution_s: float
-    best_execution_s: float
-    core_s: float
-
-
-def calibration(trace: Trace, pod_cores: int) -> Calibration:
-    """Work out the share of a trajectory's life in which a pod of `pod_cores` is in use, and mean executions.
-
-    `best_execution_s` is the mean with every action at its best amount, `core_s` a trajectory's work on one core.
-    """
+def pod_use(trace: Trace, pod_cores: int) -> float:
+    """Return the mean share of a trajectory's life in which a pod of `pod_cores` is in use, where nothing queues."""
     pod_s = [sum(_in_pod_s(action, pod_cores) for action in each.actions()) for each in trace.trajectories]
     think_s = [sum(step.think_s for step in each.steps) for each in trace.trajectories]
-    actions = list(trace.actions())
-    return Calibration(
-        pod_use=mean(busy / (busy + idle) for busy, idle in zip(pod_s, think_s, strict=True)),
-        pod_execution_s=sum(pod_s) / len(actions),
-        best_execution_s=mean(action.floor_s for action in actions),
-        core_s=sum(action.work_s for action in actions) / len(trace.trajectories),
-    )
+    return mean(busy / (busy + idle) for busy, idle in zip(pod_s, think_s, strict=True))
 
 
 def _in_pod_s(action: TraceAction, cores: int) -> float:

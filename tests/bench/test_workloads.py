@@ -9,7 +9,7 @@ from statistics import mean, pstdev
 import pytest
 
 from app.replay.traces import read_trace_stream, write_trace
-from bench.workloads import WORKLOADS, DeepSearch, Mopd, ai_coding, calibration, deepsearch, mixed, mopd, zipf_weights
+from bench.workloads import WORKLOADS, DeepSearch, Mopd, ai_coding, deepsearch, mixed, mopd, pod_use, zipf_weights
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -29,9 +29,9 @@ def test_a_workload_is_a_trace_like_any_other(name: str) -> None:
 
 
 def test_ai_coding_comes_to_the_published_figures_for_pods_of_one_core() -> None:
-    found = calibration(ai_coding(1280, 1), pod_cores=1)
-    assert found.pod_use == pytest.approx(0.47, rel=0.05)
-    assert found.best_execution_s == pytest.approx(0.975, rel=0.05)
+    trace = ai_coding(1280, 1)
+    assert pod_use(trace, pod_cores=1) == pytest.approx(0.47, rel=0.05)
+    assert mean(action.floor_s for action in trace.actions()) == pytest.approx(0.975, rel=0.05)
 
 
 def test_deepsearch_calls_under_a_quota_for_its_batch_and_ends_with_the_judge() -> None:
