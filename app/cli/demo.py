@@ -77,7 +77,7 @@ def run_demo(
             result = replay_live(trace, BUNDLED, options, settings, begin, say)
         wall_s = time.monotonic() - began
         machine = {"wall_s": wall_s, "others_cores": (busy_elsewhere_s() - busy_before) / wall_s}
-        return {**result.document, **_core_seconds(result.database_url, result.run_id), **machine}
+        return {**result.document, **_core_seconds(result.document["database"], result.document["run"]), **machine}
 
     return _compare(pair_of(replay, say, once=once), state_dir, page)
 

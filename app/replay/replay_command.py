@@ -97,12 +97,10 @@ def default_gpus(trace: Trace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LiveResult:
-    """A live replay: its record, its JSON document, its id in the journal and where that is."""
+    """A live replay: its record and its JSON document."""
 
     record: ReplayRecord
     document: dict[str, Any]
-    run_id: str
-    database_url: str
 
 
 def replay_live(
@@ -136,7 +134,7 @@ def _replay(
     settings, capacity = target.settings, target.capacity
     store = open_store(find_addresses(settings).result_url, settings.connect_timeout_s)
     engine = open_engine(settings.database_url or "")
-    before = _figures(store)
+    before = read_shown(store, settings.shards) or {}
     policy = str(before.get("policy", options.policy))
     chosen = {"nodes": options.nodes, "cores": capacity.cores, "speed": options.speed, "tile": options.tile, "seed": options.seed}
     jobs = sorted({trajectory.job for trajectory in trace.trajectories})
@@ -157,7 +155,7 @@ def _replay(
     )
     live = replay.run()
     _wait_for_journal(engine, live)
-    after = _wait_for_figures(store, before)
+    after = figures_after(store, settings.shards)
     record = ReplayRecord(
         policy=policy,
         trajectories=len(trace.trajectories),
@@ -178,7 +176,7 @@ def _replay(
         "database": settings.database_url,
     }
     finish_run(engine, run_id, summary=document, ended_at=time.time())
-    return LiveResult(record, document, run_id, settings.database_url or "")
+    return LiveResult(record, document)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,15 +286,16 @@ def _capacity(settings: Settings) -> Capacity:
     return Capacity(cores=cores, cells=cells)
 
 
-def _figures(store: Redis) -> dict[str, Any]:
-    return read_shown(store, Settings().shards) or {}
+def figures_after(store: Redis, shards: int) -> dict[str, Any]:
+    """Return figures that all schedulers showed after this call: those of their next housekeeping, else the last that they showed."""
+    seen, called_at = dict[str, Any](), time.monotonic()
 
+    def are_new() -> bool:
+        seen.update(read_shown(store, shards) or {})
+        return seen.get("running") == 0 and seen["shown_ago_s"] < time.monotonic() - called_at
 
-def _wait_for_figures(store: Redis, before: dict[str, Any]) -> dict[str, Any]:
-    """Return figures that the scheduler showed after the last result: those of its next housekeeping."""
-    seen = _figures(store)
-    wait_until(lambda: _figures(store).get("running") == 0 and _figures(store) != before, 3.0)
-    return _figures(store) or seen
+    wait_until(are_new, 3.0)
+    return seen
 
 
 def _journaled(engine: Engine, live: LiveRun) -> dict[str, ActionRow]:
