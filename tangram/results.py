@@ -161,8 +161,24 @@ class Texts(list[str]):
     dop: int
 
 
+class _WithBody:
+    """What has the bytes of an HTTP answer."""
+
+    __slots__ = ()
+    body: bytes
+
+    @property
+    def text(self) -> str:
+        """The body as UTF-8, undecodable bytes replaced."""
+        return self.body.decode("utf-8", "replace")
+
+    def json(self) -> Any:
+        """Parse the body as JSON. Raises `ValueError` where it is none."""
+        return json.loads(self.body)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HttpAnswer:
+class HttpAnswer(_WithBody):
     """The answer of a server that runs in an environment, whatever its `status`; redirects are not followed.
 
     `headers` are pairs of names, in lower case, and values, as they came; `body` are the bytes as received, which may be compressed.
@@ -178,18 +194,9 @@ class HttpAnswer:
         """Return the first header of a name, in whatever case."""
         return next((value for known, value in self.headers if known == name.lower()), default)
 
-    @property
-    def text(self) -> str:
-        """The body as UTF-8, undecodable bytes replaced."""
-        return self.body.decode("utf-8", "replace")
-
-    def json(self) -> Any:
-        """Parse the body as JSON. Raises `ValueError` where it is none."""
-        return json.loads(self.body)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Response:
+class Response(_WithBody):
     """The answer of an outside API. `body` are the bytes as received, at most the output cap."""
 
     status_code: int
@@ -197,12 +204,3 @@ class Response:
     body: bytes = b""
     truncated: bool = False
     act: Act
-
-    @property
-    def text(self) -> str:
-        """The body as UTF-8, undecodable bytes replaced."""
-        return self.body.decode("utf-8", "replace")
-
-    def json(self) -> Any:
-        """Parse the body as JSON. Raises `ValueError` where it is none."""
-        return json.loads(self.body)
