@@ -38,7 +38,7 @@ from tangram import clock
 from tangram.wire import CLAIM_TTL_S, EVENTS_QUEUE, GRANT_HEADER, WireGrant, WireNode, WireRegrant, claim_key, direct_queue, of_shard
 from workers.cpu.abstract import Holding, Usage
 from workers.metered import Metered
-from workers.regrants import STALE, Early, Stamp, granted, holding_of, is_stale, resize
+from workers.regrants import STALE, Early, Stamp, granted, holding_of, resize
 from workers.reporter import Reporter
 from workers.resumed import read
 
@@ -250,7 +250,7 @@ class Node:
             call.cancel_reason, call.cancel_cause = self._stops.pop(one, ("", ""))
             call.stamp = (grant["epoch"], 0)
             early = self._early.pop(one, None)
-            if early is not None and is_stale(early.stamp, call.stamp):
+            if early is not None and early.stamp < call.stamp:
                 log.debug(STALE, one[1], one[0], early.stamp, call.stamp)
             elif early is not None:
                 call.grant, call.stamp = cast(WireGrant, {**grant, **early.change}), early.stamp
@@ -323,7 +323,7 @@ class Node:
             call = self._calls.get(action_id)
             if call is None or call.grant["attempt"] < attempt:
                 early = self._early.get(one) or Early(stamp)
-                if is_stale(stamp, early.stamp):
+                if stamp < early.stamp:
                     log.debug(STALE, attempt, action_id, stamp, early.stamp)
                 else:
                     # What another scheduler has sent is no part of this one's grant.
@@ -335,7 +335,7 @@ class Node:
             with self._lock:
                 if call.grant["attempt"] != attempt:
                     return
-                if is_stale(stamp, call.stamp):
+                if stamp < call.stamp:
                     log.debug(STALE, attempt, action_id, stamp, call.stamp)
                     return
                 call.grant, call.stamp = cast(WireGrant, {**call.grant, **change}), stamp

@@ -39,11 +39,6 @@ def granted(core_ids: tuple[int, ...], *, background: bool) -> dict[str, Any]:
     return {"core_ids": list(core_ids), "background": background, **units}
 
 
-def is_stale(stamp: Stamp, last: Stamp) -> bool:
-    """Return whether a change is older than the last one."""
-    return stamp < last
-
-
 def resize(call: Call, on_resize: Callable[[Holding], None]) -> None:
     """Have a call's grant carried out. What fails twice, such as a request to a container engine, is an error in the log."""
     holding = holding_of(call.grant)

@@ -73,6 +73,12 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
     return {"title": {"text": title}, "automargin": True, **more}
 
 
+def since_submission(time_axis: Clock) -> dict[str, Any]:
+    """Return the axis of a time from the first submission on."""
+    words = {"s": "seconds", "min": "minutes", "h": "hours", "d": "days"}
+    return axis(f"{words[time_axis.unit]} since the first submission", rangemode="tozero")
+
+
 def rows_axis(names: Sequence[str], most: int = 34) -> dict[str, Any]:
     """Return an axis with a row for each name, from above."""
     labels = [in_picture(name, most) for name in names]
@@ -251,15 +257,12 @@ def _over_time(
         reading=reading,
         data=data,
         layout={
-            "xaxis": axis(f"{_WORDS[time_axis.unit]} since the first submission", rangemode="tozero"),
+            "xaxis": since_submission(time_axis),
             "yaxis": axis(unit, rangemode="tozero"),
             "hovermode": "x unified",
         },
         table=series_table(f"{unit.capitalize()} on average", "time", [name for name, _, _ in lines], rows),
     )
-
-
-_WORDS: Final = {"s": "seconds", "min": "minutes", "h": "hours", "d": "days"}
 
 
 def ends_picture(subject: Subject, table: Table) -> Picture:

@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from app.journal.models import Action
-from app.report.pictures import KIND_COLOURS, OVERHEAD, Picture, axis, colour_of, describe, rows_axis
+from app.report.pictures import KIND_COLOURS, OVERHEAD, Picture, colour_of, describe, rows_axis, since_submission
 from app.report.series import clock, held, middles, rounded, stretches
 from app.report.subject import Span, Subject
 from app.report.tables import Table
@@ -56,7 +56,6 @@ def timeline(subject: Subject) -> Picture:
     heights = {row: number for number, row in enumerate(rows)}
     data = _bars(subject, spans, heights) if singly else _fields(subject, spans, rows)
     time_axis = clock(subject.began, subject.ended)
-    words = {"s": "seconds", "min": "minutes", "h": "hours", "d": "days"}
     return Picture(
         key=f"{subject.key}-timeline",
         title="Who held which core and cell",
@@ -64,7 +63,7 @@ def timeline(subject: Subject) -> Picture:
         data=data,
         layout={
             "barmode": "overlay",
-            "xaxis": axis(f"{words[time_axis.unit]} since the first submission", rangemode="tozero"),
+            "xaxis": since_submission(time_axis),
             "yaxis": rows_axis(names, 28),
         },
         table=_table(subject, spans, rows),

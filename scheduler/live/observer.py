@@ -15,13 +15,3 @@ class Observer(Protocol):
 
     def looked(self, core: Core, now: float) -> None:
         """Read the core's state. Called at each housekeeping."""
-
-
-class Nobody:
-    """Watches nothing."""
-
-    def decided(self, seconds: float) -> None:
-        """Do nothing."""
-
-    def looked(self, core: Core, now: float) -> None:
-        """Do nothing."""

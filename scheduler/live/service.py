@@ -41,7 +41,7 @@ from scheduler.live.entries import (
 )
 from scheduler.live.event_log import EventLog
 from scheduler.live.heartbeats import HOUSEKEEPING_S, Heartbeats
-from scheduler.live.observer import Nobody, Observer
+from scheduler.live.observer import Observer
 from scheduler.live.peers import Peers
 from scheduler.live.poison import CoreBroken, Quarantine
 from scheduler.live.requests import Requests
@@ -80,7 +80,7 @@ class Service:
     ) -> None:
         """Schedule the nodes of a `shard`, of so many."""
         self._core = core
-        self._observer = observer or Nobody()
+        self._observer = observer
         self._transport = transport
         self._journal = journal
         self._epoch = epoch
@@ -260,7 +260,8 @@ class Service:
                 self._executor.keep_blobs()
             self._show(now)
             self._peers.exchange(now)
-            self._observer.looked(self._core, now)
+            if self._observer is not None:
+                self._observer.looked(self._core, now)
         self._commit(batch)
         return True
 
@@ -379,7 +380,8 @@ class Service:
         if self._core.decisions != before:
             took_s = time.perf_counter() - began
             self._decision_us.append(took_s * 1e6)
-            self._observer.decided(took_s)
+            if self._observer is not None:
+                self._observer.decided(took_s)
         if self._event_log is not None:
             self._event_log.handled(event, now, out)
         try:
