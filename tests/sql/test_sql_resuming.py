@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from app.journal.writing import SqlJournal
 from scheduler.cpu.cores import CoreGroup
 from scheduler.model import QuotaSpec
 from scheduler.model.state import Node
+from tangram.wire import node_queue
 from tests.scheduler.deployed import NODE, Deployment
 from tests.sql import tables
 
@@ -134,6 +136,27 @@ def test_an_environment_that_was_cancelled_while_it_opened_is_closed_when_it_sta
     assert one.core.state.environments["e0"].state == "closing"
     one.exec("late", "e0")
     assert one.broker.end("late") == ("failed", "cancelled")
+
+
+def test_a_change_of_cores_reaches_the_node_and_the_next_scheduler(begin: Callable[..., Deployed]) -> None:
+    def changes() -> list[Any]:
+        sent = map(json.loads, one.broker.waiting(node_queue("n")))
+        return [json.loads(message["body"])[1] for message in sent if message["headers"]["task"] == "tangram.regrant"]
+
+    # Given a command on all cores, which goes to the background for another one, and then gets them again
+    one = begin("elastic")
+    one.open("e")
+    for action_id, priority in (("long", 5), ("urgent", 9)):
+        one.submit(action_id, kind="cpu.exec", environment="e", priority=priority, cost={"cores": 8})
+    one.finish("urgent")
+    # Then its node was told each, in an order that it can tell
+    now = ["long", 1, [*range(8)], False]
+    first, second = {"epoch": 1, "serial": 1, "grants": [["long", 1, [], True]]}, {"epoch": 1, "serial": 2, "grants": [now]}
+    assert changes() == [first, second]
+    # And the next scheduler goes on with what it has now, and tells the node again, since the one before may have ended before it did
+    one.start("elastic")
+    assert changes() == [{"epoch": 2, "serial": 1, "grants": [now]}]
+    assert one.core.state.running["long"].grant.core_ids == tuple(range(8))
 
 
 def test_a_silent_node_has_its_full_time_under_the_next_scheduler(begin: Callable[..., Deployed], engine: Engine) -> None:
