@@ -56,14 +56,6 @@ def test_what_is_given_to_a_waiting_command_follows_it_to_its_node(live: Given) 
     assert live.sent == [("action", "waits", 0), *live.gives("waits", 1, 2, 3, 3)]
 
 
-def test_what_overtakes_the_submission_finds_the_command_all_the_same() -> None:
-    live = Given()
-    words = {"id": "a", "client": "c1", "job": "j1", "sender": "s", "number": 1, "what": ["end"]}
-    live.broker.request({"give": words})
-    live.submit("a", client="c1", job="j1")
-    assert live.sent == [("action", "a", 0), *live.gives("a", 1)]
-
-
 def test_what_is_read_before_the_submission_finds_the_command_all_the_same(live: Given) -> None:
     # Given input for two commands that the scheduler reads before it reads the commands, and input of somebody else
     for action_id in ("next", "later"):

@@ -29,6 +29,7 @@ def test_an_open_that_failed_goes_to_another_node_and_its_node_rests(world: Any)
     fails(w, "e0")
     # Then the other node opens it, and all that come while the first one rests
     assert w.grants["open-e0"].node == first
+    assert [one.reason for one in w.of(commands.Requeue)] == [f"node {sick} could not open it: its disk is full"]
     w.finish("open-e0")
     w.several(w.open, "e", range(1, 5))
     assert {w.core.state.environments[f"e{number}"].node for number in range(5)} == {first}
@@ -113,17 +114,6 @@ def test_an_open_that_nobody_wants_any_more_does_not_go_elsewhere(world: Any, un
     # No result is stored, so the scheduler stores one
     assert (w.ends["open-e0"].status, w.ends["open-e0"].by_worker) == ("cancelled", False)
     assert w.core.state.environments == {}
-
-
-def test_where_all_nodes_rest_opens_wait_for_the_first_that_has_rested(world: Any) -> None:
-    w = world().node("n0").node("n1")
-    w.open("e0", finish=False)
-    fails(w, "e0")
-    fails(w, "e0")
-    w.wake()
-    assert w.now == SHORTEST_REST_S
-    assert w.grants["open-e0"].attempt == 3
-    assert [one.reason for one in w.of(commands.Requeue)] == [f"node n{number} could not open it: its disk is full" for number in (0, 1)]
 
 
 def test_an_environment_that_is_closed_says_nothing_of_the_next_open_there(world: Any) -> None:

@@ -62,6 +62,7 @@ WRONG: dict[str, object] = {
     "a service of endless starts": {**RESIDENT, "starts": math.inf},
     "a service in no state": {**RESIDENT, "state": "asleep"},
     "a service without cells": {key: value for key, value in RESIDENT.items() if key != "cell_ids"},
+    "a service of wordy memory": {**RESIDENT, "memory_mb": "much"},
 }
 
 
