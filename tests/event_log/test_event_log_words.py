@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 
 from scheduler.live.event_log import BrokenLog, Handled, Opening, decode_line, encode_line
 from scheduler.model.commands import Command
-from scheduler.model.events import Event, Finished, NodeLost, Tick
+from scheduler.model.events import Event, NodeLost, Tick
 from tests.event_log.strategies import any_of
 
 OPENING = '{"schema":"tangram.events/4","epoch":1,"setup":{"policy":"fcfs"}}'
@@ -44,11 +44,6 @@ def test_what_is_no_text_is_written_so_that_it_can_be_read() -> None:
     # When it is written, the line is read, with something in the place of that half
     line = decode_line(encode_line(Handled(epoch=1, at=0.5, event=lost, commands=())))
     assert isinstance(line, Handled) and line.event == NodeLost(name="n", reason="? and \N{SNAKE}")
-
-
-def test_a_log_from_before_answers_were_reported_is_read() -> None:
-    line = decode_line('{"epoch":1,"at":2.0,"event":{"type":"Finished","id":"a","attempt":1,"status":"succeeded"},"commands":[]}')
-    assert isinstance(line, Handled) and line.event == Finished(id="a", attempt=1, status="succeeded", answer=None, waits_again=False)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tangram.elasticity import FLAT, LARGEST_AMOUNT, Amdahl, Elasticity, Table, check_units, make_curve, shown
+from tangram.elasticity import FLAT, LARGEST_AMOUNT, Amdahl, Elasticity, Table, make_curve, shown
 from tangram.errors import InvalidAction
 
 
@@ -36,11 +36,6 @@ def test_the_best_amount_is_the_smallest_with_the_shortest_duration() -> None:
     assert Elasticity(units=(1, 2, 4), curve=Table(((2, 1.0), (4, 0.5)))).best_units() == 2
 
 
-def test_an_amount_that_the_table_does_not_know_is_refused() -> None:
-    with pytest.raises(InvalidAction, match="^efficiency: says nothing of 4 units"):
-        Elasticity(units=(1, 4), curve=Table(((2, 0.9),)))
-
-
 @pytest.mark.parametrize("fraction", [-0.1, 1.1, float("nan"), float("inf"), True, "0.5", 10**5000, [0.5]], ids=shown)
 def test_a_wrong_parallel_fraction_is_refused(fraction: Any) -> None:
     with pytest.raises(InvalidAction, match="^parallel_fraction: "):
@@ -58,17 +53,6 @@ WRONG_TABLES += [{"2": 0.5, 2: 0.6}, {"02": 0.5, "2": 0.5}]
 def test_a_wrong_table_is_refused(table: Any) -> None:
     with pytest.raises(InvalidAction, match="^efficiency: "):
         make_curve(None, table)
-
-
-def test_two_curves_at_once_are_refused() -> None:
-    with pytest.raises(InvalidAction, match="^efficiency: give either"):
-        make_curve(0.5, {"2": 0.9})
-
-
-@pytest.mark.parametrize("units", [(), (0,), (2, 1), (1, 1), (True,), (1.0,), "12", 4, None, {1, 2}, ([1],), (10**5000,)], ids=shown)
-def test_wrong_units_are_refused(units: Any) -> None:
-    with pytest.raises(InvalidAction, match="^units: "):
-        check_units(units)
 
 
 def test_the_order_in_which_a_table_is_written_does_not_matter() -> None:

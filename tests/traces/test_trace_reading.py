@@ -74,10 +74,6 @@ def test_the_same_name_in_two_jobs_is_two_trajectories() -> None:
     assert len(read(LINE % EXEC + (LINE % EXEC).replace('"j"', '"k"')).trajectories) == 2
 
 
-def test_a_text_stream_is_read_like_a_file() -> None:
-    assert read_trace_stream(io.StringIO(HEADER + LINE % EXEC)) == read(HEADER + LINE % EXEC)
-
-
 WRONG_ACTIONS = {
     '{"kind": "cpu.exec", "work_s": 1, "tokens": 5}': "action.tokens: only actions with a quota have some",
     '{"kind": "cpu.exec", "work_s": -1}': "action.work_s: should be greater than or equal to 0, not -1",
