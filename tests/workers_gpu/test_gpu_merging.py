@@ -54,18 +54,6 @@ def bench() -> Any:
     made.pool.shutdown()
 
 
-def test_calls_that_come_while_the_device_is_busy_are_computed_together(bench: Bench) -> None:
-    # Given a call that is being computed, and three that come meanwhile
-    first = bench.call(1, 2)
-    until(lambda: bench.rounds == [[2, 1]])
-    others = [bench.call(3), bench.call(5, 4), bench.call(6)]
-    # When the device is free again
-    bench.open()
-    # Then each has its own answers, in the order of its inputs, and the three went in one round
-    assert [call.result(60) for call in (first, *others)] == [[10, 20], [30], [50, 40], [60]]
-    assert bench.rounds == [[2, 1], [3, 5, 4, 6]]
-
-
 def test_a_round_is_bounded_and_nobody_overtakes(bench: Bench) -> None:
     first = bench.call(1)
     until(lambda: bool(bench.rounds))

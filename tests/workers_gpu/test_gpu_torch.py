@@ -13,16 +13,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.services_file import load_services_file
 from tests.engines.fixtures import changed
 from tests.engines.kinds import Shelf, Torch
 from tests.engines.waiting import until
 from tests.lazily import Lazily, needs
-from tests.workers_gpu.support import at
 from workers.gpu.devices import MIB, Device
 from workers.gpu.engines.abstract import Engine
-from workers.gpu.errors import BadInput, CallFailed, EngineFailed, NotResident, WrongAnswer
-from workers.gpu.host import ServiceHost
+from workers.gpu.errors import BadInput, CallFailed, EngineFailed, WrongAnswer
 from workers.gpu.items import Reading, TokenLogprobs
 
 if TYPE_CHECKING:
@@ -125,29 +122,6 @@ def test_waiting_calls_are_one_batch_each_with_its_own_top_k_and_bad_input_harms
             must_be_close(call.result(120), expected)
         assert unranked.result(120) == [pytest.approx(row, abs=CLOSE) for row in alone_unranked]
     assert batches[0] == [None] and sorted(batches[1], key=str) == [0, 3, 3, 7, 7, None]
-
-
-def test_swapping_under_load_gives_right_answers_or_none(models: Path, tmp_path: Path) -> None:
-    services = load_services_file(models / "services.toml").services
-    host = ServiceHost([Device("cpu:0", "cpu", 250, "cpu")], services, tmp_path)
-    host.ensure_resident("teacher-0", (0,))
-
-    def ask(_: int) -> list[list[float]] | None:
-        try:
-            return host.run("teacher-0", (0,), lambda engine: engine.logprobs(SEQUENCES))
-        except NotResident:
-            return None
-
-    expected = ask(0)
-    with ThreadPoolExecutor(3) as pool:
-        asked = [pool.submit(ask, index) for index in range(20)]
-        for one, other in (("rm-small", "teacher-0"), ("teacher-0", "rm-small")) * 2:
-            host.ensure_resident(one, (0,), evict=[at(other, 0)])
-        answers = [call.result(timeout=120) for call in asked]
-    # Calls that were computed together may differ in their last bits
-    assert expected and all(answer == [pytest.approx(row, abs=CLOSE) for row in expected] for answer in answers if answer is not None)
-    assert ask(0) == expected
-    host.close()
 
 
 def test_a_model_larger_than_its_cell_is_refused_before_it_is_read(models: Path, tmp_path: Path) -> None:
