@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 import pytest
@@ -11,7 +10,6 @@ from app.local.stack import StackPlan
 from tangram import Action, Client, Cost
 from tangram.client import Environment
 from tangram.shards import shard_of
-from tests.cli.support import tangram
 from tests.live.support import INCLUDE, Live, running
 
 pytestmark = pytest.mark.real
@@ -48,23 +46,3 @@ def test_environments_and_actions_of_all_kinds_run_in_both_shards(live: Live) ->
     of_shards = dict(live.rows("select node, max(shard) from actions where job = 'both' and kind = 'cpu.open' group by node"))
     assert of_shards == {"cpu-0": 0, "cpu-1": 1}
     assert sorted(live.rows("select distinct node from actions where kind = 'live.add'")) == [("cpu-0",), ("cpu-1",)]
-
-
-def test_tools_see_both_shards(live: Live) -> None:
-    shown = tangram(live.stack.state_dir, "status", "--json", **{**live.environment, "TANGRAM_SHARDS": "2"})
-    document = json.loads(shown.stdout)
-    assert document["scheduler"]["shard"] in (0, 1)
-    assert [node["name"] for node in document["nodes"]] == ["cpu-0", "cpu-1"], document["nodes"]
-
-
-def test_the_death_of_one_scheduler_touches_the_nodes_of_its_shard_alone(live: Live) -> None:
-    with live.client("death") as client:
-        first, second = opened(client, 0), opened(client, 1)
-        live.end("scheduler.1")
-        waiting = second.submit("echo late")
-        assert first.exec("echo meanwhile").stdout == "meanwhile\n"
-        assert not waiting.done()
-        live.repair()
-        assert waiting.result(60).stdout == "late\n"
-        assert second.exec("echo on").stdout == "on\n"
-    assert live.rows("select count(*) from environments where state = 'lost'") == [(0,)]
