@@ -195,19 +195,6 @@ def test_an_unused_sandbox_whose_lease_is_over_makes_room() -> None:
     assert max(record.ended_at for record in run.actions if record.trajectory == "next") < 100.0
 
 
-def waiting_trace() -> Trace:
-    """Ten times as many commands as cores, all of which wait for most of their time."""
-    return trace_of(*(rollout(f"t{n}", *[cpu(4.0, cpu_s=0.2, action_class="waits")] * 5) for n in range(40)))
-
-
-def test_commands_that_mostly_wait_use_in_the_background_what_others_leave_idle() -> None:
-    run = simulate(waiting_trace())
-    without = Simulation(waiting_trace(), make_policy("elastic", without=["preemption"]), Cluster(cores=4)).run()
-    check_capacity(run, Cluster(cores=4))
-    assert {record.status for record in run.actions} == {"succeeded"}
-    assert max(record.ended_at for record in run.actions) < 0.5 * max(record.ended_at for record in without.actions)
-
-
 @pytest.mark.parametrize(("policy", "known"), [("elastic", False), ("paper", True), ("fcfs", True), ("fixed:2", True), ("static:2", True)])
 def test_a_policy_knows_the_recorded_durations_or_learns_them(policy: str, known: bool) -> None:
     trace = coding_trace(20, 10, seed=5)

@@ -54,13 +54,6 @@ FOUND = {
         ),
         (Fault(2.5, "messages lost", lasts_s=1.0, amount=5.0),),
     ),
-    "an environment stood for ever on a node that had joined another shard when a scheduler took over": Scenario(
-        2120,
-        (1, 1, 1, 4),
-        tuple(Rollout(f"t{number}", "a", 3.0, (OPEN, Step(1.0, "exec", (run(30.0, number, 1),)))) for number in range(5)),
-        (Fault(9.0, "move node", 3, lasts_s=1.0), Fault(12.0, "kill scheduler", 0, amount=1)),
-        shards=3,
-    ),
 }
 
 
