@@ -20,13 +20,13 @@ pytestmark = pytest.mark.real
 
 
 @pytest.fixture
-def app(live: Live) -> Iterator[Celery]:
+def app(live: Live, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
     """Point the application of the tasks at the stack, as TANGRAM_* would in a process of its own."""
     celery = celery_module.app
-    celery.conf.update(broker_url=live.stack.broker_url, result_backend=live.stack.result_url)
-    celery.conf.broker_write_url = celery.conf.broker_read_url = live.stack.broker_url
-    celery._pool = None
-    celery._local.__dict__.pop("backend", None)
+    monkeypatch.setattr(celery.conf, "broker_url", live.stack.broker_url)
+    monkeypatch.setattr(celery.conf, "result_backend", live.stack.result_url)
+    for part, name in ((celery, "_backend_cache"), (celery, "_pool"), (celery.amqp, "_producer_pool")):
+        monkeypatch.setattr(part, name, None)
     yield celery
     celery.close()
 
