@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from scheduler.live.command_executor import wire_evictions
 from scheduler.live.descriptions import service_spec
 from scheduler.live.entries import InstanceChanged, InstancesForgotten
 from scheduler.live.instances import Instances
-from scheduler.model import Evicted, ServiceSpec, events
+from scheduler.model import ServiceSpec, events
 from scheduler.model.commands import Restore
 
 
@@ -99,10 +98,6 @@ def test_reports_that_mean_nothing_here_are_dropped(world: Any) -> None:
     w.handle(events.WorkerReplaced(name="elsewhere", environments=frozenset()))
     w.score("a", "rm")
     assert w.grants["a"].restore is True
-
-
-def test_evictions_name_instances_on_the_wire() -> None:
-    assert wire_evictions([Evicted(service="rm", cell_ids=(0, 1))]) == [{"service": "rm", "cell_ids": [0, 1]}]
 
 
 def test_a_description_says_how_many_instances_there_may_be_and_whether_they_stay() -> None:
