@@ -182,16 +182,6 @@ def score(host: ServiceHost) -> list[float]:
     return host.run("rm", (0,), lambda engine: engine.score(ITEMS))
 
 
-def test_a_server_that_keeps_its_memory_is_killed_and_counted(fake: Fake, host: ServiceHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.gpu.engines.vllm.engine._FREE_S", 0.2)
-    host.ensure_resident("rm", (0,))
-    fake.be("lie")
-    evict(host)
-    status = on(host)
-    assert (status.state, status.leaks, status.evictions, status.memory_mb, status.reserved) == ("absent", 1, 1, 0.0, False)
-    assert gone(fake.servers()[0]) and gone(fake.read("child"))
-
-
 @pytest.mark.parametrize("evicted", [False, True])
 def test_a_server_that_dies_while_nobody_asks_it_is_noticed_and_started_again(fake: Fake, host: ServiceHost, evicted: bool) -> None:
     host.ensure_resident("rm", (0,))
