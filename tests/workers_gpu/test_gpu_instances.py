@@ -18,7 +18,7 @@ from workers.gpu.call_control import CallControl
 from workers.gpu.devices import Device
 from workers.gpu.engines.abstract import Engine
 from workers.gpu.engines.stub import StubEngine
-from workers.gpu.errors import EngineBusy, UnknownService
+from workers.gpu.errors import DeviceError, EngineBusy, UnknownService
 from workers.gpu.host import ServiceHost
 from workers.gpu.host_memory import Copy, HostMemory, to_drop
 from workers.gpu.instances import Instance, InstanceStatus
@@ -273,6 +273,14 @@ def test_a_copy_that_is_just_being_changed_counts_until_it_is_gone(cells: list[D
         there[2].copy_mb, there[2].config = 0.0, service(500)
         assert not budget.reserve(there[2])
     assert budget.held_mb() == 400.0
+
+
+def test_an_instance_of_before_is_held_to_the_cells_that_are_declared_now(cells: list[Device]) -> None:
+    host = hosting(cells, "a")
+    host.ensure_resident("a", (0,))
+    host.reload({"a": service(cells=[2])})
+    with pytest.raises(DeviceError, match="a takes 2 cells, not 1"):
+        host.ensure_resident("a", (0,))
 
 
 @pytest.mark.parametrize("text", ["[services.a", "", FILE.format(name="a", memory_mb=-1, cells="[1]")])
