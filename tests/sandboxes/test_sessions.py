@@ -89,6 +89,23 @@ def test_what_a_command_unset_is_not_in_the_state(shell_env: Environment) -> Non
     assert printed(shell_env, "echo ${A-none} ${Z-none}; command -v f || ls") == "none none\none\n"
 
 
+def test_a_shell_that_is_ended_as_it_saves_leaves_no_words_of_an_earlier_value_as_commands(shell_env: Environment) -> None:
+    # Given a saved value that is longer than what the shell can write over it later
+    printed(shell_env, f"export B='{' ; touch broken' * 2000} #'")
+    printed(shell_env, f"unset B; export {'A' * 20_000}; ulimit -f 8")
+    # When another shell starts; then it has run nothing of that value, and saves what it is told
+    run(shell_env, "exit 3")
+    assert printed(shell_env, "export C=1; ls") == ""
+    run(shell_env, "exit 3")
+    assert printed(shell_env, "echo $C; ls") == "1\n"
+
+
+def test_what_a_trap_prints_while_the_state_is_saved_is_no_part_of_it(bash_env: Environment) -> None:
+    run(bash_env, "export A=1; trap 'echo touch broken' DEBUG")
+    run(bash_env, "exit 3")
+    assert printed(bash_env, "echo $A; ls") == "1\n"
+
+
 def test_a_folder_that_was_removed_is_replaced_by_home(env: Environment) -> None:
     printed(env, "mkdir sub; cd sub; rmdir ../sub")
     run(env, "exit 1")

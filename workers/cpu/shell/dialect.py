@@ -22,8 +22,10 @@ waits on the FIFO `go` and evaluates `text`. Why it looks as it does:
 8. A shell that cannot report, since a command took its descriptors (`ulimit -n 3`), ends with the code of that command.
 9. What keeps a command from beginning is found before its streams are opened, and told as a word between the name of the run and the
    code. A program of its own opens them once it is in its folder, so it has not begun where they were not opened.
-10. The state is written over what was there, and ends with a zero byte, or with `return`: what comes after that is of an earlier state. A
-   file system writes a file that was emptied, or that a rename replaces, to the disk at once, and a command would wait for the disk.
+10. The state is written over what was there, and ends with `return`: what comes after that is of an earlier state. A file system writes a
+   file that was emptied, or that a rename replaces, to the disk at once, and a command would wait for the disk. The state begins with
+   `return`, too, until it is complete: a shell may be ended as it saves, and half a value before the end of an earlier one would be code.
+   What a DEBUG trap prints meanwhile is not in it, as it is not written to the standard output.
 11. The PATH that the shell starts with, before it reads the saved state, tells a program that is not there from one that earlier
    commands have put out of reach. The first is the caller's error, the second an exit code as of any shell.
 """
@@ -44,13 +46,14 @@ from workers.cpu.errors import FolderUnusable, NoSuchFolder, NoSuchProgram, Prog
 # One line when joined, so that the line numbers in a command's error messages are those of the command.
 _BASH = " ".join(
     (
-        """__tangram_path=$PATH; if test -f {state}; then read -r -d '' __tangram_text <{state}; eval "$__tangram_text"; fi;""",
+        "__tangram_path=$PATH; if test -f {state}; then . {state}; fi;",
         "unset -f builtin command; builtin unset __tangram_run; __tangram_code=0;",
         "until ! :; do :;",
         "until unset -f builtin command; case $__tangram_code in '') builtin printf '%s\\n' {left} >&2; __tangram_code=1;; esac;",
         "command exec </dev/null >/dev/null 2>&1;",
         """builtin printf '%s %s\\n' "${{__tangram_run-ready}}" "$__tangram_code" >|{done} || builtin exit "$__tangram_code";""",
-        "case ${{__tangram_run+set}} in set) {{ builtin export -p; builtin declare -f; builtin printf '\\0'; }} 1<>{state};; esac;",
+        "case ${{__tangram_run+set}} in set) {{ builtin printf '%s\\n' return >&6 && builtin export -p >&6 && builtin declare -f >&6 &&",
+        "builtin printf '%s\\n' 'unset -f builtin' 'builtin return' >&6 && builtin printf '%6s\\n' : >&8; }} 6<>{state} 8<>{state};; esac;",
         "until builtin read -r __tangram_run <{go}; do builtin test -p {go} && __tangram_run= || builtin exit; done;",
         "builtin read -r -d '' __tangram_text <{text} || builtin exit;",
         "builtin false;",
@@ -66,7 +69,8 @@ _POSIX = " ".join(
         "until unset -f command; case $__tangram_code in '') command printf '%s\\n' {left} >&2; __tangram_code=1;; esac;",
         "command exec </dev/null >/dev/null 2>&1;",
         """command printf '%s %s\\n' "${{__tangram_run-ready}}" "$__tangram_code" >|{done} || exit "$__tangram_code";""",
-        "case ${{__tangram_run+set}} in set) {{ export -p; command printf '%s\\n' return; }} 1<>{state};; esac;",
+        "case ${{__tangram_run+set}} in set) {{ command printf '%s\\n' return >&6 && export -p >&6 && command printf '%s\\n' return >&6 &&",
+        "command printf '%6s\\n' : >&8; }} 6<>{state} 8<>{state};; esac;",
         "until command read -r __tangram_run <{go}; do command test -p {go} && __tangram_run= || exit; done;",
         "false;",
         "do __tangram_code=; command . {text}; __tangram_code=$?; done;",
