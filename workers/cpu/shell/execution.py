@@ -8,8 +8,8 @@
 | over    | the outcome stands                                  |                                                        |
 
 A timeout or a kill ends the shell too: were only its child killed, the shell would go on with the rest of the command.
-Processes that earlier commands left behind are spared. `wait` does the work in its thread; other threads set what they
-want under the lock and wake it.
+Processes that earlier commands left behind are spared. The thread that calls `wait` does the work. Other threads set what
+they want under the lock and wake it.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from workers.cpu.shell.session import QueueEntry, Session
 log = logging.getLogger(__name__)
 
 LEAST_START_S = 10.0
-"""How long a shell may take to start beside what earlier commands have left, whatever the time limit of the command; seconds."""
+"""Seconds that a shell may take to start, however short the time limit of the command: processes left by earlier ones may slow it."""
 
 Phase = Literal["waiting", "running", "ending", "over"]
 
 
 class ShellExecution(Execution):
-    """A command for `session`; `kill_background` is called, where a fence is asked for, before it begins.
+    """A command for `session`. `grants` are those of the environment.
 
-    `grants` are those of the environment.
+    `kill_background` is called before the command begins, if it asks for a fence.
     """
 
     def __init__(self, session: Session, request: ExecRequest, grants: Grants, kill_background: Callable[[Session], None]) -> None:
@@ -145,7 +145,7 @@ class ShellExecution(Execution):
     def _try_shells(self, wake: int) -> ExecOutcome:
         """Run the command in the session's shell, or in a fresh one when that ends without having begun it.
 
-        Where earlier commands may be why, a last shell starts with nothing left of them. What it takes until then is the command's time.
+        Where earlier commands may be the reason, a last shell starts with nothing left of them, and the time until then is the command's.
         """
         if self._request.fence:
             self._kill_background(self._session)
@@ -231,9 +231,9 @@ class ShellExecution(Execution):
                     log.warning("a command that is to end has no time to: %s", error)
 
     def _not_run(self, problem: str = "", cause: str = SandboxError.cause) -> ExecOutcome:
-        """Return the outcome of a command that never began: for a `problem`, unless something else explains that.
+        """Return the outcome of a command that never began, because of `problem` unless a kill, a loss or a close explains it.
 
-        One whose shell the kernel or a program has ended ends like any command that is killed.
+        With a cause of the program's own, its exit code is that of a command that was killed.
         """
         statuses: dict[str, Status] = {"timeout": "timed_out", SandboxError.cause: "failed"}
         status, reason, exit_code = statuses.get(cause, "succeeded"), problem, KILLED

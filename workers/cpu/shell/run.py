@@ -1,6 +1,6 @@
 """The loop that serves one command in a shell: output, report, deadlines, kill.
 
-It holds no lock and shares nothing with other threads but the descriptor that wakes it. It ends on the first of: the
+It holds no lock. The descriptor that wakes it is all that it shares with other threads. It ends on the first of: the
 shell's report for this run, the end of the shell, the end of a kill, the end of the backend.
 """
 
@@ -31,7 +31,7 @@ from workers.cpu.shell.terminal import INTERRUPT
 
 GRACE_S, CHECK_S, BEGIN_CHECK_S, HELD_CHECK_S = 0.2, 0.1, 0.005, 0.02
 ANSWER_S = 12.0
-"""Longest wait for the answer to a kill, seconds. A backend that is well gives up on processes that cannot be killed before that."""
+"""Longest wait for the answer to a kill, seconds. Where processes cannot be killed, a sound backend says so before that."""
 LONGEST_REPORT = 64
 KILLED = 128 + SIGKILL
 """The exit code of what the kernel has ended."""
@@ -126,8 +126,8 @@ class Run:
     def pump(self, wake: int) -> ExecOutcome:
         """Serve the command until it is over; `wake` becomes readable when `killed` has an answer.
 
-        Raises `NotBegun` when the shell had ended, by something that an earlier command set up, before it took this one; one of
-        `REFUSALS` when the command cannot begin.
+        Raises `NotBegun` when the shell ended before it took this command, by the doing of an earlier one; one of `REFUSALS` when the
+        command cannot begin.
         """
         backend = self._shell.backend
         captures = {capture.descriptor: capture for capture in self._streams.captures}
@@ -178,10 +178,9 @@ class Run:
     def _deadline(self) -> tuple[float, str]:
         """Return when the command is out of time, and why.
 
-        The time in which it wanted a core in the background and had none does not count, nor does that in which it was paused. The time in
-        which it sleeps by itself counts, so that a program that hangs ends in time wherever it runs. The time for which it was held back
-        for a reader of its output does not count, up to as much as `timeout_s`. So a slow reader fails no program, and holds cores for a
-        bounded time.
+        Time without a core does not count while the command wants one in the background, nor does time in which it is paused. Its own
+        sleep counts, so a program that hangs ends in time wherever it runs. Up to `timeout_s` more do not count while the command is held
+        back for a reader of its output. So a slow reader fails no program, and holds cores for a bounded time.
         """
         request, starved_s = self._request, self.meter.starved_s
         held_s = self._held_before_s + max(0.0, time.monotonic() - self._held_since)
@@ -214,7 +213,7 @@ class Run:
                 self._end("failed", exceeded, "disk_limit")
 
     def _press(self, now: float) -> None:
-        """Deal with a backend that does not answer the kill: end it by force, and at last do without its answer."""
+        """End by force a backend that does not answer the kill. If that brings no answer either, do without it."""
         if now >= self._do_without_at:
             self._ending = self._without_backend("what holds the session's processes does not answer")
             return
@@ -298,7 +297,7 @@ class Run:
             self._ending = Ending("succeeded", int(found["code"]), "", self.meter.over())
 
     def _check_refused(self, word: str) -> None:
-        """Raise what kept the command from beginning, if something did: the shell says so, or its program never opened its streams."""
+        """Raise what kept the command from beginning, where the shell names it in `word`, or the program never opened its streams."""
         has_no_terminal = self._streams.terminal is None
         if has_no_terminal and any(capture.was_opened() for capture in self._streams.captures):
             return
@@ -319,9 +318,9 @@ class Run:
             self._abandon_at = time.monotonic() + ANSWER_S
 
     def _takes_back(self) -> bool:
-        """Take the run back from a shell that has not seen it, and may still be saving what the command before left.
+        """Take the run back where the shell has not read its name, as it may still save the state; return whether that was so.
 
-        A command can write the name of its own run there once more, to be waited for; but then its streams are open.
+        A command can write the name of its own run to `go` once more, so that it is waited for. But then its streams are open.
         """
         is_unseen = self._go.read(LONGEST_REPORT) == f"{self.name}\n".encode()
         has_begun = not is_unseen or self._check_begun()

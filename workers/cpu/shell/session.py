@@ -78,12 +78,12 @@ class Session:
             return not self.closed and not entry.abandoned
 
     def printed_by(self, action: str) -> int | None:
-        """Return how much a command of this action has printed that the worker before this one has left; None where it has left none."""
+        """Return how much the command of this action has printed, if the worker before this one has left it; else None."""
         left = self._left
         return sum(each.size for each in self.memory.printed) if left is not None and left.action == action else None
 
     def take_left(self, action: str) -> LeftRun | None:
-        """Return the command of this action that the worker before this one has left, once; None where it has left none."""
+        """Return the command of this action, if the worker before this one has left it and nobody has taken it yet; else None."""
         with self._changed:
             left = self._left
             if left is None or left.action != action:
@@ -215,7 +215,7 @@ class Session:
                 os.close(descriptor)
 
     def renew(self, fifo: StreamFifo) -> None:
-        """Have the next command use another FIFO in the place of one that something left running still writes to. Raises `OSError`."""
+        """Replace a FIFO for the next command, as a process that was left running still writes to it. Raises `OSError`."""
         fifo.renew()
         if self.setup.backends.keeps:
             descriptor = _opened(fifo.path)
@@ -228,7 +228,7 @@ class Session:
             self.setup.record.note(self._name, SessionRecord(self.control.name, self._cwd))
 
     def resume(self, backend: Backend | None, shell: int, memory: RunMemory | None, left: LeftRun | None) -> None:
-        """Go on with what the worker before this one has left: a backend, its shell if `shell` is its process id, and a command.
+        """Go on with what the worker before this one has left: a backend, its shell by process id (0 for none), and a command.
 
         Raises `OSError` where the FIFOs are not there any more.
         """
@@ -286,7 +286,7 @@ class Session:
         return shell
 
     def _end_all(self, backend: Backend) -> None:
-        """End a shell that did not come up, by ending its backend and all that it holds."""
+        """End a backend and all processes that it holds, such as a shell that did not come up."""
         with self.setup.backends.awake():
             backend.hang_up()
             if _has_ended(backend):
