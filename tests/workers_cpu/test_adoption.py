@@ -112,24 +112,29 @@ def test_a_command_that_cannot_go_on_ends_and_its_environment_stays(tmp_path: Pa
         assert sleepers(f"317.5{RUN}") and printed(box.get("busy"), "pwd", session="other")
 
 
+def saves_once(path: Path) -> str:
+    """Return a command after which the shell does not save its state until there is a file."""
+    return f"""trap 'case $BASH_COMMAND in *"export -p"*) until [ -e {path} ]; do sleep 0.01; done;; esac' DEBUG"""
+
+
 def test_an_environment_whose_shell_saves_for_long_what_its_command_has_left_goes_on(tmp_path: Path) -> None:
-    # Given a worker that is killed when the end of a command is told, and whose shell saves to a FIFO that nobody reads
-    states = f"{tmp_path}/environments/e/control/states"
-    with to_be_killed(tmp_path, ("e", "main", f"export SET=1; cd {states}; for state in *; do rm $state; mkfifo $state; done")) as worker:
+    # Given a worker that is killed when the end of a command is told, and whose shell saves for long
+    may_save = tmp_path / "may-save"
+    with to_be_killed(tmp_path, ("e", "main", f"export SET=1; {saves_once(may_save)}")) as worker:
         kill(worker)
     # When the next one begins; then the environment stands, and its next command follows once the shell has saved
     with next_worker(tmp_path) as box:
-        (state,) = Path(states).iterdir()
-        assert ids(box) == ["e"] and "SET" in state.read_text()
+        (state,) = tmp_path.glob("environments/e/control/states/*")
+        assert ids(box) == ["e"] and "SET" not in state.read_text()
+        may_save.touch()
         assert printed(box.get("e"), "echo $SET") == "1\n"
 
 
 def test_a_command_that_has_ended_before_the_next_worker_begins_leaves_what_it_has_set(tmp_path: Path) -> None:
-    # Given a worker that is killed while a command without a message runs, whose shell will save to a FIFO that nobody reads
-    box, states = tmp_path / "box", f"{tmp_path}/box/environments/e/control/states"
-    saves = f"cd {states}; for state in *; do rm $state; mkfifo $state; done"
+    # Given a worker that is killed while a command without a message runs, whose shell will save for long
+    box, may_save = tmp_path / "box", tmp_path / "may-save"
     waits = f"echo $$ > {tmp_path}/shell; until [ -e {tmp_path}/go ]; do sleep 0.01; done"
-    with to_be_killed(box, ("e", "main", f"export SET=1; {saves}; {waits}")) as worker:
+    with to_be_killed(box, ("e", "main", f"export SET=1; {saves_once(may_save)}; {waits}")) as worker:
         assert until(lambda: (tmp_path / "shell").exists() and (tmp_path / "shell").read_text() != "")
         worker.kill()
     # When it ends, and then the next worker begins
@@ -140,8 +145,10 @@ def test_a_command_that_has_ended_before_the_next_worker_begins_leaves_what_it_h
     with next_worker(box) as sandbox:
         # Then its shell still saves
         assert Path(f"/proc/{(tmp_path / 'shell').read_text().strip()}").exists()
-        (state,) = Path(states).iterdir()
-        assert "SET" in state.read_text() and printed(sandbox.get("e"), "echo $SET") == "1\n"
+        (state,) = box.glob("environments/e/control/states/*")
+        assert "SET" not in state.read_text()
+        may_save.touch()
+        assert printed(sandbox.get("e"), "echo $SET") == "1\n"
 
 
 def test_a_worker_that_sets_environments_up_in_another_way_ends_them(tmp_path: Path) -> None:
