@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.deployment.support import ROOT, missing
+from tests.deployment.support import ROOT
+from tests.needed import needed
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1700)]
 
@@ -53,7 +54,7 @@ the same files, or none. What needs two cores, `cpuset` or a controller that nob
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Boot the kernel, and return how each test in it ended."""
     if not all(map(shutil.which, (KERNEL, "cc", "mkfs.ext4", "ip"))) or os.geteuid():
-        missing("needs Debian's user-mode-linux, gcc, libc6-dev, e2fsprogs and iproute2, and root")
+        needed("needs Debian's user-mode-linux, gcc, libc6-dev, e2fsprogs and iproute2, and root")
     folder = tmp_path_factory.mktemp("kernel")
     subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", folder / "xstate.so", HERE / "xstate.c"], check=True)
     with (folder / "disk").open("wb") as disk:
