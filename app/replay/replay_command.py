@@ -286,13 +286,17 @@ def _capacity(settings: Settings) -> Capacity:
     return Capacity(cores=cores, cells=cells)
 
 
+AGE_STEP_S = 0.001
+"""The age of figures is known to a millisecond, by the result store; seconds."""
+
+
 def figures_after(store: Redis, shards: int) -> dict[str, Any]:
     """Return figures that all schedulers showed after this call: those of their next housekeeping, else the last that they showed."""
     seen, called_at = dict[str, Any](), time.monotonic()
 
     def are_new() -> bool:
         seen.update(read_shown(store, shards) or {})
-        return seen.get("running") == 0 and seen["shown_ago_s"] < time.monotonic() - called_at
+        return seen.get("running") == 0 and seen["shown_ago_s"] + AGE_STEP_S < time.monotonic() - called_at
 
     wait_until(are_new, 3.0)
     return seen
