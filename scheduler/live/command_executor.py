@@ -12,6 +12,7 @@ from typing import Any
 
 from scheduler.core.core import Core
 from scheduler.core.nodes import may_open_elsewhere
+from scheduler.live.ended_ids import EndedIds
 from scheduler.live.entries import (
     ActionEnded,
     ActionGranted,
@@ -37,29 +38,6 @@ from tangram.ends import advice_of
 from tangram.wire import BLOB_KEY_PREFIX, WireAllowance, WireEvicted, WireRegrant
 
 log = logging.getLogger(__name__)
-
-REMEMBERED_ENDS = 50_000
-"""Ended actions whose ids are remembered at least, so that no message runs twice."""
-
-
-class EndedIds:
-    """The ids of the last `REMEMBERED_ENDS` actions that have ended, and of up to as many before them.
-
-    Hashes are kept, which take a third of the memory of ids. One of 10^14 other ids is taken for known.
-    """
-
-    def __init__(self) -> None:
-        self._hashes: set[int] = set()
-        self._before: set[int] = set()
-
-    def add(self, action_id: str) -> None:
-        """Remember an id."""
-        if len(self._hashes) >= REMEMBERED_ENDS:
-            self._before, self._hashes = self._hashes, set()
-        self._hashes.add(hash(action_id))
-
-    def __contains__(self, action_id: object) -> bool:
-        return hash(action_id) in self._hashes or hash(action_id) in self._before
 
 
 class CommandExecutor:
