@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from app.local.stack import cores_here
-from app.replay.live_trainer import Start, burn_command
+from app.replay.live_trainer import StartingFiles, burn_command
 from bench import ray_tasks
 from bench.live_record import Act, MachineMeter, Replayed
 from bench.live_trace import Workload, add_options, workload_of
@@ -100,14 +100,14 @@ class RayReplay:
         self._trace: Trace = workload.trace()
         self._search_path = os.environ.get("PATH", os.defpath)
         self._acts: list[Act] = []
-        self._files: dict[Start, Any] = {}
+        self._files: dict[StartingFiles, Any] = {}
         self._tasks = {name: ray.remote(getattr(ray_tasks, name)) for name in _TASKS}
         self._meter = MachineMeter()
         self._last = 0.0
 
     async def run(self) -> Replayed:
         """Replay to the last result."""
-        for start in {Start.of(trajectory) for trajectory in self._trace.trajectories}:
+        for start in {StartingFiles.of(trajectory) for trajectory in self._trace.trajectories}:
             self._files[start] = self._ray.put(start.files(self._workload.path.resolve().parent))
         self._meter = MachineMeter()
         began = time.monotonic()
@@ -118,7 +118,7 @@ class RayReplay:
     async def _trajectory(self, number: int, trajectory: Trajectory, began: float) -> None:
         await asyncio.sleep(began + trajectory.arrival_s - time.monotonic())
         root = str(self._folder / f"environment-{number}")
-        await self._start("open_environment", 0, root, self._files[Start.of(trajectory)])
+        await self._start("open_environment", 0, root, self._files[StartingFiles.of(trajectory)])
         for step in trajectory.steps:
             await asyncio.sleep(step.think_s / self._workload.think_divisor)
             await asyncio.gather(*(self._one(root, action) for action in step.actions))

@@ -50,14 +50,14 @@ CLOSE_WAIT_S = 30.0
 WATCH_S = 0.5
 
 
-class Start(NamedTuple):
+class StartingFiles(NamedTuple):
     """What an environment starts with: the files of a folder, if one is named, and the program that burns where it is needed."""
 
     folder: str | None
     burns: bool
 
     @classmethod
-    def of(cls, trajectory: Trajectory) -> Start:
+    def of(cls, trajectory: Trajectory) -> StartingFiles:
         """Return what the environment of a trajectory starts with."""
         folder = str(trajectory.extra["files"]) if "files" in trajectory.extra else None
         return cls(folder, any(_needs_burn(action) for action in trajectory.actions()))
@@ -111,7 +111,7 @@ class LiveReplay:
         self._known_durations = known_durations
         self._progress = progress
         self._check = check
-        self._files: dict[Start, Any] = {}
+        self._files: dict[StartingFiles, Any] = {}
         self._records: list[ActionRecord] = []
         self._opened: dict[str, str] = {}
         self._is_broken = False
@@ -295,8 +295,8 @@ class LiveReplay:
 
     def _starting_files(self, trajectory: Trajectory) -> Any:
         """Return the files that a trajectory's environment starts with; None where it starts with none."""
-        start = Start.of(trajectory)
-        if start == Start(None, False):
+        start = StartingFiles.of(trajectory)
+        if start == StartingFiles(None, False):
             return None
         if start not in self._files:
             listed = {path: base64.b64encode(content).decode("ascii") for path, content in start.files(self._folder).items()}
