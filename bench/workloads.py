@@ -17,9 +17,9 @@ batch of N. The figures of the dataclasses are the whole truth; this is what the
 
 Arrivals are uniform over 60 s, in `mopd` over 5 s. What was published about AI coding fixes two sums of `AiCoding`:
 sandboxes in use for 47 % of a trajectory's life, and a mean execution of 0.975 s where cores are granted per action.
-With thinking at 4.7 s the first asks for 4.17 s of execution per action; this can hold together with the second only
-for pods of one core (the speed-up between four cores and the best amount is too small), so one core is the pod that
-the calibration means. `pod_use` works out the first of a trace.
+With thinking at 4.7 s the first asks for 4.17 s of execution per action. Both can hold only for pods of one core: the
+speed-up between four cores and the best amount is too small. So the calibration means pods of one core. `pod_use`
+works out the first of a trace.
 """
 
 from __future__ import annotations

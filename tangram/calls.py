@@ -95,13 +95,13 @@ class ExecOptions(Limits, total=False):
     parallel, until core-seconds show what is. `action_class` says which commands are alike, those with the same first word by default. It
     is killed when it prints nothing for `output_timeout_s`. `session` names the shell session it runs in, `variables`, also called `env`,
     are added to its process environment. It begins in the folder `cwd`, else where the session is; where it cannot, the call fails by the
-    caller's fault (`bad_input`). With an `interpreter`, a program and arguments such as `["bash", "-c"]`, `command` is the last argument of
-    a program of its own, and nothing of it, such as a changed folder, stays in the session. With `merged`, its standard error goes where
-    its standard output goes. With `fence`, as before a scoring run, whatever earlier commands left running in the environment is ended
-    first, and the command starts from a clean shell: without the variables and functions that they left, in the folder where they were. A
-    command whose node is lost never runs again, `idempotent` or not: its environment is lost, too. One that is not `preemptible` keeps its
-    cores once it has them: for timing runs, and for programs with clocks of their own. With `stream`, what it prints can be read while it
-    runs, by `Handle.output`. With `stdin`, it reads what `Handle.send_input` brings, else nothing. `pty` gives the rows
+    caller's fault (`bad_input`). An `interpreter` is a program and arguments such as `["bash", "-c"]`. `command` is its last argument
+    then. It runs as a program of its own, so nothing of it, such as a changed folder, stays in the session. With `merged`, its standard
+    error goes where its standard output goes. A `fence`, as before a scoring run, first ends what earlier commands left running in the
+    environment. The command then starts from a clean shell: without the variables and functions that they left, in the folder where they
+    were. A command whose node is lost never runs again, `idempotent` or not: its environment is lost, too. One that is not `preemptible`
+    keeps its cores once it has them: for timing runs, and for programs with clocks of their own. With `stream`, what it prints can be
+    read while it runs, by `Handle.output`. With `stdin`, it reads what `Handle.send_input` brings, else nothing. `pty` gives the rows
     and columns of a terminal, which is its input and output. All that it prints is `stdout` then, and what it has started ends with it.
     """
 

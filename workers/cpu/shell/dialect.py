@@ -22,12 +22,12 @@ waits on the FIFO `go` and evaluates `text`. Why it looks as it does:
 8. A shell that cannot report, since a command took its descriptors (`ulimit -n 3`), ends with the code of that command.
 9. What keeps a command from beginning is found before its streams are opened, and told as a word between the name of the run and the
    code. A program of its own opens them once it is in its folder, so it has not begun where they were not opened.
-10. The state is written over what was there, and ends with `return`: what comes after that is of an earlier state. A file system writes a
-   file that was emptied, or that a rename replaces, to the disk at once, and a command would wait for the disk. The state begins with
-   `return`, too, until it is complete: a shell may be ended as it saves, and half a value before the end of an earlier one would be code.
-   What a DEBUG trap prints meanwhile is not in it, as it is not written to the standard output.
-11. The PATH that the shell starts with, before it reads the saved state, tells a program that is not there from one that earlier
-   commands have put out of reach. The first is the caller's error, the second an exit code as of any shell.
+10. A shell writes its state over the one before, in the same file. A file system writes a file that was emptied, or that a rename
+   replaces, to the disk at once, and the command would wait for that. The state ends with `return`; what is left of an earlier state
+   follows. Until the state is complete, its first line is `return`, too. A shell may be ended as it saves, and half of a value, with the
+   rest of an earlier one, would run as code. The state does not go through the standard output, where a DEBUG trap may print.
+11. A program may be missing, or earlier commands may have put it out of reach. The PATH with which the shell starts, before it reads the
+   saved state, tells which. The first is the caller's error, the second an exit code as of any shell.
 """
 
 from __future__ import annotations
@@ -192,7 +192,10 @@ class ProtocolFolder:
         os.rename(fresh, path)
 
     def write_text(self, content: bytes) -> None:
-        """Write the text to evaluate over the last one, which no shell reads any more; to a fresh file where somebody has a lease on it."""
+        """Write the text to evaluate over the last one, which no shell reads any more.
+
+        Where that file cannot be opened at once, because somebody has a lease on it or there is none yet, the text goes to a fresh file.
+        """
         try:
             overwrite_file(self.text, content)
         except OSError:
