@@ -145,10 +145,18 @@ class Feed:
     def _missed(self, pubsub: PubSub) -> bool:
         """Say whether results are stored that the subscription did not bring, and take them in.
 
-        What the subscription had brought but nobody had read yet is read first: under load that is usual.
+        What the server had published is read first, up to its answer to a ping: under load some of it is still on its way.
         """
         ended = self._ended()
-        while ended and (message := pubsub.get_message(timeout=0.0)) is not None:
+        if not ended:
+            return False
+        pubsub.ping()
+        until = clock.monotonic() + _LISTEN_S
+        while (left_s := until - clock.monotonic()) > 0:
+            # None is no end of it: so redis-py tells the answer to a ping of its own.
+            message = pubsub.get_message(timeout=left_s) or {"type": None}
+            if message["type"] == "pong":
+                break
             self._take(message)
         return sum(self._inbox.deliver(task_id, raw) for task_id, raw in ended) > 0
 

@@ -104,8 +104,7 @@ class MemoryBroker:
         """Break all connections; unless it `keeps` its data, forget everything."""
         with self.lock:
             self._connections += 1
-            for subscriber in self._subscribers:
-                subscriber.wake()
+            self.wake()
             self._subscribers.clear()
             for event in itertools.chain.from_iterable(self._arrived.values()):
                 event.set()
@@ -150,6 +149,12 @@ class MemoryBroker:
         """Return the keys that begin with `prefix`."""
         with self.lock:
             return [key for key in list(self._values) if key.startswith(prefix) and self.value(key) is not None]
+
+    def wake(self) -> None:
+        """Have every subscriber read nothing once before what is published next, as redis-py does for the answer to its own ping."""
+        with self.lock:
+            for subscriber in self._subscribers:
+                subscriber.wake()
 
     def subscribe(self, subscriber: MemoryPubSub) -> None:
         """Have what is published brought to a subscriber."""
@@ -356,8 +361,13 @@ class MemoryPubSub:
         return heard
 
     def wake(self) -> None:
-        """Have `get_message` look after its connection now."""
+        """Have `get_message` look after its connection now, and return nothing."""
         self._messages.put(None)
+
+    def ping(self) -> None:
+        """Have the server answer, after all that it has published."""
+        self._check()
+        self._messages.put({"type": "pong", "channel": None, "data": b""})
 
     def get_message(self, timeout: float = 0.0) -> dict[str, Any] | None:
         """Return the next message, after waiting at most `timeout` seconds for it."""

@@ -292,6 +292,35 @@ def test_a_deaf_subscription_is_noticed_and_made_anew(
         assert client.submit(Action(kind="my.task")).result(20) == 6
 
 
+def test_a_subscription_that_is_only_behind_is_kept(stack: Away, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    result = b'{"status": "SUCCESS", "result": 5}'
+    made_anew, looked_again = [], threading.Event()
+
+    def end_meanwhile(operation: str, name: str) -> None:
+        if operation == "subscribe":
+            made_anew.append(name)
+        if operation == "mget" and name.endswith(waiting.id):
+            looked_again.set()
+        if operation == "mget" and name.endswith(first.id):
+            # A ping of the client's own is answered before the result is published.
+            stack.broker.wake()
+            stack.broker.keep(name, result, None)
+            stack.broker.publish(name, result)
+
+    # Given an action whose result is stored and published while the feed reads the keys
+    monkeypatch.setattr("tangram.feed.SWEEP_S", 0.2)
+    monkeypatch.setattr("tangram.feed._LISTEN_S", 0.1)
+    session: Session = request.getfixturevalue("session")
+    first = session.submit(Action(kind="my.task"))
+    waiting = session.submit(Action(kind="my.task"))
+    monkeypatch.setattr(stack.broker, "called", end_meanwhile)
+    # When it has the result and looks again
+    assert first.result(60) == 5
+    assert looked_again.wait(60)
+    # Then it has not subscribed again for it
+    assert not made_anew
+
+
 @pytest.mark.parametrize("first", ["publisher", "feed"])
 def test_what_processes_submit_under_one_id_runs_once(peer: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch, first: str) -> None:
     publish = Publisher._publish
