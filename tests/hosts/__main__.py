@@ -146,15 +146,17 @@ def carry_out(fault: Fault, deployment: Deployment, client: Client, environments
 
         def after(number: int) -> None:
             env = opened[number]
-            told = {"long": _kept(long[number], row), "middle": _kept(middle[number].result(), row)}
+            state = None
             try:
                 state = env.exec("pwd; kill -0 $(cat ~/pid) && echo $kept", queue_timeout_s=AWAY_S).stdout
+                row.next_s = max(row.next_s or 0.0, time.monotonic() - ended)
             except TangramError as error:
                 row.lost += 1
                 row.errors[type(error).__name__] += 1
                 row.told_lost_s = max(row.told_lost_s or 0.0, time.monotonic() - began)
+            told = {"long": _kept(long[number], row), "middle": _kept(middle[number].result(), row)}
+            if state is None:
                 return
-            row.next_s = max(row.next_s or 0.0, time.monotonic() - ended)
             row.changed += state != "/tmp\n1\n"
             marks = Counter(env.read_file("marks").decode().split()) if any(told.values()) else Counter()
             row.twice += sum(count > 1 for count in marks.values())
