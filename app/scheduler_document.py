@@ -54,11 +54,11 @@ def read_shown(store: Redis, shards: int = 1) -> dict[str, Any] | None:
     """
     with store.pipeline(transaction=False) as pipe:  # a store without memory refuses transactions
         for shard in range(shards):
+            pipe.pttl(of_shard(SCHEDULER_KEY, shard))  # first, so that no document is older than it seems
             pipe.get(of_shard(SCHEDULER_KEY, shard))
-            pipe.pttl(of_shard(SCHEDULER_KEY, shard))
         answers = pipe.execute()
     found: dict[int, dict[str, Any]] = {}
-    for shard, (shown, left_ms) in enumerate(zip(answers[::2], answers[1::2], strict=True)):
+    for shard, (left_ms, shown) in enumerate(zip(answers[::2], answers[1::2], strict=True)):
         if isinstance(shown, bytes | str):
             found[shard] = {**json.loads(shown), "shown_ago_s": max(0.0, SHOWN_TTL_S - left_ms / 1000)}
     if not found:

@@ -48,6 +48,8 @@ Progress = Callable[[str], AbstractContextManager[Begin]]
 MOST_IDS = 500
 SETTLE_S = 10.0
 """Longest wait, after the last result, for the journal to have the last ends."""
+NEXT_SHOWN_S = 3.0
+"""Longest wait for a scheduler to show its figures again; it does so once a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,10 +297,11 @@ def figures_after(store: Redis, shards: int) -> dict[str, Any]:
     seen, called_at = dict[str, Any](), time.monotonic()
 
     def are_new() -> bool:
+        asked_at = time.monotonic()
         seen.update(read_shown(store, shards) or {})
-        return seen.get("running") == 0 and seen["shown_ago_s"] + AGE_STEP_S < time.monotonic() - called_at
+        return seen.get("running") == 0 and seen["shown_ago_s"] + AGE_STEP_S < asked_at - called_at
 
-    wait_until(are_new, 3.0)
+    wait_until(are_new, NEXT_SHOWN_S)
     return seen
 
 
