@@ -27,7 +27,7 @@ from typing import Any
 from celery.backends.base import KeyValueStoreBackend
 from celery.backends.redis import RedisBackend
 from kombu.utils.functional import retry_over_time
-from redis import RedisError
+from redis import BlockingConnectionPool, RedisError
 
 from app.action_task import Call, NodeRuntime
 from app.broker.messages import reports_message
@@ -38,6 +38,9 @@ from tangram.errors import ActionError
 from tangram.wire import DISOWNED, ENDED_CLAIM_TTL_S, GRANT_HEADER, claim_key
 
 log = logging.getLogger(__name__)
+
+CONNECTIONS = 32
+"""Connections of one process for results. A worker's threads may be more: calls of a service end together."""
 
 RETRIES = {"interval_start": 0.1, "interval_step": 0.2, "interval_max": 0.5}
 """How a worker goes on trying to store a result: for as long as it takes."""
@@ -116,7 +119,9 @@ class RedisResults(FirstEndStays, RedisBackend):  # type: ignore[misc]
     """Celery's result backend on Redis."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+        # redis-py's usual pool refuses the 101st of as many threads, as if the store were away; with this one it waits its turn.
+        super().__init__(*args, connection_pool=BlockingConnectionPool, max_connections=CONNECTIONS, **kwargs)
+        self.connparams["timeout"] = self.connparams["socket_timeout"]
         if "path" not in self.connparams:  # not over a Unix socket
             self.connparams.update(KEEPALIVE)
 

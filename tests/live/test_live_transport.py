@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -86,6 +87,28 @@ def test_a_result_and_the_report_of_its_end_are_there_at_once_and_once(own_redis
     assert (end["type"], end["id"], end["attempt"], end["execution_s"]) == ("finished", "a", 3, 2.0)
     assert transport.receive(0.0) == []
     transport.close()
+
+
+def test_many_results_at_once_wait_their_turn(own_redis: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    app = make_app(Settings(broker_url=own_redis.broker, result_url=own_redis.result, connect_timeout_s=60.0))
+    many, asking = 150, list[int]()
+    assert own_redis.process is not None
+
+    def store(number: int) -> None:
+        asking.append(number)
+        app.backend.store_result(f"a{number}", number, "SUCCESS")
+
+    # Given a store that is slow to answer, and more threads that have a result for it than there are connections
+    freeze(own_redis.process.pid)
+    with ThreadPoolExecutor(many) as threads:
+        stored = threads.map(store, range(many))
+        try:
+            assert wait_until(lambda: len(asking) == many, 60)
+        finally:
+            own_redis.process.send_signal(signal.SIGCONT)
+        assert list(stored) == [None] * many
+    # Then none takes it for away
+    assert [record.message for record in caplog.records] == []
 
 
 def test_what_a_connection_takes_that_only_the_server_has_for_open_comes_back(
