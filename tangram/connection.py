@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from celery import Celery
+from kombu import Connection
 from kombu.utils.url import maybe_sanitize_url
 from pydantic import BaseModel, ValidationError
 from redis import BlockingConnectionPool, Redis
@@ -172,6 +173,19 @@ def transport_options(broker_url: str, connect_timeout_s: float) -> dict[str, An
     if scheme in ("amqp", "amqps", "pyamqp"):
         return {"socket_settings": dict(KEEPALIVE["socket_keepalive_options"])}
     return {}
+
+
+def break_where_blocked(connection: Connection) -> None:
+    """Have a connection break once RabbitMQ lacks memory or disk. It reads no more of a connection then that has published, and waits."""
+    if not connection.supports_heartbeats:
+        return
+    amqp = connection.connection
+
+    def give_up(reason: str) -> None:
+        amqp.transport.sock.shutdown(socket.SHUT_RDWR)  # or closing would wait for an answer
+        raise ConnectionError(f"it takes no messages: {reason}")
+
+    amqp.on_blocked = give_up
 
 
 def _client_options(broker_url: str, connect_timeout_s: float) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from redis import Redis, RedisError
 from tangram import clock
 from tangram.action import KINDS, Action
 from tangram.blobs import PART_BYTES, Blobs, keys_of
-from tangram.connection import show
+from tangram.connection import break_where_blocked, show
 from tangram.errors import InvalidAction, StackUnreachable
 from tangram.inbox import Inbox, firm_future
 from tangram.kwargsrepr import kwargsrepr
@@ -309,6 +309,7 @@ class Publisher:
         connection = self._app.connection_for_write()
         self._connection = connection
         connection.ensure_connection(callback=self._leave_if_stopping, timeout=self._connect_timeout_s, **_PAUSES)
+        break_where_blocked(connection)
         channel = connection.default_channel
         for queue in (*self._ingress, *self._control):
             queue(channel).declare()

@@ -16,7 +16,7 @@ from typing import Any
 from celery import Celery
 from kombu import Connection, Producer, Queue
 
-from app.broker.amqp_intake import HEARTBEAT_S, heartbeats
+from app.broker.amqp_intake import HEARTBEAT_S, sender_heartbeats
 from tangram import clock
 from tangram.wire import WireNode
 
@@ -135,7 +135,7 @@ class Reporter:
         connection.ensure_connection(max_retries=1, interval_start=0)
         channel = connection.channel()
         self._events(channel).declare()
-        self._check = heartbeats(connection)
+        self._check = sender_heartbeats(connection)
         self._producer = Producer(channel)
         return self._producer
 

@@ -13,12 +13,16 @@ from kombu import Connection, Consumer, Queue
 from kombu.message import Message
 
 from tangram import clock
+from tangram.connection import break_where_blocked
 
 HEARTBEAT_S = 30
 """A connection that is silent for two of these is dead; the scheduler's loop turns far more often."""
 
 _CHECK_S = 1.0
 _MORE_S = 0.0005
+_TOLD_S = 0.1
+_NOBODY = "tangram-nobody"
+"""A queue that there is not. What is sent there tells whether the broker takes messages."""
 
 
 class AmqpIntake:
@@ -59,7 +63,26 @@ class AmqpIntake:
         self._connection.release()
 
 
-def heartbeats(connection: Connection) -> Callable[[], None]:
+def sender_heartbeats(connection: Connection) -> Callable[[], None]:
+    """Return the same as `heartbeats` for a connection that sends. Both raise when the broker takes no messages, for want of memory.
+
+    RabbitMQ says so only to who has sent one. Otherwise all nodes would seem to be silent.
+    """
+    if not connection.supports_heartbeats:
+        return heartbeats(connection)
+    break_where_blocked(connection)
+    channel = connection.channel()
+
+    def probe() -> None:
+        channel.basic_publish(channel.prepare_message(b""), exchange="", routing_key=_NOBODY)
+
+    probe()
+    with suppress(TimeoutError):
+        connection.drain_events(timeout=_TOLD_S)
+    return heartbeats(connection, probe)
+
+
+def heartbeats(connection: Connection, probe: Callable[[], object] = lambda: None) -> Callable[[], None]:
     """Return what is to be called in every turn of a loop so that `connection` lives; it raises when the broker is gone."""
     due = [0.0]
 
@@ -68,6 +91,7 @@ def heartbeats(connection: Connection) -> Callable[[], None]:
         if not connection.supports_heartbeats or now < due[0]:
             return
         due[0] = now + _CHECK_S
+        probe()
         with suppress(TimeoutError):
             # Who only sends must read, too: the broker's heartbeats count when they are read.
             connection.drain_events(timeout=_MORE_S)

@@ -33,7 +33,7 @@ from kombu.utils.uuid import uuid
 from redis import Redis, RedisError
 
 from app.broker import memory
-from app.broker.amqp_intake import HEARTBEAT_S, AmqpIntake, heartbeats
+from app.broker.amqp_intake import HEARTBEAT_S, AmqpIntake, sender_heartbeats
 from app.broker.messages import action_of, lying, request_of
 from app.broker.redis_intake import RedisIntake
 from app.broker.stored_ends import disown, stored_end
@@ -252,7 +252,7 @@ class KombuTransport:
         for queue in self._read_queues:
             queue(self._channel).declare()
         self._producer = Producer(self._channel)
-        self._check_sending = heartbeats(self._sending)
+        self._check_sending = sender_heartbeats(self._sending)
         url = str(self._app.conf.broker_read_url or self._app.conf.broker_url)
         names = list(self._sorts)
         if urlsplit(url).scheme == memory.SCHEME:

@@ -1,4 +1,4 @@
-"""A network that can be cut, between a scheduler and a Redis server."""
+"""A network that can be cut, between a scheduler and a Redis server, and one on which RabbitMQ seems to lack memory."""
 
 from __future__ import annotations
 
@@ -13,17 +13,25 @@ class Network:
 
     def __init__(self, path: Path, server: Path) -> None:
         self.path, self.url = path, f"redis+socket://{path}?virtual_host=0"
-        self._server, self._sockets, self._cuts = server, list[socket.socket](), 0
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(path))
-        self._listener.listen()
+        self._server = server
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(path))
+        self._begin(listener)
+
+    def _begin(self, listener: socket.socket) -> None:
+        self._listener, self._sockets, self._cuts = listener, list[socket.socket](), 0
+        listener.listen()
         threading.Thread(target=self._accept, daemon=True).start()
+
+    def _reach(self) -> socket.socket:
+        far = socket.socket(socket.AF_UNIX)
+        far.connect(str(self._server))
+        return far
 
     def _accept(self) -> None:
         with suppress(OSError):
             while True:
-                near, far = self._listener.accept()[0], socket.socket(socket.AF_UNIX)
-                far.connect(str(self._server))
+                near, far = self._listener.accept()[0], self._reach()
                 self._sockets += (near, far)
                 for ends in ((near, far), (far, near)):
                     threading.Thread(target=self._carry, args=(*ends, self._cuts), daemon=True).start()
@@ -50,3 +58,28 @@ class Network:
         self._listener.shutdown(socket.SHUT_RDWR)
         for each in (self._listener, *self._sockets):
             each.close()
+
+
+class BlockingNetwork(Network):
+    """What lies before the RabbitMQ server of this machine. While it `blocks`, the server seems to do what it does without memory.
+
+    It tells a connection that has published (method 60.40 of AMQP) that it is blocked (10.60), and reads no more of it.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._far, self.blocks = port, threading.Event()
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.port = listener.getsockname()[1]
+        self._begin(listener)
+
+    def _reach(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self._far))
+
+    def _carry(self, source: socket.socket, target: socket.socket, cuts: int) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                if self.blocks.is_set() and b"\0\x3c\0\x28" in data:
+                    source.sendall(b"\1\0\0\0\0\0\x0b\0\x0a\0\x3c\6memory\xce")
+                    return
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import psutil
@@ -14,13 +14,20 @@ from app.journal.database import open_engine
 from app.journal.migrating import upgrade
 from app.journal.status import status
 from app.local.processes import Command, Process, wait_until
-from tangram import Client, Settings
+from app.scheduler_process import _app_of, transport_of
+from tangram import Action, Client, Settings
+from tangram.connection import open_store
+from tangram.errors import Unknown
+from tangram.session import Session
 from tests.broker.conftest import rabbitmqctl, vhost_url
 from tests.cli.template import PROGRAM
 from tests.conftest import RedisUrls
+from tests.live.network import BlockingNetwork
 from tests.live.support import ForkedProcess
 from tests.live.test_live_loss import mark, words
+from tests.nodes import DESCRIPTION
 from tests.sql.conftest import postgres_url
+from workers.node import Node
 
 __all__ = ["postgres_url", "vhost_url"]
 
@@ -67,3 +74,33 @@ def test_a_deployment_on_servers_survives_cut_connections(vhost_url: str, postgr
             # Celery itself says with a traceback that it found one more connection cut when it let go of all.
             said = re.sub(r"Error cleaning up after event loop.*?(?=^\[|\Z)", "", process.log.read_text(), flags=re.DOTALL | re.MULTILINE)
             assert "Traceback" not in said and "guest:guest" not in said
+
+
+def test_a_broker_that_takes_no_messages_is_away(vhost_url: str, redis_urls: RedisUrls) -> None:
+    with closing(BlockingNetwork(5672)) as network:
+        url = vhost_url.replace(":5672", f":{network.port}")
+        settings = Settings(broker_url=url, result_url=redis_urls.result, outage_s=1.0)
+        # Given a scheduler that sends nothing, a node and a client
+        transport, session = transport_of(settings, _app_of(settings), 1), Session("default", settings)
+        node = Node(_app_of(settings), open_store(redis_urls.result, 30.0), DESCRIPTION, beat_s=0.2, usage_s=9.0, timeout_s=9.0)
+        node.join()
+
+        def beats() -> bool:
+            received = transport.receive(0.1)
+            transport.flush(received)
+            return any(event["type"] == "beat" for message in received for event in message.body["events"])
+
+        for ready in session.start():
+            ready.result(60)
+        assert wait_until(beats, 60)
+        # When the broker lacks memory
+        network.blocks.set()
+        # Then the scheduler does not take the nodes for silent, and the client waits no longer than for one that is gone
+        assert wait_until(lambda: transport.receive(0.1) == [] and not transport.caught_up, 60)
+        with pytest.raises(Unknown, match="takes no messages"):
+            session.submit(Action(kind="my.task")).result(60)
+        # And afterwards all goes on
+        network.blocks.clear()
+        assert wait_until(beats, 60)
+        for end in (node.leave, session.stop, transport.close):
+            end()
