@@ -153,7 +153,8 @@ class OutputReader:
         with self._lock:
             if self._closed is not None:
                 raise self._closed()
-            self._readings.add(reading)
+            if not reading.ended:  # a thread may begin only after its coroutine was cancelled
+                self._readings.add(reading)
             running = self._thread is not None
             if not running:
                 self._thread = threading.Thread(target=self._run, name="tangram-output", daemon=True)
@@ -164,6 +165,7 @@ class OutputReader:
 
     def _close(self, reading: Reading) -> None:
         with self._lock:
+            reading.ended = True
             self._readings.discard(reading)
 
     def _wake(self) -> None:

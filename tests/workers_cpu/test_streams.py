@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -185,3 +188,25 @@ def test_a_command_waits_for_nobody_for_long(store: Redis, streams: OutputStream
     assert until(is_held_back)
     stream.end("succeeded")
     assert sum(len(chunk.data) + chunk.dropped for chunk in reading) > KEPT_BYTES
+
+
+def test_who_stops_reading_before_a_thread_has_begun_for_it_reads_no_more(store: Redis) -> None:
+    begun, goes_on, reader = threading.Event(), threading.Event(), OutputReader(store, 5.0, 5.0)
+
+    class Late(ThreadPoolExecutor):
+        def submit(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            return super().submit(lambda: (begun.set(), goes_on.wait(60), work(*args, **kwargs)))
+
+    async def main() -> None:
+        threads = Late(1)
+        asyncio.get_running_loop().set_default_executor(threads)
+        coming = asyncio.ensure_future(anext(reader.read_async("a")))  # type: ignore[arg-type]
+        while not begun.is_set():
+            await asyncio.sleep(0)
+        coming.cancel()
+        await asyncio.wait([coming])
+        goes_on.set()
+        threads.shutdown()
+
+    asyncio.run(main())
+    assert not reader.in_use
