@@ -125,6 +125,9 @@ class RedisResults(FirstEndStays, RedisBackend):  # type: ignore[misc]
         if "path" not in self.connparams:  # not over a Unix socket
             self.connparams.update(KEEPALIVE)
 
+    def on_task_call(self, *args: Any, **kwargs: Any) -> None:
+        """Subscribe to nothing yet: whoever waits for a result does so then, and a scheduler that sends a callback never does."""
+
     @cached_property
     def _script(self) -> Any:
         return self.client.register_script(_OFFER)

@@ -171,6 +171,8 @@ def test_an_end_whose_callback_can_never_be_sent_holds_up_no_other(stack: Stack,
     # Then the trainers of both know, and what can be sent is
     assert [stack.app.backend.get_state(action_id) for action_id in ("bad", "good")] == ["FAILURE", "FAILURE"]
     assert len(stack.taken(CALLBACKS, 2 if headers else 1)) == (2 if headers else 1)
+    # And nothing is left of them in the store
+    assert stack.name == "memory" or stack.store.pubsub_channels() == []
 
 
 @pytest.mark.parametrize("stack", ["memory", "redis"], indirect=True)
