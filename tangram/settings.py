@@ -41,6 +41,14 @@ def _pairs(text: object) -> object:
     return dict(pairs)
 
 
+def _named(path: object) -> object:
+    """Refuse the empty path, which would be the current folder."""
+    if path == "":
+        raise ValueError("is empty: name a path, or do not set it")
+    return path
+
+
+NamedPath = Annotated[Path, BeforeValidator(_named)]
 Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_entries)]
 Numbers = Annotated[tuple[NonNegativeInt, ...], NoDecode, BeforeValidator(_entries)]
 Counts = Annotated[dict[str, NonNegativeInt], NoDecode, BeforeValidator(_pairs)]
@@ -58,7 +66,7 @@ class Settings(BaseSettings):
     broker_url: str | None = Field(default=None, description="Celery broker: redis://, redis+socket:// or amqp://.")
     result_url: str | None = Field(default=None, description="Celery result backend; must be Redis, results are pushed over it.")
     database_url: str | None = Field(default=None, description="SQLAlchemy URL of the journal: sqlite:/// or postgresql+psycopg://.")
-    state_dir: Path = Field(default_factory=default_state_dir, description="Folder of the embedded stack, logs and SQLite.")
+    state_dir: NamedPath = Field(default_factory=default_state_dir, description="Folder of the embedded stack, logs and SQLite.")
 
     policy: str = Field(default="elastic", description="Scheduling policy: elastic, paper, fcfs, fixed:N or static:N.")
     without: Words = Field(default=(), description="Comma-separated parts of the policy `elastic` to go without.")
@@ -78,7 +86,7 @@ class Settings(BaseSettings):
     journal_mb: NonNegativeInt = Field(
         default=20_000, description="Size in MiB above which the journal gives up its oldest successes; 0 for no bound."
     )
-    services_file: Path | None = Field(default=None, description="TOML file that declares GPU services and API quotas.")
+    services_file: NamedPath | None = Field(default=None, description="TOML file that declares GPU services and API quotas.")
     queue_limit: Count = Field(default=100_000, description="Waiting actions allowed per job; beyond it they are rejected at once.")
     breaker_share: float = Field(
         default=0.2,
@@ -117,7 +125,7 @@ class Settings(BaseSettings):
     starting_limit: Count = Field(default=64, description="Environments that may be starting at once, over the whole fleet.")
     starts_per_s: PositiveFloat = Field(default=200.0, description="Environments that may begin to start per second, over the whole fleet.")
     usage_s: float = Field(default=1.0, ge=0.1, description="Interval at which workers say what running commands have used.")
-    event_log: Path | None = Field(default=None, description="File to which the scheduler adds every event and what followed from it.")
+    event_log: NamedPath | None = Field(default=None, description="File to which the scheduler adds every event and what followed from it.")
     timeout_s: PositiveFloat = Field(default=3600.0, description="Execution timeout of actions that name none, but for opens.")
     open_timeout_s: PositiveFloat = Field(
         default=1800.0, description="Time within which an environment must be open, fetching its image included, where its open names none."
@@ -191,7 +199,7 @@ class Settings(BaseSettings):
         description="Seconds for which the gateway holds a call for a reward of slime or OpenRLHF, which wait 120 s and 180 s; after that "
         "its caller is to come again.",
     )
-    gateway_languages: Path | None = Field(
+    gateway_languages: NamedPath | None = Field(
         default=None, description="TOML file of languages for the gateway's `/run_code`, added to those that it comes with."
     )
 
@@ -245,7 +253,7 @@ class Settings(BaseSettings):
         default=(),
         description="Numbers of a GPU worker's CUDA devices in the order of its cells, like `0,1,4,5`; by default CUDA's own order.",
     )
-    vllm_python: Path | None = Field(
+    vllm_python: NamedPath | None = Field(
         default=None, description="Interpreter of the environment that vLLM is installed in; by default a GPU worker's own."
     )
     host_memory_mb: Count | None = Field(

@@ -84,6 +84,8 @@ def refused(done: subprocess.CompletedProcess[str], *expected: str) -> None:
         ("worker cpu", {"CORES": "abc"}, "TANGRAM_CORES"),
         ("worker cpu", {"BEAT_S": "0"}, "TANGRAM_BEAT_S"),
         ("worker cpu", {"QUEUE_LIMIT": ""}, "TANGRAM_QUEUE_LIMIT"),
+        ("status", {"STATE_DIR": ""}, "TANGRAM_STATE_DIR: Value error, is empty: name a path, or do not set it"),
+        ("status", {"EVENT_LOG": ""}, "TANGRAM_EVENT_LOG: Value error, is empty"),
         ("worker cpu", {"BROKER_URL": "redis://127.0.0.1:1/0"}, "TANGRAM_RESULT_URL is not set"),
     ],
 )
