@@ -113,7 +113,7 @@ class Core:
                 self._take_stored(event.ended, now)
                 self._nodes.worker_replaced(event, now)
             case events.NodeLost():
-                self._nodes.lost(event.name, event.reason, now, left=event.left, ended=event.ended)
+                self._nodes.lost(event, now)
             case events.NodeDrained():
                 self._nodes.drained(event, now)
             case events.ServiceDescribed():

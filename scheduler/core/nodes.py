@@ -23,7 +23,7 @@ draining.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 from scheduler.core.ends import Ends
@@ -79,6 +79,12 @@ def may_open_elsewhere(state: State, action: Action, grant: Grant) -> bool:
         return False
     others = (node for name, node in state.nodes.items() if name != grant.node and node.takes("cpu", action.requires))
     return any(action.cost.least(CORES) <= node.spec.cores and memory_of(action) <= node.spec.memory_mb for node in others)
+
+
+def _loss_reason(event: events.NodeLost | events.WorkerReplaced, reason: str, environment_id: str | None) -> str:
+    """Return why something of a lost node is lost. What was in an environment has the reason of that environment."""
+    why = (f", and could not go on with environment {loss.id}: {loss.reason}" for loss in event.lost if loss.id == environment_id)
+    return f"node {event.name} was lost: {reason}{next(why, '')}"
 
 
 def _tried_out(running: Running) -> bool:
@@ -196,25 +202,26 @@ class Nodes:
                 reason = loss.reason if loss is not None else f"it ended on node {node.spec.name}"
                 self._environments.gone(environment, reason, now)
 
-    def lost(self, name: str, reason: str, now: float, *, left: bool, ended: Sequence[events.StoredEnd]) -> None:
+    def lost(self, event: events.NodeLost, now: float) -> None:
         """Forget a node. Its environments are lost. Its actions wait again or are lost, except the actions in `ended`."""
         state = self._state
-        node = state.nodes.pop(name, None)
+        node = state.nodes.pop(event.name, None)
         if node is None:
             return
         state.offer(node.spec, -1)
-        self._out.append(NoteNode(name=name, state="left" if left else "lost", reason=reason))
+        self._out.append(NoteNode(name=event.name, state="left" if event.left else "lost", reason=event.reason))
         gone = [state.environments[environment_id] for environment_id in node.environments]
-        ends = {stored.id: stored for stored in ended}
-        for action_id in list(node.running):
-            self.lose(state.running[action_id], f"node {name} was lost: {reason}", now, ends.get(action_id))
+        ends = {stored.id: stored for stored in event.ended}
+        for running in [state.running[action_id] for action_id in node.running]:
+            reason = _loss_reason(event, event.reason, running.waiting.action.environment)
+            self.lose(running, reason, now, ends.get(running.waiting.id))
         for environment in gone:
             if environment.state in ("open", "closing"):
                 environment.lost = True
-                self._environments.forget(environment, f"node {name} was lost: {reason}", now)
+                self._environments.forget(environment, _loss_reason(event, event.reason, environment.id), now)
         self._pools.gone(node)
         self._environments.offer(node.spec, -1)
-        self._environments.memory.forget(name)
+        self._environments.memory.forget(event.name)
 
     def _end(self, running: Running, stored: events.StoredEnd, lost: str, now: float) -> None:
         """End an action of a lost node by its stored result. Nothing is learned, since figures are missing.
@@ -237,7 +244,6 @@ class Nodes:
         state, node = self._state, self._state.nodes.get(event.name)
         if node is None:
             return
-        reason = f"node {event.name} was lost: {event.reason or RESTARTED}"
         for running in [state.running[action_id] for action_id in node.running]:
             environment = state.environments.get(running.waiting.action.environment or "")
             adopted = environment is not None and environment.id in event.environments and environment.state in ("open", "closing")
@@ -248,11 +254,11 @@ class Nodes:
                 self._ends.note_end(running, "lost", f"the worker of node {event.name} was restarted", NODE_LOST, now, finished=None)
                 self._environments.action_ended(running.waiting, environment, now)
             else:
-                self.lose(running, reason, now)
+                self.lose(running, _loss_reason(event, RESTARTED, running.waiting.action.environment), now)
         for environment in [state.environments[environment_id] for environment_id in node.environments]:
             if environment.id not in event.environments:
                 environment.lost = True
-                self._environments.forget(environment, reason, now)
+                self._environments.forget(environment, _loss_reason(event, RESTARTED, environment.id), now)
         node.last_beat, node.idle_beats = now, 0
         if node.silent:
             self._heard_again(node, now)

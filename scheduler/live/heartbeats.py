@@ -168,7 +168,7 @@ class Heartbeats:
         self._handle(replace(self._beat_of(description), excused=True), now)
         self._sweep(node.spec.name, description)
 
-    def lose(self, name: str, reason: str, now: float, *, left: bool = False) -> bool:
+    def lose(self, name: str, reason: str, now: float, *, left: bool = False, lost: tuple[events.Loss, ...] = ()) -> bool:
         """Give a node up, if it is known; return whether it is unknown now.
 
         Actions with a stored result have ended, even without a report. While the store does not say which they are, the node stays.
@@ -178,7 +178,7 @@ class Heartbeats:
             return True
         ended = self._give_up(node.running)
         if ended is not None:
-            self._handle(events.NodeLost(name=name, reason=reason, left=left, ended=ended), now)
+            self._handle(events.NodeLost(name=name, reason=reason, left=left, ended=ended, lost=lost), now)
         return ended is not None
 
     def _give_up(self, action_ids: Iterable[str]) -> tuple[events.StoredEnd, ...] | None:
@@ -201,7 +201,7 @@ class Heartbeats:
             if not self._replace_worker(name, description, adopted, now):
                 return  # a later beat says so again
         elif not known or self._incarnations.get(name) != incarnation:
-            if not self.lose(name, self._restarted(description), now):
+            if not self.lose(name, RESTARTED, now, lost=self._losses(description)):
                 return  # a later beat says so again
             self._incarnations[name] = incarnation
             self._unheard.pop(name, None)
@@ -230,12 +230,7 @@ class Heartbeats:
             self._declare(name, now)
 
     def _beat_of(self, description: Mapping[str, Any]) -> events.NodeBeat:
-        standing = frozenset(description["environments"])
-        lost = tuple(
-            events.Loss(id=environment_id, reason=reason, cause=cause)
-            for environment_id, reason, cause in description.get("lost", ())
-            if environment_id in self._core.state.environments and environment_id not in standing
-        )
+        standing, lost = frozenset(description["environments"]), self._losses(description)
         allowed = tuple(
             events.Allowed(environment=environment_id, allowance_mb=allowance_mb, serial=serial if epoch == self._executor.epoch else 0)
             for environment_id, (allowance_mb, epoch, serial) in description.get("allowed", {}).items()
@@ -250,13 +245,13 @@ class Heartbeats:
             return frozenset()
         return frozenset(one for one in description["environments"] if one in node.environments)
 
-    def _restarted(self, description: Mapping[str, Any]) -> str:
-        """Return why what a node's worker has not adopted is lost: it was restarted, and the first reason that the new worker gives."""
-        node = self._core.state.nodes.get(description["name"])
-        known = node.environments if node is not None else ()
-        lost = ((environment_id, reason) for environment_id, reason, _ in description.get("lost", ()) if environment_id in known)
-        why = next((f", and could not go on with environment {environment_id}: {reason}" for environment_id, reason in lost), "")
-        return RESTARTED + why
+    def _losses(self, description: Mapping[str, Any]) -> tuple[events.Loss, ...]:
+        """Return why environments that are believed to stand have ended or were not adopted, as their node says."""
+        return tuple(
+            events.Loss(id=environment_id, reason=reason, cause=cause)
+            for environment_id, reason, cause in description.get("lost", ())
+            if environment_id in self._core.state.environments and environment_id not in description["environments"]
+        )
 
     def _replace_worker(self, name: str, description: Mapping[str, Any], adopted: frozenset[str], now: float) -> bool:
         """Go on with a node whose worker is another one. Return False while the store does not say what has ended."""
@@ -269,8 +264,8 @@ class Heartbeats:
         log.warning("another worker goes on with node %s, with %d of its environments and %d actions", name, *counts)
         self._incarnations[name] = str(description.get("incarnation", ""))
         self._executor.descriptions[name] = {k: v for k, v in description.items() if k not in _OF_NOW}
-        reason = self._restarted(description)
-        self._handle(events.WorkerReplaced(name=name, reason=reason, environments=adopted, ended=ended, running=running), now)
+        lost = self._losses(description)
+        self._handle(events.WorkerReplaced(name=name, environments=adopted, ended=ended, lost=lost, running=running), now)
         self._executor.note(NodeChanged(name=name, state="up", description=self._executor.descriptions[name], at=now))
         return True
 

@@ -215,7 +215,7 @@ class ServicesDeclared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """An environment has ended by itself, for a reason and by a cause (`tangram/ends.py`)."""
+    """An environment has ended by itself, or the next worker of its node has not adopted it. `cause` is a word of `tangram/ends.py`."""
 
     id: str
     reason: str
@@ -298,20 +298,20 @@ class NodeLost:
     reason: str
     left: bool = False
     ended: tuple[StoredEnd, ...] = ()
+    lost: tuple[Loss, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReplaced:
     """Another worker process goes on with a node that is known. It has adopted `environments`, and nothing else of what the node held.
 
-    The actions that are `running` go on there, each in one of these environments. Its driver has given up all other tries of the node. The
-    actions in `ended` had stored their results before.
+    The `running` actions go on in these environments. Its driver has given up all other tries. `ended` and `lost` are as in `NodeLost`.
     """
 
     name: str
-    reason: str = ""
     environments: frozenset[str]
     ended: tuple[StoredEnd, ...] = ()
+    lost: tuple[Loss, ...] = ()
     running: frozenset[str] = frozenset()
 
 

@@ -43,16 +43,20 @@ def test_an_adopted_environment_goes_on_and_all_else_of_its_node_is_lost_at_once
 @pytest.mark.parametrize("adopted", [["kept"], []])
 def test_what_runs_in_an_environment_that_is_not_adopted_ends_with_the_reason(adopted: list[str]) -> None:
     cluster = Waiting()
-    for name in ("kept", "gone"):
+    for name in ("kept", "gone", "worn"):
         cluster.open(name)
         cluster.exec(f"runs-{name}", name)
-    # When the next worker cannot go on with one of them, and names one more of another scheduler
-    lost = [("other", "what is known of it", "environment_lost"), ("gone", "its memory has format 9", "environment_lost")]
-    cluster.beat(environments=adopted, incarnation="2", lost=lost)
-    # Then the ends of what was there say so
-    (end,) = [end for end in cluster.of(commands.Finish) if end.id == "runs-gone"]
-    reason = "its worker was restarted, and could not go on with environment gone: its memory has format 9"
-    assert (end.reason, end.cause) == (f"node n was lost: {reason}", "environment_lost")
+    cluster.submit("once")
+    # When the next worker cannot go on with two of them, and names one more of another scheduler
+    why = {"other": "what is known of it", "gone": "its memory has format 9", "worn": "it has no record"}
+    cluster.beat(environments=adopted, incarnation="2", lost=[(name, reason, "environment_lost") for name, reason in why.items()])
+    # Then the ends of what was there say so, each with the reason of its own environment
+    ends = {end.id: end for end in cluster.of(commands.Finish)}
+    restarted = "node n was lost: its worker was restarted"
+    for name in ("gone", "worn"):
+        reason = f"{restarted}, and could not go on with environment {name}: {why[name]}"
+        assert (ends[f"runs-{name}"].reason, ends[f"runs-{name}"].cause) == (reason, "environment_lost")
+    assert ends["once"].reason == restarted
 
 
 def test_an_environment_that_is_being_closed_is_closed_by_the_next_worker() -> None:
