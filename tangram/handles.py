@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_COMMAND: Final = {"cpu.exec": ""}
 _STREAM: Final = {"stream": "stream=True"}
 _PTY: Final = {"terminal": "pty=(rows, columns)"}
 _INPUT: Final = {"stdin": "stdin=True"} | _PTY
-"""What a command must have been submitted with, by the argument of the action."""
+"""What a command must have been submitted with, by the argument of the action, or by its kind."""
 
 
 class Handle(Generic[T]):
@@ -43,7 +44,10 @@ class Handle(Generic[T]):
         self.id = task_id
         self.future = future
         self.remote = remote
-        self._has = {name for name in (*_STREAM, *_INPUT) if action.arguments.get(name)}  # not the action, which may be large
+        self._has = {
+            action.kind,
+            *(name for name in (*_STREAM, *_INPUT) if action.arguments.get(name)),
+        }  # not the action, which may be large
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} {'done' if self.done() else 'waiting'}>"
@@ -103,24 +107,26 @@ class Handle(Generic[T]):
 
         The shell that runs the command line gets it only where it handles it (`trap`; SIGINT in bash), where no program is running, and for
         SIGKILL. So after SIGTERM the line goes on behind the program that has ended. At a terminal, SIGINT is typed as Ctrl-C.
+        `InvalidAction` is raised where the action is no command.
         """
-        self._give(input_messages.signal_of(number))
+        self._give(input_messages.signal_of(number), _COMMAND)
 
     def resize_pty(self, rows: int, columns: int) -> None:
         """Give the terminal of a command with `pty` another size. Otherwise as `send_input`."""
         self._give(input_messages.size(rows, columns), _PTY)
 
-    def _give(self, what: What, needed: Mapping[str, str] | None = None) -> None:
+    def _give(self, what: What, needed: Mapping[str, str]) -> None:
         self.remote.wait_for(self._request(what, needed))
 
-    def _request(self, what: What, needed: Mapping[str, str] | None = None) -> ControlRequest:
+    def _request(self, what: What, needed: Mapping[str, str]) -> ControlRequest:
         self._needs(needed)
         return self.remote.give(self.id, what)
 
-    def _needs(self, options: Mapping[str, str] | None) -> None:
-        if options and self._has.isdisjoint(options):
-            words = [*options.values()]
-            raise InvalidAction(words[0].partition("=")[0], f"action {self.id} has none: submit a command with {' or '.join(words)}")
+    def _needs(self, options: Mapping[str, str]) -> None:
+        if self._has.isdisjoint(options):
+            words = " or ".join(options.values())
+            command = f"a command{words and ' with '}{words}"
+            raise InvalidAction(words.partition("=")[0] or "command", f"action {self.id} has none: submit {command}")
 
     def when_done(self, call: Callable[[bool], None]) -> None:
         """Call `call(failed)` once the action has ended, from the thread that brings the result; it must be quick."""
@@ -185,13 +191,13 @@ class AsyncHandle(Generic[T]):
 
     async def signal(self, number: int) -> None:
         """Send a signal to the processes that a command has started; see `Handle.signal`."""
-        await self._give(input_messages.signal_of(number))
+        await self._give(input_messages.signal_of(number), _COMMAND)
 
     async def resize_pty(self, rows: int, columns: int) -> None:
         """Give the terminal of a command with `pty` another size; see `Handle.resize_pty`."""
         await self._give(input_messages.size(rows, columns), _PTY)
 
-    async def _give(self, what: What, needed: Mapping[str, str] | None = None) -> None:
+    async def _give(self, what: What, needed: Mapping[str, str]) -> None:
         await asyncio.wrap_future(self._handle._request(what, needed).sent)
 
     def __await__(self) -> Generator[Any, None, T]:

@@ -148,6 +148,8 @@ async def test_what_a_command_was_not_submitted_with_is_refused_when_it_is_asked
         for given in (*(() if "stdin" in options else (handle.close_input(), handle.send_input(b"a"))), handle.resize_pty(24, 80)):
             with pytest.raises(InvalidAction, match="^(stream|stdin|pty): action .* has none: submit a command with "):
                 await given
+        with pytest.raises(InvalidAction, match="^command: action .* has none: submit a command$"):
+            await (await client.submit(calls.read_file(PLACE, "f"))).signal(signal.SIGINT)
     assert not [each for each in peer.controls if "give" in each]
 
 
