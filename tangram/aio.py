@@ -24,7 +24,7 @@ from tangram.following import OnText, follow_async
 from tangram.handles import AsyncHandle
 from tangram.requests import Headers
 from tangram.results import Chunk, ExecResult, HttpAnswer, Logprobs, Response, Scores, Snapshot, Texts
-from tangram.session import CLOSE_WAIT_S, OpenEnvironment, Session, unless_closed_anyway
+from tangram.session import CLOSE_WAIT_S, OpenEnvironment, Session
 from tangram.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -191,7 +191,7 @@ class AsyncEnvironment(OpenEnvironment):
         """End its processes and throw its files away; see `Environment.close`."""
         if not self._closed:
             self._closed = True
-            with unless_closed_anyway():
+            with self._unless_closed_anyway():
                 await self._session.submit(calls.close_environment(self._place))
 
     async def __aenter__(self) -> Self:

@@ -22,7 +22,7 @@ from tangram.following import OnText, follow
 from tangram.handles import Handle
 from tangram.requests import Headers
 from tangram.results import Chunk, ExecResult, HttpAnswer, Logprobs, Response, Scores, Snapshot, Texts
-from tangram.session import CLOSE_WAIT_S, OpenEnvironment, Session, unless_closed_anyway
+from tangram.session import CLOSE_WAIT_S, OpenEnvironment, Session
 from tangram.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -216,7 +216,7 @@ class Environment(OpenEnvironment):
         """End its processes and throw its files away. Idempotent; nothing is left to do after a cancel, or the end of the lease."""
         if not self._closed:
             self._closed = True
-            with unless_closed_anyway():
+            with self._unless_closed_anyway():
                 self._session.submit(calls.close_environment(self._place)).result()
 
     def __enter__(self) -> Self:

@@ -232,10 +232,14 @@ class Session:
             if self._closed:
                 return []
             self._closed = True
-            places, self._environments = list(self._environments.values()), {}
+            places = list(self._environments.values())
             if self._pid != os.getpid():
                 return []
             return [self._submit(calls.close_environment(place)).future for place in places]
+
+    def has_closed(self, environment: str) -> bool:
+        """Return whether closing this client has closed an environment."""
+        return self._closed and environment in self._environments
 
     def stop(self, wait_s: float = _STOP_WAIT_S) -> None:
         """Send what is still to be sent, end both threads, and end what waits. Idempotent."""
@@ -300,15 +304,17 @@ class OpenEnvironment:
         """The trajectory that owns it."""
         return self._place.trajectory
 
-
-@contextmanager
-def unless_closed_anyway() -> Iterator[None]:
-    """Pass over the failure of a close whose environment something else has closed."""
-    try:
-        yield
-    except ActionFailed as error:
-        if error.cause not in CLOSED_ANYWAY:
-            raise
+    @contextmanager
+    def _unless_closed_anyway(self) -> Iterator[None]:
+        """Pass over the failure of a close whose environment something else has closed, such as its client."""
+        try:
+            yield
+        except ActionFailed as error:
+            if error.cause not in CLOSED_ANYWAY:
+                raise
+        except ClientClosed:
+            if not self._session.has_closed(self.id):
+                raise
 
 
 def _withdraw(publisher: Publisher, submission: Submission, ids: Iterator[str]) -> None:

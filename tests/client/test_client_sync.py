@@ -334,12 +334,19 @@ def test_a_client_gives_signs_of_life_and_signs_what_it_sends(peer: Any, setting
 
 def test_a_closed_client_says_so(peer: Any, settings: Settings) -> None:
     client = Client(settings=settings)
-    peer.behave = lambda seen: peer.HOLD
+    env, detached = client.open(trajectory="a"), client.open(trajectory="b", detached=True)
+    peer.behave = lambda seen: peer.HOLD if seen.kind == "my.task" else peer.usual(seen)
     waiting = client.submit(Action(kind="my.task"))
     client.close()
     client.close()
     with pytest.raises(ClientClosed):
         client.submit(Action(kind="my.task"))
+    # And its environments are closed, but for those that it leaves
+    env.close()
+    for left in (detached, client.environment("e")):
+        with pytest.raises(ClientClosed, match="the client is closed"):
+            left.close()
+    assert closed(peer) == [env.id]
     with pytest.raises(ClientClosed, match="before the action had a result"):
         waiting.result(1)
     waiting.cancel()
