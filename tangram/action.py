@@ -21,6 +21,7 @@ from typing import Any, Final, TypeGuard
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import core_schema
 
+from tangram.arguments import truth
 from tangram.elasticity import FLAT, MOST_AMOUNTS, Amdahl, Curve, Elasticity, Flat, Table, check_units, curve_words, make_curve, shown
 from tangram.errors import InvalidAction
 
@@ -179,8 +180,7 @@ class Action:
         if not isinstance(self.priority, int) or isinstance(self.priority, bool) or not 0 <= self.priority <= HIGHEST_PRIORITY:
             raise InvalidAction("priority", f"must be a whole number from 0 to {HIGHEST_PRIORITY}, not {shown(self.priority)}")
         for name in ("idempotent", "preemptible", "detached"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidAction(name, f"must be true or false, not {shown(getattr(self, name))}")
+            truth(name, getattr(self, name))
         if not isinstance(self.requires, (list, tuple)):
             raise InvalidAction("requires", f"must be a list of node labels, not {shown(self.requires)}")
         if len(self.requires) > MOST_LABELS:

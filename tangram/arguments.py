@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
+from tangram.elasticity import shown
 from tangram.errors import ArgumentsTooLong, InvalidAction
 
 UNWRITABLE = re.compile("[\0\ud800-\udfff]")
@@ -79,6 +80,13 @@ def whole_number(name: str, value: object, most: int) -> int:
     return value
 
 
+def truth(name: str, value: object) -> bool:
+    """Return a truth value; numbers and texts are none."""
+    if not isinstance(value, bool):
+        raise InvalidAction(name, f"must be true or false, not {shown(value)}")
+    return value
+
+
 def process_variables(variables: Mapping[str, str] | None, env: Mapping[str, str] | None = None) -> dict[str, str] | None:
     """Return variables for the environment of a process, given by one of two words; none where there are none."""
     word, given = ("variables", variables) if env is None else ("env", env)
@@ -93,7 +101,7 @@ def process_variables(variables: Mapping[str, str] | None, env: Mapping[str, str
     return dict(given) if given else None
 
 
-def program_words(interpreter: Sequence[str] | None, command: str) -> list[str] | None:
+def program_words(interpreter: Sequence[AnyPath] | None, command: str) -> list[str] | None:
     """Return the program and its arguments that `command` is the last of; none where it is a text for a session's shell."""
     if not isinstance(command, str) or not (interpreter or command.strip()):
         raise InvalidAction("command", "must be a command line")
@@ -101,7 +109,7 @@ def program_words(interpreter: Sequence[str] | None, command: str) -> list[str] 
         raise InvalidAction("command", f"has {bad[0]!r} at character {bad.start()}, which no program can be given")
     if interpreter is None:
         return None
-    words = [*iterable("interpreter", interpreter), command]
+    words = [*(os.fspath(word) if isinstance(word, os.PathLike) else word for word in iterable("interpreter", interpreter)), command]
     if not all(isinstance(word, str) and not UNWRITABLE.search(word) for word in words) or not words[0]:
         raise InvalidAction("interpreter", "must be the name of a program and arguments")
     text = script_place(words)

@@ -25,6 +25,7 @@ from tangram.arguments import (
     program_words,
     request_body,
     takes,
+    truth,
     whole_number,
 )
 from tangram.arrays import ArrayError, pack_ints
@@ -109,7 +110,7 @@ class ExecOptions(Limits, total=False):
     output_timeout_s: float | None
     session: str
     cwd: AnyPath | None
-    interpreter: Sequence[str] | None
+    interpreter: Sequence[AnyPath] | None
     merged: bool
     fence: bool
     parallel_fraction: float | None
@@ -221,10 +222,7 @@ def execute(place: Place, command: str, **options: Unpack[ExecOptions]) -> Actio
             variables=process_variables(options.get("variables"), options.get("env")),
             cwd=folder_path("cwd", options.get("cwd")),
             interpreter=None if words is None else words[:-1],
-            merged=options.get("merged") or None,
-            fence=options.get("fence") or None,
-            stream=options.get("stream") or None,
-            stdin=options.get("stdin") or None,
+            **{name: truth(name, options.get(name, False)) or None for name in ("merged", "fence", "stream", "stdin")},
             terminal=input_messages.terminal(options.get("pty")),
         ),
         cost=cost,

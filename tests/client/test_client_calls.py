@@ -29,6 +29,8 @@ WRONG_WORDS: list[tuple[dict[str, Any], str]] = [
     ({"units": [1, 2], "efficiency": {1: 1.0}}, "efficiency"),
     ({"variables": {"A=B": "x"}}, "variables"),
     ({"variables": {"A": 1}}, "variables"),
+    ({"interpreter": [b"sh"]}, "interpreter"),
+    *(({name: given}, name) for name in ("fence", "merged", "stream", "stdin", "idempotent") for given in ("no", 0, None)),
 ]
 
 
@@ -194,6 +196,7 @@ def test_a_command_of_several_amounts_is_hoped_to_be_parallel_until_something_el
 
 def test_a_path_may_be_one_of_pathlib() -> None:
     assert calls.execute(PLACE, "ls", cwd=Path("a") / "b").arguments["cwd"] == "a/b"
+    assert calls.execute(PLACE, "ls", interpreter=[Path("/bin/sh"), "-c"]).arguments["interpreter"] == ["/bin/sh", "-c"]
     assert "cwd" not in calls.execute(PLACE, "ls", cwd="").arguments
     assert calls.read_file(PLACE, Path("a")).arguments == {**calls.read_file(PLACE, "a").arguments, "path": "a"}
 
