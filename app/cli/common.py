@@ -72,13 +72,13 @@ def importing() -> Iterator[None]:
         gc.enable()
 
 
-def make_state_dir(state_dir: Path) -> None:
-    """Make the state folder of the settings where there is none. Raises `UsageError`."""
+def make_state_dir(state_dir: Path, named_by: str = "TANGRAM_STATE_DIR") -> None:
+    """Make the state folder where there is none. Raises `UsageError`."""
     try:
         state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         problem = f"the state folder {state_dir} cannot be made: {error.strerror}"
-        raise UsageError(f"{problem}; set TANGRAM_STATE_DIR to another one") from error
+        raise UsageError(f"{problem}; set {named_by} to another one") from error
 
 
 def stop_on_signals() -> threading.Event:

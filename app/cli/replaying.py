@@ -137,6 +137,7 @@ def demo(
 
     if not 0 < speed < float("inf"):
         raise InvalidAction("--speed", f"must be above 0, not {speed}")
+    make_state_dir(state_dir, "--state-dir")
     result = run_demo(state_dir, speed, output.progress_bar, output.note, once=once)
     output.show_demo(result, as_json=as_json)
 

@@ -262,8 +262,9 @@ def test_a_drain_that_no_scheduler_takes_up_says_so_and_counts_for_the_next_one(
 @pytest.mark.parametrize("folder", ["state", "/proc/no/such"])
 def test_a_state_folder_that_is_a_file_or_cannot_be_made_is_said(trace: None, tmp_path: Path, folder: str) -> None:
     (tmp_path / "state").touch()
-    for words in (["up"], ["replay", "trace.jsonl", "--live"], ["db", "upgrade"]):
-        said = f"the state folder {folder} cannot be made", "set TANGRAM_STATE_DIR to another one"
+    demo = ["demo", "--state-dir", folder]
+    for words in (["up"], ["replay", "trace.jsonl", "--live"], ["db", "upgrade"], demo):
+        said = f"the state folder {folder} cannot be made", f"set {'--state-dir' if words is demo else 'TANGRAM_STATE_DIR'} to another one"
         refused(forked(*words, cwd=tmp_path, TANGRAM_STATE_DIR=folder), *said)
 
 
