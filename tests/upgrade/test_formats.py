@@ -84,6 +84,11 @@ def nonsense(file: int, state: str, figures: bytes) -> None:
     os.pwrite(file, struct.pack("<3I", 9, 512, FORMAT), 0)
 
 
+def memory_files() -> int:
+    """Return how many files in memory this process has open."""
+    return sum(os.path.realpath(f"/proc/self/fd/{descriptor}").startswith("/memfd:") for descriptor in os.listdir("/proc/self/fd"))
+
+
 Write = Callable[[int, str, bytes], None]
 
 
@@ -126,7 +131,9 @@ def test_a_worker_starts_and_says_so_where_it_cannot_read_what_was_left(
     tmp_path: Path, write: Write, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     left_by_another_release(tmp_path, write)
+    before = memory_files()
     with closing(make(tmp_path, "none", keep_s=KEEP_S)) as box:
+        assert memory_files() == before
         assert not box.environments() and told in caplog.text and [loss.environment for loss in box.losses()] == ["e"]
         assert printed(open_one(box, "e"), "echo works") == "works\n"
 

@@ -79,6 +79,8 @@ class Adoption(Generic[E]):
         for end in kept.ends:
             self._ends.setdefault(end.environment, []).append(end)
         self._idle_until = time.monotonic() + END_S
+        self._closes: list[Callable[[], object]] = []
+        """What gives back what was made of the sessions of the environment that is being adopted."""
         self.messages: list[str] = []
         """The messages of the commands that go on."""
 
@@ -87,17 +89,20 @@ class Adoption(Generic[E]):
 
         `make` returns the object of one that stands, by what is kept of it, without its sessions. It raises `SandboxError` or `OSError`.
         """
-        records, adopted = self._records(), []
+        records, adopted, given_up = self._records(), [], []
         for record in records:
-            name = record.spec.id
+            name, self._closes = record.spec.id, []
             try:
                 adopted.append(self._adopt(record, make))
             except (SandboxError, OSError, ValueError, LookupError) as error:  # The last two: what was left makes no sense.
                 log.warning("environment %s of the worker before this one is ended: %s", name, error)
                 self._note_loss(Loss(name, str(error)))
+                given_up += self._closes
             else:
                 del self._ends[name]
         self._end_all([end for ends in self._ends.values() for end in ends])
+        for give_back in given_up:
+            give_back()
         kept = {environment.spec.id for environment in adopted}
         for folder in [one for one in self._environments.iterdir() if one.name not in kept]:
             remove_tree(folder)
@@ -133,6 +138,7 @@ class Adoption(Generic[E]):
             session = Session(environment.setup, name, known)
             kept = {end.name: end.channel for end in ends if end.name and end.control == known.control}
             memory = RunMemory({each: os.dup(kept[each]) for each in NAMES}) if kept.keys() >= KEPT else None  # type: ignore[arg-type]
+            self._closes += [memory.close] if memory is not None else []
             left = memory.left() if memory is not None else None
             if memory is not None and left is not None:
                 with contextlib.suppress(BlockingIOError):  # nothing was reported since its worker was killed
@@ -167,6 +173,7 @@ class Adoption(Generic[E]):
         if (found := environment.setup.backends.adopt(session.control, end)) is None:
             return None, 0, None
         backend, shell, exited = found
+        self._closes.append(backend.close)
         if left is not None and not left["message"] and not is_over(left) and shell and not session.control.awaits_run():
             log.warning("a command of environment %s is ended: it cannot go on without its worker", environment.spec.id)
             with environment.setup.backends.awake():
