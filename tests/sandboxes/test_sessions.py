@@ -100,8 +100,14 @@ def test_a_shell_that_is_ended_as_it_saves_leaves_no_words_of_an_earlier_value_a
     assert printed(shell_env, "echo $C; ls") == "1\n"
 
 
-def test_what_a_trap_prints_while_the_state_is_saved_is_no_part_of_it(bash_env: Environment) -> None:
-    run(bash_env, "export A=1; trap 'echo touch broken' DEBUG")
+TRACES = "set -x; exec {0}>/dev/null; BASH_XTRACEFD={0}"
+
+
+@pytest.mark.parametrize("left", ["trap 'echo touch broken' DEBUG", TRACES.format(6), TRACES.format(7), "ulimit -n 8"])
+def test_whatever_prints_while_the_state_is_saved_or_takes_descriptors_the_state_is_whole(bash_env: Environment, left: str) -> None:
+    run(bash_env, f"export A=1; {left}")
+    # And a shell that traces goes on to
+    assert ("set -x" in left) == ("x" in printed(bash_env, "echo $-"))
     run(bash_env, "exit 3")
     assert printed(bash_env, "echo $A; ls") == "1\n"
 

@@ -25,7 +25,8 @@ waits on the FIFO `go` and evaluates `text`. Why it looks as it does:
 10. A shell writes its state over the one before, in the same file. A file system writes a file that was emptied, or that a rename
    replaces, to the disk at once, and the command would wait for that. The state ends with `return`; what is left of an earlier state
    follows. Until the state is complete, its first line is `return`, too. A shell may be ended as it saves, and half of a value, with the
-   rest of an earlier one, would run as code. The state does not go through the standard output, where a DEBUG trap may print.
+   rest of an earlier one, would run as code. The state does not go through the standard output, where a DEBUG trap may print. bash
+   is not traced meanwhile, as BASH_XTRACEFD may name a descriptor of the state.
 11. A program may be missing, or earlier commands may have put it out of reach. The PATH with which the shell starts, before it reads the
    saved state, tells which. The first is the caller's error, the second an exit code as of any shell.
 """
@@ -52,8 +53,10 @@ _BASH = " ".join(
         "until unset -f builtin command; case $__tangram_code in '') builtin printf '%s\\n' {left} >&2; __tangram_code=1;; esac;",
         "command exec </dev/null >/dev/null 2>&1;",
         """builtin printf '%s %s\\n' "${{__tangram_run-ready}}" "$__tangram_code" >|{done} || builtin exit "$__tangram_code";""",
+        "case $- in *x*) builtin set +x; __tangram_code=x;; esac;",
         "case ${{__tangram_run+set}} in set) {{ builtin printf '%s\\n' return >&6 && builtin export -p >&6 && builtin declare -f >&6 &&",
-        "builtin printf '%s\\n' 'unset -f builtin' 'builtin return' >&6 && builtin printf '%6s\\n' : >&8; }} 6<>{state} 8<>{state};; esac;",
+        "builtin printf '%s\\n' 'unset -f builtin' 'builtin return' >&6 && builtin printf '%6s\\n' : >&7; }} 6<>{state} 7<>{state};; esac;",
+        "case $__tangram_code in x) builtin set -x;; esac;",
         "until builtin read -r __tangram_run <{go}; do builtin test -p {go} && __tangram_run= || builtin exit; done;",
         "builtin read -r -d '' __tangram_text <{text} || builtin exit;",
         "builtin false;",
@@ -70,7 +73,7 @@ _POSIX = " ".join(
         "command exec </dev/null >/dev/null 2>&1;",
         """command printf '%s %s\\n' "${{__tangram_run-ready}}" "$__tangram_code" >|{done} || exit "$__tangram_code";""",
         "case ${{__tangram_run+set}} in set) {{ command printf '%s\\n' return >&6 && export -p >&6 && command printf '%s\\n' return >&6 &&",
-        "command printf '%6s\\n' : >&8; }} 6<>{state} 8<>{state};; esac;",
+        "command printf '%6s\\n' : >&7; }} 6<>{state} 7<>{state};; esac;",
         "until command read -r __tangram_run <{go}; do command test -p {go} && __tangram_run= || exit; done;",
         "false;",
         "do __tangram_code=; command . {text}; __tangram_code=$?; done;",
