@@ -65,7 +65,8 @@ def test_every_block_works_in_order(tmp_path: Path) -> None:
     (commands / "tangram").chmod(0o755)
     env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "LANG": "C.UTF-8"}
     typed = script(free_port())
-    done = subprocess.run(["bash", "-c", typed], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=840)
+    # `timeout` signals all that the script has started, so that no stack is left.
+    done = subprocess.run(["timeout", "840", "bash", "-c", typed], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     assert "a program that fails is a result: 3" in done.stdout
     learned = [float(found) for found in re.findall(r"the repair has a probability of ([\d.]+)", done.stdout)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +16,9 @@ from workers.gpu.device_memory import CpuMemory, NvmlMemory, device_memory, offe
 from workers.gpu.devices import Device
 from workers.gpu.errors import DeviceError
 
-ME, ABOVE = os.getpid(), os.getppid()
+OURS, BESIDE, OTHER, ELSEWHERE = range(2, 6)
+"""Process ids, of which all but the last one exist here."""
+
 CPU = Device("cpu:0", "cpu", 1000, "cpu")
 
 
@@ -50,17 +51,20 @@ def test_gpu_memory_without_nvml_is_an_error_that_says_so(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("listed", "held"),
     [
-        ([(ME, 700), (ABOVE, 800), (1, 9999)], 1500.0),
-        ([(1, 9999)], None),
+        ([(OURS, 700), (BESIDE, 800), (OTHER, 9999)], 1500.0),
+        ([(OTHER, 9999)], None),
         ([], None),
-        ([(ME, None)], None),
-        ([(ME, 700), (2**22 + 1, 9999)], None),
+        ([(OURS, None)], None),
+        ([(OURS, 700), (ELSEWHERE, 9999)], None),
     ],
     ids=["ours and another's", "not ours", "none", "without memory", "one that does not exist here"],
 )
-def test_what_processes_hold_is_known_where_the_drivers_ids_are_ours(driver: FakeNvml, listed: list[Any], held: float | None) -> None:
+def test_what_processes_hold_is_known_where_the_drivers_ids_are_ours(
+    driver: FakeNvml, listed: list[Any], held: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("psutil.pid_exists", {OURS, BESIDE, OTHER}.__contains__)
     driver.processes = listed
-    assert NvmlMemory().held_mb(gpu(), [ME, ABOVE]) == held
+    assert NvmlMemory().held_mb(gpu(), [OURS, BESIDE]) == held
     assert NvmlMemory().held_mb(gpu(), []) == 0.0
 
 
