@@ -81,10 +81,10 @@ def may_open_elsewhere(state: State, action: Action, grant: Grant) -> bool:
     return any(action.cost.least(CORES) <= node.spec.cores and memory_of(action) <= node.spec.memory_mb for node in others)
 
 
-def _loss_reason(event: events.NodeLost | events.WorkerReplaced, reason: str, environment_id: str | None) -> str:
+def _loss_reason(event: events.NodeLost | events.WorkerReplaced, environment_id: str | None) -> str:
     """Return why something of a lost node is lost. What was in an environment has the reason of that environment."""
     why = (f", and could not go on with environment {loss.id}: {loss.reason}" for loss in event.lost if loss.id == environment_id)
-    return f"node {event.name} was lost: {reason}{next(why, '')}"
+    return f"node {event.name} was lost: {event.reason or RESTARTED}{next(why, '')}"
 
 
 def _tried_out(running: Running) -> bool:
@@ -213,12 +213,12 @@ class Nodes:
         gone = [state.environments[environment_id] for environment_id in node.environments]
         ends = {stored.id: stored for stored in event.ended}
         for running in [state.running[action_id] for action_id in node.running]:
-            reason = _loss_reason(event, event.reason, running.waiting.action.environment)
+            reason = _loss_reason(event, running.waiting.action.environment)
             self.lose(running, reason, now, ends.get(running.waiting.id))
         for environment in gone:
             if environment.state in ("open", "closing"):
                 environment.lost = True
-                self._environments.forget(environment, _loss_reason(event, event.reason, environment.id), now)
+                self._environments.forget(environment, _loss_reason(event, environment.id), now)
         self._pools.gone(node)
         self._environments.offer(node.spec, -1)
         self._environments.memory.forget(event.name)
@@ -254,11 +254,11 @@ class Nodes:
                 self._ends.note_end(running, "lost", f"the worker of node {event.name} was restarted", NODE_LOST, now, finished=None)
                 self._environments.action_ended(running.waiting, environment, now)
             else:
-                self.lose(running, _loss_reason(event, RESTARTED, running.waiting.action.environment), now)
+                self.lose(running, _loss_reason(event, running.waiting.action.environment), now)
         for environment in [state.environments[environment_id] for environment_id in node.environments]:
             if environment.id not in event.environments:
                 environment.lost = True
-                self._environments.forget(environment, _loss_reason(event, RESTARTED, environment.id), now)
+                self._environments.forget(environment, _loss_reason(event, environment.id), now)
         node.last_beat, node.idle_beats = now, 0
         if node.silent:
             self._heard_again(node, now)

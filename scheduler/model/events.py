@@ -305,10 +305,11 @@ class NodeLost:
 class WorkerReplaced:
     """Another worker process goes on with a node that is known. It has adopted `environments`, and nothing else of what the node held.
 
-    The `running` actions go on in these environments. Its driver has given up all other tries. `ended` and `lost` are as in `NodeLost`.
+    The `running` actions go on; all others are given up. `ended` and `lost` are as in `NodeLost`. Only older logs have a `reason`.
     """
 
     name: str
+    reason: str = ""
     environments: frozenset[str]
     ended: tuple[StoredEnd, ...] = ()
     lost: tuple[Loss, ...] = ()
