@@ -292,7 +292,7 @@ class NodeSilent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLost:
-    """A node is gone: it said so (`left`) or its driver knows. The actions in `ended` had stored their results before."""
+    """A node is gone: it said so (`left`) or its driver knows. `ended` are actions whose results were stored before, `lost` its reasons."""
 
     name: str
     reason: str
@@ -303,13 +303,11 @@ class NodeLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReplaced:
-    """Another worker process goes on with a node that is known. It has adopted `environments`, and nothing else of what the node held.
-
-    The `running` actions go on; all others are given up. `ended` and `lost` are as in `NodeLost`. Only older logs have a `reason`.
-    """
+    """Another worker goes on with a known node, its `environments` and the actions `running` in them. `ended`, `lost`: see `NodeLost`."""
 
     name: str
     reason: str = ""
+    """Only logs of earlier versions have one."""
     environments: frozenset[str]
     ended: tuple[StoredEnd, ...] = ()
     lost: tuple[Loss, ...] = ()

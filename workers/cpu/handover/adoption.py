@@ -102,7 +102,8 @@ class Adoption(Generic[E]):
                 del self._ends[name]
         self._end_all([end for ends in self._ends.values() for end in ends])
         for give_back in given_up:
-            give_back()
+            with contextlib.suppress(SandboxError, OSError):  # an engine that fails holds up no other environment
+                give_back()
         kept = {environment.spec.id for environment in adopted}
         for folder in [one for one in self._environments.iterdir() if one.name not in kept]:
             remove_tree(folder)
