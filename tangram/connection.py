@@ -7,7 +7,9 @@ no message, no thread, no retry beyond the first contact.
 
 from __future__ import annotations
 
+import select
 import socket
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,6 +37,9 @@ KEEPALIVE: dict[str, Any] = {
     "socket_keepalive_options": {getattr(socket, name): value for name, value in _KEEPALIVE.items() if hasattr(socket, name)},
 }
 """The same, as redis-py and kombu take it for connections over TCP."""
+
+_blocked = threading.local()
+"""`socket`: the connection on which RabbitMQ has told this thread that it takes no messages."""
 
 M = TypeVar("M", bound=BaseModel)
 REDIS_SCHEMES = ("redis", "rediss", "redis+socket")
@@ -176,13 +181,24 @@ def transport_options(broker_url: str, connect_timeout_s: float) -> dict[str, An
 
 
 def break_where_blocked(connection: Connection) -> None:
-    """Have a connection break once RabbitMQ lacks memory or disk. It reads no more of a connection then that has published, and waits."""
+    """Have a connection break once RabbitMQ lacks memory or disk. It reads no more of a connection then that has published, and waits.
+
+    RabbitMQ does not notice the end of such a connection, and would keep one of every try. So it stays open, and until RabbitMQ sends
+    something on it, the thread has no other. Raises `ConnectionError` meanwhile.
+    """
     if not connection.supports_heartbeats:
         return
+    if (blocked := getattr(_blocked, "socket", None)) is not None:
+        poller = select.poll()
+        poller.register(blocked, select.POLLIN)
+        if not poller.poll(0):
+            raise ConnectionError("it takes no messages yet")
+        _blocked.socket = blocked.close()
     amqp = connection.connection
 
     def give_up(reason: str) -> None:
-        amqp.transport.sock.shutdown(socket.SHUT_RDWR)  # or closing would wait for an answer
+        _blocked.socket, amqp.transport = amqp.transport.sock, None
+        amqp.collect()  # closing would wait for an answer
         raise ConnectionError(f"it takes no messages: {reason}")
 
     amqp.on_blocked = give_up

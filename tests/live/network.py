@@ -61,13 +61,15 @@ class Network:
 
 
 class BlockingNetwork(Network):
-    """What lies before the RabbitMQ server of this machine. While it `blocks`, the server seems to do what it does without memory.
+    """What lies before the RabbitMQ server of this machine. Unless it `flows`, the server seems to do what it does without memory.
 
-    It tells a connection that has published (method 60.40 of AMQP) that it is blocked (10.60), and reads no more of it.
+    It tells a connection that has published (method 60.40 of AMQP) that it is blocked (10.60), and reads no more of it, not even its end,
+    until it says that it goes on (10.61). `blocked` counts these connections.
     """
 
     def __init__(self, port: int) -> None:
-        self._far, self.blocks = port, threading.Event()
+        self._far, self.flows, self.blocked = port, threading.Event(), 0
+        self.flows.set()
         listener = socket.create_server(("127.0.0.1", 0))
         self.port = listener.getsockname()[1]
         self._begin(listener)
@@ -78,8 +80,10 @@ class BlockingNetwork(Network):
     def _carry(self, source: socket.socket, target: socket.socket, cuts: int) -> None:
         with suppress(OSError):
             while data := source.recv(65536):
-                if self.blocks.is_set() and b"\0\x3c\0\x28" in data:
+                if not self.flows.is_set() and b"\0\x3c\0\x28" in data:
+                    self.blocked += 1
                     source.sendall(b"\1\0\0\0\0\0\x0b\0\x0a\0\x3c\6memory\xce")
-                    return
+                    self.flows.wait()
+                    source.sendall(b"\1\0\0\0\0\0\4\0\x0a\0\x3d\xce")
                 target.sendall(data)
             target.shutdown(socket.SHUT_WR)

@@ -80,27 +80,33 @@ def test_a_broker_that_takes_no_messages_is_away(vhost_url: str, redis_urls: Red
     with closing(BlockingNetwork(5672)) as network:
         url = vhost_url.replace(":5672", f":{network.port}")
         settings = Settings(broker_url=url, result_url=redis_urls.result, outage_s=1.0)
-        # Given a scheduler that sends nothing, a node and a client
-        transport, session = transport_of(settings, _app_of(settings), 1), Session("default", settings)
+        # Given a client whose broker lacks memory; then it waits no longer than for one that is gone, on one connection
+        session = Session("default", settings)
+        for ready in session.start():
+            ready.result(60)
+        network.flows.clear()
+        with pytest.raises(Unknown, match="takes no messages"):
+            session.submit(Action(kind="my.task")).result(60)
+        assert network.blocked == 1
+        network.flows.set()
+        later = session.submit(Action(kind="my.task"))
+        assert wait_until(lambda: session.is_with_broker(later.id), 60)
+        # Given a scheduler that sends nothing, and a node
+        transport = transport_of(settings, _app_of(settings), 1)
         node = Node(_app_of(settings), open_store(redis_urls.result, 30.0), DESCRIPTION, beat_s=0.2, usage_s=9.0, timeout_s=9.0)
         node.join()
 
         def beats() -> bool:
             received = transport.receive(0.1)
             transport.flush(received)
-            return any(event["type"] == "beat" for message in received for event in message.body["events"])
+            bodies = [message.body for message in received if message.sort == "events"]
+            return any(event["type"] == "beat" for body in bodies for event in body["events"])
 
-        for ready in session.start():
-            ready.result(60)
         assert wait_until(beats, 60)
-        # When the broker lacks memory
-        network.blocks.set()
-        # Then the scheduler does not take the nodes for silent, and the client waits no longer than for one that is gone
+        # When the broker lacks memory; then the scheduler does not take the nodes for silent, and afterwards all goes on
+        network.flows.clear()
         assert wait_until(lambda: transport.receive(0.1) == [] and not transport.caught_up, 60)
-        with pytest.raises(Unknown, match="takes no messages"):
-            session.submit(Action(kind="my.task")).result(60)
-        # And afterwards all goes on
-        network.blocks.clear()
+        network.flows.set()
         assert wait_until(beats, 60)
         for end in (node.leave, session.stop, transport.close):
             end()
