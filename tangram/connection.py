@@ -181,10 +181,10 @@ def transport_options(broker_url: str, connect_timeout_s: float) -> dict[str, An
 
 
 def break_where_blocked(connection: Connection) -> None:
-    """Have a connection break once RabbitMQ lacks memory or disk. It reads no more of a connection then that has published, and waits.
+    """Have a connection that sends break once RabbitMQ lacks memory or disk, since RabbitMQ reads nothing more of it then.
 
-    RabbitMQ does not notice the end of such a connection, and would keep one of every try. So it stays open, and until RabbitMQ sends
-    something on it, the thread has no other. Raises `ConnectionError` meanwhile.
+    RabbitMQ does not even notice the end of such a connection, and would keep that of every try. So it stays open. Until RabbitMQ sends
+    something on it, the thread has no other: this raises `ConnectionError` meanwhile.
     """
     if not connection.supports_heartbeats:
         return

@@ -22,7 +22,7 @@ _CHECK_S = 1.0
 _MORE_S = 0.0005
 _TOLD_S = 0.1
 _NOBODY = "tangram-nobody"
-"""A queue that there is not. What is sent there tells whether the broker takes messages."""
+"""A queue that does not exist. What is sent to it shows whether the broker takes messages."""
 
 
 class AmqpIntake:
@@ -64,9 +64,9 @@ class AmqpIntake:
 
 
 def sender_heartbeats(connection: Connection) -> Callable[[], None]:
-    """Return the same as `heartbeats` for a connection that sends. Both raise when the broker takes no messages, for want of memory.
+    """Return what `heartbeats` returns, for a connection that sends. It also raises while RabbitMQ takes no messages, as does this call.
 
-    RabbitMQ says so only to who has sent one. Otherwise all nodes would seem to be silent.
+    RabbitMQ says that it lacks memory or disk only to those who have sent something. Who does not know takes all nodes for silent.
     """
     if not connection.supports_heartbeats:
         return heartbeats(connection)
