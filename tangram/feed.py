@@ -39,6 +39,8 @@ from tangram.wire import RESULT_KEY_PREFIX
 SWEEP_S = 30.0
 
 _LISTEN_S = 5.0
+_ANSWER_S = 5.0
+"""How long the server may take to answer a ping before its subscription counts as deaf."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _KEYS_AT_ONCE = 500
 _CLOSING = "closing"
@@ -151,7 +153,7 @@ class Feed:
         if not ended:
             return False
         pubsub.ping()
-        until = clock.monotonic() + _LISTEN_S
+        until = clock.monotonic() + _ANSWER_S
         while (left_s := until - clock.monotonic()) > 0:
             # None is no end of it: so redis-py tells the answer to a ping of its own.
             message = pubsub.get_message(timeout=left_s) or {"type": None}

@@ -239,7 +239,7 @@ class Session:
 
     def has_closed(self, environment: str) -> bool:
         """Return whether closing this client has closed an environment."""
-        return self._closed and environment in self._environments
+        return self._closed and environment in self._environments and self._pid == os.getpid()
 
     def stop(self, wait_s: float = _STOP_WAIT_S) -> None:
         """Send what is still to be sent, end both threads, and end what waits. Idempotent."""

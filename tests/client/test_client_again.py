@@ -310,6 +310,7 @@ def test_a_subscription_that_is_only_behind_is_kept(stack: Away, monkeypatch: py
     # Given an action whose result is stored and published while the feed reads the keys
     monkeypatch.setattr("tangram.feed.SWEEP_S", 0.2)
     monkeypatch.setattr("tangram.feed._LISTEN_S", 0.1)
+    monkeypatch.setattr("tangram.feed._ANSWER_S", 60.0)
     session: Session = request.getfixturevalue("session")
     first = session.submit(Action(kind="my.task"))
     waiting = session.submit(Action(kind="my.task"))
