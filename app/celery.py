@@ -15,7 +15,7 @@ from typing import Any
 from celery import Celery
 
 from app.routing import install_routing
-from tangram.connection import find_addresses, transport_options
+from tangram.connection import broker_tls, find_addresses, transport_options
 from tangram.errors import StackUnreachable
 from tangram.settings import Settings
 from tangram.wire import RESULT_TTL_S
@@ -33,10 +33,12 @@ def make_app(settings: Settings | None = None) -> Celery:
         broker_url, result_url = addresses.broker_url, addresses.result_url
     except StackUnreachable:
         broker_url = result_url = f"redis+socket://{settings.state_dir}/redis.sock?virtual_host=0"
+    broker_url, tls = broker_tls(broker_url)
     celery = Celery("tangram", broker=broker_url, backend=result_url)
     celery.conf.update(configuration(settings))
     celery.loader.override_backends = dict.fromkeys(("redis", "rediss"), "app.broker.results:RedisResults")
     celery.conf.broker_transport_options = transport_options(broker_url, settings.connect_timeout_s)
+    celery.conf.broker_use_ssl = tls
     install_routing(celery, settings.shards)
     return celery
 

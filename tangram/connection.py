@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import select
 import socket
+import ssl
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +64,7 @@ class _StackFile(BaseModel):
 def find_addresses(settings: Settings) -> Addresses:
     """Return the addresses in `settings`, else those of the stack that runs in its state folder.
 
-    Raises `StackUnreachable` when there are none, only one of the two, or the result store is not Redis.
+    Raises `StackUnreachable` when there are none, only one of the two, the result store is not Redis, or a word for TLS is wrong.
     """
     given = {"TANGRAM_BROKER_URL": settings.broker_url, "TANGRAM_RESULT_URL": settings.result_url}
     missing = [name for name, url in given.items() if not url]
@@ -75,6 +76,7 @@ def find_addresses(settings: Settings) -> Addresses:
         found = read_stack_file(settings.stack_file, _StackFile)
         addresses = Addresses(found.broker_url, found.result_url)
     redis_url(addresses.result_url)
+    broker_tls(addresses.broker_url)
     return addresses
 
 
@@ -120,13 +122,15 @@ def make_app(addresses: Addresses, connect_timeout_s: float) -> Celery:
     Celery's own Redis backend would subscribe to every single result, on a connection more; a client has one
     subscription for all (`tangram.feed`).
     """
-    app = Celery("tangram.client", broker=addresses.broker_url, backend="disabled://", set_as_current=False)
+    broker_url, tls = broker_tls(addresses.broker_url)
+    app = Celery("tangram.client", broker=broker_url, backend="disabled://", set_as_current=False)
     app.conf.update(
         accept_content=["json"],
         task_serializer="json",
         result_serializer="json",
         broker_connection_timeout=connect_timeout_s,
-        broker_transport_options=_client_options(addresses.broker_url, connect_timeout_s),
+        broker_transport_options=_client_options(broker_url, connect_timeout_s),
+        broker_use_ssl=tls,
     )
     return app
 
@@ -178,6 +182,29 @@ def transport_options(broker_url: str, connect_timeout_s: float) -> dict[str, An
     if scheme in ("amqp", "amqps", "pyamqp"):
         return {"socket_settings": dict(KEEPALIVE["socket_keepalive_options"])}
     return {}
+
+
+def broker_tls(broker_url: str) -> tuple[str, dict[str, Any] | None]:
+    """Return an `amqps://` address without its words for TLS, and these as Celery's `broker_use_ssl`; another address as it is, and None.
+
+    The words are those of `rediss://`. kombu would hand them on under names that connections to RabbitMQ do not know. The name of the host
+    is checked. Raises `StackUnreachable` where a word is wrong.
+    """
+    parts = urlsplit(broker_url)
+    if parts.scheme != "amqps":
+        return broker_url, None
+    query = dict(parse_qsl(parts.query))
+    tls: dict[str, Any] = {name.removeprefix("ssl_"): query.pop(name) for name in list(query) if name.startswith("ssl_")}
+    word = tls.pop("cert_reqs", "required").upper().removeprefix("CERT_")
+    try:
+        tls["cert_reqs"] = ssl.VerifyMode[f"CERT_{word}"]
+    except KeyError:
+        raise StackUnreachable(f"the broker at {show(broker_url)}: ssl_cert_reqs is none of required, optional, none") from None
+    if unknown := tls.keys() - {"cert_reqs", "ca_certs", "certfile", "keyfile"}:
+        raise StackUnreachable(f"the broker at {show(broker_url)}: there is no ssl_{min(unknown)} for amqps://")
+    if tls["cert_reqs"] != ssl.CERT_NONE:
+        tls["server_hostname"] = parts.hostname
+    return parts._replace(query=urlencode(query)).geturl(), tls
 
 
 def break_where_blocked(connection: Connection) -> None:

@@ -63,7 +63,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="TANGRAM_", extra="ignore", frozen=True)
 
-    broker_url: str | None = Field(default=None, description="Celery broker: redis://, redis+socket:// or amqp://.")
+    broker_url: str | None = Field(default=None, description="Celery broker: redis://, rediss://, redis+socket://, amqp:// or amqps://.")
     result_url: str | None = Field(default=None, description="Celery result backend; must be Redis, results are pushed over it.")
     database_url: str | None = Field(default=None, description="SQLAlchemy URL of the journal: sqlite:/// or postgresql+psycopg://.")
     state_dir: NamedPath = Field(default_factory=default_state_dir, description="Folder of the embedded stack, logs and SQLite.")

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import pytest
 from redis.connection import parse_url
 
 from tangram import Action, AsyncClient, Client, Settings, StackUnreachable, Unknown
-from tangram.connection import Addresses, find_addresses, redis_url, show
+from tangram.connection import Addresses, find_addresses, find_link, redis_url, show
 
 ALLOWED_S = 1.5
 """What a client is allowed to wait for a part that does not answer. What is there may take longer on a busy machine."""
@@ -94,6 +95,31 @@ def test_half_an_address_is_refused_and_so_are_results_outside_of_redis_without_
 def test_celery_addresses_mean_the_same_to_redis_py(celery: str, expected: dict[str, Any]) -> None:
     parsed: dict[str, Any] = dict(parse_url(redis_url(celery)))  # type: ignore[no-untyped-call]
     assert {name: parsed.get(name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("", {"cert_reqs": ssl.CERT_REQUIRED, "server_hostname": "h"}),
+        (
+            "ssl_cert_reqs=CERT_REQUIRED&ssl_ca_certs=/ca.pem",
+            {"cert_reqs": ssl.CERT_REQUIRED, "ca_certs": "/ca.pem", "server_hostname": "h"},
+        ),
+        ("ssl_cert_reqs=none&heartbeat=9", {"cert_reqs": ssl.CERT_NONE}),
+        ("ssl_cert_reqs=sometimes", "ssl_cert_reqs is none of required, optional, none"),
+        ("ssl_ca=/ca.pem", "there is no ssl_ca for amqps://"),
+    ],
+)
+def test_an_address_of_rabbitmq_says_how_its_certificate_is_checked(query: str, expected: dict[str, Any] | str) -> None:
+    given = Settings(broker_url=f"amqps://u:secret@h/v?{query}", result_url="redis://h")
+    if isinstance(expected, str):
+        with pytest.raises(StackUnreachable) as told:
+            find_link(given)
+        assert str(told.value) == f"the broker at amqps://u:**@h/v: {expected}"
+    else:
+        conf = find_link(given).app.conf
+        assert conf.broker_use_ssl == expected
+        assert conf.broker_url == "amqps://u:secret@h/v" + "?heartbeat=9" * ("heartbeat" in query)
 
 
 def test_an_unreachable_part_is_told(redis_urls: Any) -> None:

@@ -20,6 +20,7 @@ from typing import IO, Self
 
 from app.local.processes import wait_until
 from tangram import Settings
+from tests.certificates import make_certificates
 from tests.freezing import freeze
 from tests.hosts.network import HUB, ROOT, Network
 
@@ -102,7 +103,9 @@ class Deployment:
 
     def __enter__(self) -> Self:
         try:
-            self._make_certificates()
+            if shutil.which("openssl") is None:
+                raise NotThere("there is no `openssl`")
+            make_certificates(self.folder, HUB)
             self._start_redis()
             self._start_postgres()
             hub = {"TANGRAM_DATABASE_URL": self.database_url}
@@ -145,18 +148,6 @@ class Deployment:
 
     def _start(self, host: str, name: str, argv: Sequence[str], more: Mapping[str, str]) -> None:
         self.services[name] = Service(self.network, host, argv, self._variables(name, more), self.folder / f"{name}.log")
-
-    def _make_certificates(self) -> None:
-        def openssl(*words: str) -> None:
-            subprocess.run(["openssl", *words], cwd=self.folder, check=True, capture_output=True)
-
-        if shutil.which("openssl") is None:
-            raise NotThere("there is no `openssl`")
-        openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "ca.key", "-out", "ca.pem", "-days", "2", "-subj", "/CN=ca")
-        openssl("req", "-newkey", "rsa:2048", "-nodes", "-keyout", "hub.key", "-out", "hub.csr", "-subj", f"/CN={HUB}")
-        (self.folder / "names").write_text(f"subjectAltName=IP:{HUB}\n")
-        signed = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "names")
-        openssl("x509", "-req", "-in", "hub.csr", "-out", "hub.pem", *signed)
 
     def _start_redis(self) -> None:
         if (program := shutil.which("redis-server")) is None:

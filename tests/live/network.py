@@ -1,10 +1,14 @@
-"""A network that can be cut, between a scheduler and a Redis server, and one on which RabbitMQ seems to lack memory."""
+"""Networks: one to Redis that can be cut, one on which RabbitMQ seems to lack memory, and TLS before a server."""
 
 from __future__ import annotations
 
+import asyncio
 import socket
+import ssl
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -87,3 +91,37 @@ class BlockingNetwork(Network):
                     source.sendall(b"\1\0\0\0\0\0\4\0\x0a\0\x3d\xce")
                 target.sendall(data)
             target.shutdown(socket.SHUT_WR)
+
+
+@contextmanager
+def tls_before(port: int, folder: Path) -> Iterator[int]:
+    """Yield a port where a server with the certificate in a folder takes TLS, and hands what it hears to the server at `port`."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "hub.pem", folder / "hub.key")
+    begun: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event, int]] = Future()
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(carry(reader, far_writer), carry(far_reader, writer))
+
+    async def serve() -> None:
+        over, server = asyncio.Event(), await asyncio.start_server(join, "127.0.0.1", 0, ssl=context)
+        begun.set_result((asyncio.get_running_loop(), over, server.sockets[0].getsockname()[1]))
+        await over.wait()
+        server.close()
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
+    thread.start()
+    loop, over, own_port = begun.result(60)
+    try:
+        yield own_port
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        thread.join()

@@ -14,15 +14,17 @@ from app.journal.database import open_engine
 from app.journal.migrating import upgrade
 from app.journal.status import status
 from app.local.processes import Command, Process, wait_until
+from app.preconditions import require_broker
 from app.scheduler_process import _app_of, transport_of
 from tangram import Action, Client, Settings
 from tangram.connection import open_store
-from tangram.errors import Unknown
+from tangram.errors import StackUnreachable, Unknown
 from tangram.session import Session
 from tests.broker.conftest import rabbitmqctl, vhost_url
+from tests.certificates import make_certificates
 from tests.cli.template import PROGRAM
 from tests.conftest import RedisUrls
-from tests.live.network import BlockingNetwork
+from tests.live.network import BlockingNetwork, tls_before
 from tests.live.support import ForkedProcess
 from tests.live.test_live_loss import mark, words
 from tests.nodes import DESCRIPTION
@@ -108,5 +110,37 @@ def test_a_broker_that_takes_no_messages_is_away(vhost_url: str, redis_urls: Red
         assert wait_until(lambda: transport.receive(0.1) == [] and not transport.caught_up, 60)
         network.flows.set()
         assert wait_until(beats, 60)
+        for end in (node.leave, session.stop, transport.close):
+            end()
+
+
+def test_a_broker_over_tls_is_used_where_its_authority_is_known_and_nowhere_else(
+    vhost_url: str, redis_urls: RedisUrls, tmp_path: Path
+) -> None:
+    make_certificates(tmp_path, "127.0.0.1")
+    with tls_before(5672, tmp_path) as port:
+        address = vhost_url.replace("amqp:", "amqps:").replace(":5672", f":{port}")
+        # Given a broker behind TLS, a scheduler, a node and a client that know who has signed its certificate
+        knowing = Settings(broker_url=f"{address}?ssl_ca_certs={tmp_path}/ca.pem", result_url=redis_urls.result)
+        transport, session = transport_of(knowing, _app_of(knowing), 1), Session("default", knowing)
+        node = Node(_app_of(knowing), open_store(redis_urls.result, 30.0), DESCRIPTION, beat_s=0.2, usage_s=9.0, timeout_s=9.0)
+        node.join()
+        for ready in session.start():
+            ready.result(60)
+        session.submit(Action(kind="my.task"))
+        sorts = set[str]()
+
+        def has_both() -> bool:
+            received = transport.receive(0.1)
+            sorts.update(message.sort for message in received)
+            transport.flush(received)
+            return {"events", "action"} <= sorts
+
+        # Then all of them talk over it
+        assert wait_until(has_both, 60)
+        # And who does not know the authority, or is told another name of the host, does not
+        for url in (address, f"{address}?ssl_ca_certs={tmp_path}/ca.pem".replace("127.0.0.1", "localhost")):
+            with pytest.raises(StackUnreachable, match="CERTIFICATE_VERIFY_FAILED"):
+                require_broker(_app_of(Settings(broker_url=url, result_url=redis_urls.result)), 5.0)
         for end in (node.leave, session.stop, transport.close):
             end()
