@@ -7,17 +7,14 @@ no message, no thread, no retry beyond the first contact.
 
 from __future__ import annotations
 
-import select
 import socket
 import ssl
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from celery import Celery
-from kombu import Connection
 from kombu.utils.url import maybe_sanitize_url
 from pydantic import BaseModel, ValidationError
 from redis import BlockingConnectionPool, Redis
@@ -38,9 +35,6 @@ KEEPALIVE: dict[str, Any] = {
     "socket_keepalive_options": {getattr(socket, name): value for name, value in _KEEPALIVE.items() if hasattr(socket, name)},
 }
 """The same, as redis-py and kombu take it for connections over TCP."""
-
-_blocked = threading.local()
-"""`socket`: the connection on which RabbitMQ has told this thread that it takes no messages."""
 
 M = TypeVar("M", bound=BaseModel)
 REDIS_SCHEMES = ("redis", "rediss", "redis+socket")
@@ -96,6 +90,29 @@ def redis_url(url: str) -> str:
     query["db"] = query.pop("virtual_host", "0").strip("/") or "0"
     login = f"{quote(parts.username or '', safe='%')}:{quote(parts.password, safe='%')}@" if parts.password else ""
     return f"unix://{login}{parts.path}?{urlencode(query)}"
+
+
+def broker_tls(broker_url: str) -> tuple[str, dict[str, Any] | None]:
+    """Return an `amqps://` address without its words for TLS, and these as Celery's `broker_use_ssl`; another address as it is, and None.
+
+    The words are those of `rediss://`. kombu would hand them on under names that connections to RabbitMQ do not know. The name of the host
+    is checked. Raises `StackUnreachable` where a word is wrong.
+    """
+    parts = urlsplit(broker_url)
+    if parts.scheme != "amqps":
+        return broker_url, None
+    query = dict(parse_qsl(parts.query))
+    tls: dict[str, Any] = {name.removeprefix("ssl_"): query.pop(name) for name in list(query) if name.startswith("ssl_")}
+    word = tls.pop("cert_reqs", "required").upper().removeprefix("CERT_")
+    try:
+        tls["cert_reqs"] = ssl.VerifyMode[f"CERT_{word}"]
+    except KeyError:
+        raise StackUnreachable(f"the broker at {show(broker_url)}: ssl_cert_reqs is none of required, optional, none") from None
+    if unknown := tls.keys() - {"cert_reqs", "ca_certs", "certfile", "keyfile"}:
+        raise StackUnreachable(f"the broker at {show(broker_url)}: there is no ssl_{min(unknown)} for amqps://")
+    if tls["cert_reqs"] != ssl.CERT_NONE:
+        tls["server_hostname"] = parts.hostname
+    return parts._replace(query=urlencode(query)).geturl(), tls
 
 
 def open_store(result_url: str, connect_timeout_s: float, connections: int = STORE_CONNECTIONS) -> Redis:
@@ -182,53 +199,6 @@ def transport_options(broker_url: str, connect_timeout_s: float) -> dict[str, An
     if scheme in ("amqp", "amqps", "pyamqp"):
         return {"socket_settings": dict(KEEPALIVE["socket_keepalive_options"])}
     return {}
-
-
-def broker_tls(broker_url: str) -> tuple[str, dict[str, Any] | None]:
-    """Return an `amqps://` address without its words for TLS, and these as Celery's `broker_use_ssl`; another address as it is, and None.
-
-    The words are those of `rediss://`. kombu would hand them on under names that connections to RabbitMQ do not know. The name of the host
-    is checked. Raises `StackUnreachable` where a word is wrong.
-    """
-    parts = urlsplit(broker_url)
-    if parts.scheme != "amqps":
-        return broker_url, None
-    query = dict(parse_qsl(parts.query))
-    tls: dict[str, Any] = {name.removeprefix("ssl_"): query.pop(name) for name in list(query) if name.startswith("ssl_")}
-    word = tls.pop("cert_reqs", "required").upper().removeprefix("CERT_")
-    try:
-        tls["cert_reqs"] = ssl.VerifyMode[f"CERT_{word}"]
-    except KeyError:
-        raise StackUnreachable(f"the broker at {show(broker_url)}: ssl_cert_reqs is none of required, optional, none") from None
-    if unknown := tls.keys() - {"cert_reqs", "ca_certs", "certfile", "keyfile"}:
-        raise StackUnreachable(f"the broker at {show(broker_url)}: there is no ssl_{min(unknown)} for amqps://")
-    if tls["cert_reqs"] != ssl.CERT_NONE:
-        tls["server_hostname"] = parts.hostname
-    return parts._replace(query=urlencode(query)).geturl(), tls
-
-
-def break_where_blocked(connection: Connection) -> None:
-    """Have a connection that sends break once RabbitMQ lacks memory or disk, since RabbitMQ reads nothing more of it then.
-
-    RabbitMQ does not even notice the end of such a connection, and would keep that of every try. So it stays open. Until RabbitMQ sends
-    something on it, the thread has no other: this raises `ConnectionError` meanwhile.
-    """
-    if not connection.supports_heartbeats:
-        return
-    if (blocked := getattr(_blocked, "socket", None)) is not None:
-        poller = select.poll()
-        poller.register(blocked, select.POLLIN)
-        if not poller.poll(0):
-            raise ConnectionError("it takes no messages yet")
-        _blocked.socket = blocked.close()
-    amqp = connection.connection
-
-    def give_up(reason: str) -> None:
-        _blocked.socket, amqp.transport = amqp.transport.sock, None
-        amqp.collect()  # closing would wait for an answer
-        raise ConnectionError(f"it takes no messages: {reason}")
-
-    amqp.on_blocked = give_up
 
 
 def _client_options(broker_url: str, connect_timeout_s: float) -> dict[str, Any]:

@@ -44,10 +44,8 @@ class Handle(Generic[T]):
         self.id = task_id
         self.future = future
         self.remote = remote
-        self._has = {
-            action.kind,
-            *(name for name in (*_STREAM, *_INPUT) if action.arguments.get(name)),
-        }  # not the action, which may be large
+        # Its kind and the names of its arguments, not the action itself, which may be large.
+        self._has = {action.kind, *(name for name in (*_STREAM, *_INPUT) if action.arguments.get(name))}
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} {'done' if self.done() else 'waiting'}>"

@@ -35,10 +35,11 @@ from redis import Redis, RedisError
 from tangram import clock
 from tangram.action import KINDS, Action
 from tangram.blobs import PART_BYTES, Blobs, keys_of
-from tangram.connection import break_where_blocked, show
+from tangram.connection import show
 from tangram.errors import InvalidAction, StackUnreachable
 from tangram.inbox import Inbox, firm_future
 from tangram.kwargsrepr import kwargsrepr
+from tangram.rabbitmq import break_where_blocked
 from tangram.settings import Settings
 from tangram.shards import FIRST
 from tangram.tracing import ActionSpan

@@ -13,7 +13,7 @@ from kombu import Connection, Consumer, Queue
 from kombu.message import Message
 
 from tangram import clock
-from tangram.connection import break_where_blocked
+from tangram.rabbitmq import break_where_blocked
 
 HEARTBEAT_S = 30
 """A connection that is silent for two of these is dead; the scheduler's loop turns far more often."""
@@ -66,7 +66,8 @@ class AmqpIntake:
 def sender_heartbeats(connection: Connection) -> Callable[[], None]:
     """Return what `heartbeats` returns, for a connection that sends. It also raises while RabbitMQ takes no messages, as does this call.
 
-    RabbitMQ says that it lacks memory or disk only to those who have sent something. Who does not know takes all nodes for silent.
+    RabbitMQ says that it lacks memory or disk only to those who have sent something. A scheduler that is not told would take all nodes
+    for silent.
     """
     if not connection.supports_heartbeats:
         return heartbeats(connection)

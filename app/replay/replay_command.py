@@ -50,6 +50,8 @@ SETTLE_S = 10.0
 """Longest wait, after the last result, for the journal to have the last ends."""
 NEXT_SHOWN_S = 3.0
 """Longest wait for a scheduler to show its figures again; it does so once a second."""
+AGE_STEP_S = 0.001
+"""The age of figures is known to a millisecond, by the result store; seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,10 +288,6 @@ def _capacity(settings: Settings) -> Capacity:
     engine.dispose()
     cores, cells = (sum(int(node.description.get(kind, 0)) for node in nodes) for kind in ("cores", "cells"))
     return Capacity(cores=cores, cells=cells)
-
-
-AGE_STEP_S = 0.001
-"""The age of figures is known to a millisecond, by the result store; seconds."""
 
 
 def figures_after(store: Redis, shards: int) -> dict[str, Any]:

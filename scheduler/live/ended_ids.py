@@ -20,7 +20,7 @@ class EndedIds:
 
     def __init__(self) -> None:
         self._hashes = self._before = array("q")
-        self._count = REMEMBERED
+        self._count = REMEMBERED  # so the first id makes the first table
 
     def add(self, action_id: str) -> None:
         """Remember an id."""
