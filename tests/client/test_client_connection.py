@@ -147,9 +147,10 @@ def test_an_unreachable_stack_holds_up_no_event_loop_and_who_gives_it_up_breaks_
         # Given a server of the same loop, which takes connections and never says a word
         came = asyncio.Event()
 
-        async def mute(*_: Any) -> None:
+        async def mute(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             came.set()
-            await asyncio.Event().wait()
+            with contextlib.closing(writer):
+                await asyncio.Event().wait()
 
         async with await asyncio.start_server(mute, "127.0.0.1", 0) as server:
             url = f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
