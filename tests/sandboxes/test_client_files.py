@@ -237,11 +237,13 @@ def answered(exit_code: int | None, **fields: str) -> Files:
 
 
 HUGE = {"GNU.sparse.map": "0,0", "GNU.sparse.size": str(1 << 44), "GNU.sparse.name": "0"}
+CLAIMING = {"GNU.sparse.map": "0,1", "GNU.sparse.size": str(1 << 50), "GNU.sparse.numblocks": "1"}
 
 
 @pytest.mark.parametrize(
     "printed",
     [
+        "",
         "no base64!",
         "\u00e9",
         base64.b64encode(b"no archive" * 1000).decode(),
@@ -249,6 +251,8 @@ HUGE = {"GNU.sparse.map": "0,0", "GNU.sparse.size": str(1 << 44), "GNU.sparse.na
         packed(),
         packed({}, {}),
         packed({"pax_headers": HUGE}),
+        packed({"pax_headers": CLAIMING}),
+        packed({"pax_headers": {**CLAIMING, "GNU.sparse.size": "many"}}),
         packed({"type": tarfile.LNKTYPE, "linkname": "none"}),
         packed({"type": tarfile.SYMTYPE, "linkname": "0"}),
         packed({"type": tarfile.FIFOTYPE}),
@@ -263,6 +267,7 @@ def test_what_programs_of_an_environment_print_instead_of_an_archive_is_refused(
     if printed != packed({}, {}):
         with pytest.raises(ActionRefused):
             found.download("f", tmp_path / "f")
+        assert not (tmp_path / "f").exists()
 
 
 def test_what_cannot_be_done_is_refused_and_says_why(env: Environment) -> None:
