@@ -227,7 +227,7 @@ def kill_once_both_are_paused(worker: Worker, base: Path) -> None:
 
 
 def test_environments_of_a_worker_that_books_limits_go_on_in_one_that_grants_memory_by_action(tmp_path: Path) -> None:
-    with to_be_killed(tmp_path / "box", ("e", "main", "export SET=1"), ("e", "other", f"sleep 319.25{RUN} &")) as worker:
+    with to_be_killed(tmp_path / "box", ("e", "main", "export SET=1"), ("e", "other", leaves(f"319.25{RUN}"))) as worker:
         kill(worker)
     with next_worker(tmp_path / "box", memory="elastic") as box:
         if box.memory_problem:
