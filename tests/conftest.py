@@ -7,6 +7,7 @@ import gc
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -72,6 +73,7 @@ def pytest_collection() -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Keep what was imported from being looked at for garbage by each test, and from being copied in forks."""
     if session.config.getoption("forks", 0):
+        assert not no_real_ones(session.config) or "torch" not in sys.modules, "a module of tests imports torch: see tests/lazily.py"
         # On a clean clone Hypothesis makes its table of characters, which takes seconds, and forks would do so beside each other.
         strategies.text().validate()
     gc.freeze()

@@ -23,7 +23,6 @@ from tests.engines.reference import expected_logprobs, expected_scores, real_pyt
 from tests.vllm.cycles import Cycles, Question
 from tests.vllm.fakes import CUDA, Fake, FakeDevices, fake_python, until
 from workers.gpu.devices import Device
-from workers.gpu.engines.texts import Texts, Wording
 from workers.gpu.host import ServiceHost
 
 pytestmark = pytest.mark.real
@@ -113,6 +112,7 @@ def _question(models: Path, task: str, weights: list[float], draws: random.Rando
     if task == "score":
         from transformers import AutoTokenizer
 
+        from workers.gpu.engines.texts import Texts, Wording
         from workers.gpu.items import read_items
 
         items = [{"prompt": f"question {draws.randrange(1000)}", "response": f"{draws.randrange(1000)}"}]

@@ -17,7 +17,6 @@ from tests.engines import fixtures
 from tests.vllm.fakes import CPU, CUDA, Fake, fake_python, gone, summed, until
 from workers.gpu.engines import canary
 from workers.gpu.engines.vllm import questions
-from workers.gpu.engines.vllm.reader import read_folder
 from workers.gpu.errors import BadInput, CallFailed, EngineDied, EngineFailed, NotResident
 from workers.gpu.host import ServiceHost
 from workers.gpu.instances import InstanceName
@@ -155,6 +154,8 @@ def changed(models: Path, folder: Path, name: str = "rm-small", **keys: object) 
 
 @pytest.mark.parametrize(("declared", "given"), [("auto", "bfloat16"), ("float32", "float32")])
 def test_the_dtype_is_that_of_the_checkpoint_or_as_declared(fake: Fake, models: Path, tmp_path: Path, declared: str, given: str) -> None:
+    from workers.gpu.engines.vllm.reader import read_folder
+
     folder = changed(models, tmp_path, dtype="bfloat16")
     assert read_folder(folder, fake.config(model=folder, dtype=declared)).dtype == given
 
