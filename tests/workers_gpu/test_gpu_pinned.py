@@ -77,6 +77,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
             fake.calls.append("piece")
             return super().copy_(source)
 
+    # This imports transformers, whose annotations need the classes that are replaced below.
+    monkeypatch.setattr("workers.gpu.engines.torch_hf._BATCH_TOKENS", 1024)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: fake)
     monkeypatch.setattr(torch.cuda, "Stream", fake.stream)
     monkeypatch.setattr(torch.cuda, "Event", fake.event)
@@ -86,7 +88,6 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100 * MIB)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: (100 + fake.peak_mb) * MIB)
-    monkeypatch.setattr("workers.gpu.engines.torch_hf._BATCH_TOKENS", 1024)
     monkeypatch.setattr("workers.gpu.engines.side_streams.PIECE", 1000)
     real = torch.empty
 
@@ -198,8 +199,9 @@ def test_a_device_without_room_for_the_largest_batch_is_named(cuda: Cuda, engine
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr("workers.gpu.engines.compute.logprobs", full)
-    with pytest.raises(EngineFailed, match=r"no room beside the weights on cuda:0 for a batch of 1024 tokens"):
+    with pytest.raises(EngineFailed, match=r"no room beside the weights on cuda:0 for a batch of 1024 tokens") as kept:
         engine.start([Device("cuda:0", "cuda", 1000, "cpu")])
+    assert kept.value.__cause__ is not None  # nor does an error that is kept hold weights
     assert (engine.state, engine.memory_mb(), engine.host_mb()) == ("failed", 0.0, 0.0)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from traceback import clear_frames
+
 from tangram.errors import TangramError
 
 _LONGEST = 300
@@ -69,6 +71,13 @@ class OverBudget(GpuError, MemoryError):
 
 class DeviceError(GpuError, ValueError):
     """Raised when devices are asked for that this machine does not have."""
+
+
+def forget_locals(error: BaseException | None) -> None:
+    """Clear what the frames of an error and of its causes hold, among that weights: it would stay for as long as the error is kept."""
+    while error is not None:
+        clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def one_line(error: BaseException) -> str:

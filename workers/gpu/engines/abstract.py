@@ -10,7 +10,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from traceback import clear_frames
 from typing import Literal
 
 from scheduler.model.lifecycle import ServiceState
@@ -20,7 +19,7 @@ from workers.gpu.devices import Device
 from workers.gpu.engines import canary
 from workers.gpu.engines.canary import Answers
 from workers.gpu.engines.lifecycle import Lifecycle
-from workers.gpu.errors import CallFailed, NotSupported, OverBudget, WrongAnswer, one_line
+from workers.gpu.errors import CallFailed, NotSupported, OverBudget, WrongAnswer, forget_locals, one_line
 from workers.gpu.items import (
     Prompt,
     Sampling,
@@ -270,7 +269,7 @@ class Engine(ABC):
             except TangramError:
                 raise
             except Exception as error:
-                clear_frames(error.__traceback__)
+                forget_locals(error)
                 raise CallFailed(f"{self.name}: {one_line(error)}") from error
 
     @contextmanager
@@ -279,7 +278,6 @@ class Engine(ABC):
         try:
             yield
         except BaseException as error:
-            # A traceback keeps the locals of its frames, among them weights, as long as the error is kept.
-            clear_frames(error.__traceback__)
+            forget_locals(error)
             self._free()
             raise
