@@ -145,12 +145,12 @@ def test_an_unreachable_stack_holds_up_no_event_loop_and_who_gives_it_up_breaks_
 
     async def scenario() -> None:
         # Given a server of the same loop, which takes connections and never says a word
-        came = asyncio.Event()
+        came, over = asyncio.Event(), asyncio.Event()
 
         async def mute(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             came.set()
             with contextlib.closing(writer):
-                await asyncio.Event().wait()
+                await over.wait()
 
         async with await asyncio.start_server(mute, "127.0.0.1", 0) as server:
             url = f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
@@ -162,6 +162,7 @@ def test_an_unreachable_stack_holds_up_no_event_loop_and_who_gives_it_up_breaks_
             assert not connecting.done()
             # And when the client is given up, its threads end
             connecting.cancel()
+            over.set()
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
     for thread in {*threading.enumerate()} - {*before}:
