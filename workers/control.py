@@ -1,6 +1,16 @@
-"""Control tasks: what the scheduler has a node do besides running actions. They come over the node's own queue."""
+"""Control tasks: what the scheduler has a node do besides running actions. They come over the node's own queue.
+
+And Celery's remote control as far as a node has a way of its own: a revoke comes to every worker. Celery's own has each worker store an
+end of an action that runs on another node, or waits, and cannot terminate what runs in a thread.
+"""
 
 from __future__ import annotations
+
+from typing import Any
+
+from celery.utils.functional import maybe_list
+from celery.worker.control import control_command
+from celery.worker.state import revoked
 
 from app import action_task
 from app.celery import app
@@ -37,3 +47,20 @@ def let_go(incarnation: str) -> None:
 def tell(id: str, attempt: int) -> None:
     """Say how an action stands that the scheduler misses in a beat."""
     this_node().tell(id, attempt)
+
+
+@control_command(variadic="task_id", signature="[id1 [id2 [... [idN]]]]")  # type: ignore[untyped-decorator]
+def revoke(state: Any, task_id: str | list[str], terminate: bool = False, **_: Any) -> dict[str, str]:
+    """Begin none of these actions; end those that run where they are to be terminated."""
+    ids = maybe_list(task_id) or []
+    revoked.update(ids)
+    for action_id in ids if terminate else ():
+        this_node().stop(action_id, 0, "terminated through Celery")
+    return {"ok": f"{'terminate' if terminate else 'revoke'}: {', '.join(ids)}"}
+
+
+@control_command(variadic="task_id", args=[("signal", str)], signature="<signal> [id1 [id2 [... [idN]]]]")  # type: ignore[untyped-decorator]
+def terminate(state: Any, signal: str, task_id: str | list[str], **_: Any) -> dict[str, str]:
+    """Begin none of these actions, and end those that run."""
+    said: dict[str, str] = revoke(state, task_id, terminate=True)
+    return said

@@ -11,7 +11,7 @@ from celery.exceptions import TaskRevokedError
 
 from app import celery as celery_module
 from app.routing import install_routing
-from tangram import Action, ActionFailed, ActionRejected, Client, Cost
+from tangram import Action, ActionCancelled, ActionFailed, ActionRejected, Client, Cost
 from tangram.wire import INGRESS_QUEUE
 from tests.live import live_tasks
 from tests.live.support import Live
@@ -101,6 +101,36 @@ def test_a_task_that_expires_while_it_waits_is_cancelled(live: Live, client: Cli
             result.get(timeout=60)
         assert blocker.result(60).exit_code == 0
     live.until(lambda: live.rows(f"select status from actions where id = '{result.id}'") == [("cancelled",)])
+
+
+def test_a_revoke_reaches_what_waits_and_ends_what_runs_where_it_terminates(
+    live: Live, client: Client, plain: Celery, api_node: None
+) -> None:
+    with client.open(trajectory="t") as env, client.open(trajectory="t") as other:
+        # Given a command that runs, and one that waits, while a worker is there that has neither
+        running = env.submit("while [ ! -e go ]; do sleep 0.05; done", units=[2], preemptible=False)
+        live.until(lambda: live.rows(f"select status from actions where id = '{running.id}'") == [("running",)])
+        waiting = other.submit("true", preemptible=False)
+        live.until(lambda: live.rows(f"select status from actions where id = '{waiting.id}'") == [("waiting",)])
+        workers = len(live.plan.node_names())
+        for revoked in (running, waiting):
+            assert len(plain.control.revoke(revoked.id, reply=True, timeout=60, limit=workers)) == workers
+        # When the first one ends
+        env.write_file("go", b"")
+        # Then what ran has its result, and the other one never begins
+        assert running.result(60).exit_code == 0
+        with pytest.raises(ActionCancelled, match="revoked"):
+            waiting.result(60)
+        # And what is terminated ends
+        endless = env.submit("sleep 1000")
+        live.until(lambda: live.rows(f"select status from actions where id = '{endless.id}'") == [("running",)])
+        plain.control.revoke(endless.id, terminate=True)
+        with pytest.raises(ActionCancelled, match="terminated through Celery"):
+            endless.result(60)
+        assert env.exec("echo fine").stdout == "fine\n"
+    ids = f"('{running.id}', '{waiting.id}', '{endless.id}')"
+    ends = {("succeeded", ""), ("cancelled", "revoked through Celery"), ("cancelled", "terminated through Celery")}
+    live.until(lambda: {tuple(row) for row in live.rows(f"select status, reason from actions where id in {ids}")} == ends)
 
 
 def test_celery_inspect_sees_the_workers(live: Live, plain: Celery) -> None:
