@@ -18,6 +18,8 @@
 To a beat that says so, the scheduler answers `tangram.let_go`. This comes behind all that it has granted, so nothing is granted in vain.
 While a worker hands over, it still carries out stops, closes and changes of cores.
 
+A `shutdown` of Celery's remote control, which Flower offers, is a SIGTERM (`control.py`).
+
 A worker that is killed while it hands over is gone a little earlier. Before it serves, SIGTERM ends it as kill -9 does.
 A CPU worker whose terminal is closed (SIGHUP) ends as by kill -9, too.
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
+from celery import Celery
 
 from app.local.kept_environments import end_kept
 from app.local.processes import wait_until
@@ -198,6 +200,22 @@ def test_a_worker_that_is_replaced_loses_nothing(up: Up) -> None:
         runs_on.cancel()
         with pytest.raises(ActionCancelled):
             runs_on.result(RESULT_S)
+
+
+def test_a_worker_that_celery_shuts_down_hands_over(up: Up) -> None:
+    broker_url = json.loads((up.state / "stack.json").read_text())["broker_url"]
+    with up.client() as client, Celery(broker=broker_url, set_as_current=False) as operator:
+        env = client.open(trajectory="shut down", queue_timeout_s=RESULT_S)
+        env.exec(STATE)
+        waits, before = env.submit(WAITS), up.pid("cpu-0")
+        assert wait_until((up.work(env.id) / "begun").exists, RESULT_S)
+        operator.control.shutdown([f"cpu-0@{socket.gethostname()}"])
+        up.until_node_is("cpu-0", "silent")
+        (up.work(env.id) / "go").touch()
+        assert waits.result(RESULT_S).exit_code == 0
+        up.until_restarted("cpu-0", before)
+        assert "cpu-0 ended with exit code 0" in up.said()
+        assert env.exec(LOOK).stdout == "/tmp 1\n"
 
 
 def test_a_worker_without_environments_leaves_and_one_that_is_interrupted_closes_its_own(up: Up) -> None:

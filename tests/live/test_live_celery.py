@@ -108,8 +108,8 @@ def test_a_revoke_reaches_what_waits_and_ends_what_runs_where_it_terminates(
 ) -> None:
     with client.open(trajectory="t") as env, client.open(trajectory="t") as other:
         # Given a command that runs, and one that waits, while a worker is there that has neither
-        running = env.submit("while [ ! -e go ]; do sleep 0.05; done", units=[2], preemptible=False)
-        live.until(lambda: live.rows(f"select status from actions where id = '{running.id}'") == [("running",)])
+        running = env.submit("touch begun; while [ ! -e go ]; do sleep 0.05; done", units=[2], preemptible=False)
+        live.until(lambda: env.files.exists("begun"))
         waiting = other.submit("true", preemptible=False)
         live.until(lambda: live.rows(f"select status from actions where id = '{waiting.id}'") == [("waiting",)])
         workers = len(live.plan.node_names())
@@ -122,8 +122,8 @@ def test_a_revoke_reaches_what_waits_and_ends_what_runs_where_it_terminates(
         with pytest.raises(ActionCancelled, match="revoked"):
             waiting.result(60)
         # And what is terminated ends
-        endless = env.submit("sleep 1000")
-        live.until(lambda: live.rows(f"select status from actions where id = '{endless.id}'") == [("running",)])
+        endless = env.submit("touch endless; sleep 1000")
+        live.until(lambda: env.files.exists("endless"))
         plain.control.revoke(endless.id, terminate=True)
         with pytest.raises(ActionCancelled, match="terminated through Celery"):
             endless.result(60)
