@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 class Gateway:
-    """What the shapes work with; made and used in one event loop."""
+    """What the shapes work with; used in one event loop."""
 
     def __init__(self, settings: Settings, engine: Engine) -> None:
         """Connect to nothing yet.

@@ -97,14 +97,14 @@ _log = logging.getLogger(__name__)
 def make_app(settings: Settings, database_url: str) -> FastAPI:
     """Return the application.
 
-    Raises `DatabaseError` when the database cannot be reached, or is not up to date; `StackUnreachable` when there is no stack to connect
-    to.
+    Raises `DatabaseError` when the database cannot be reached, or is not up to date; what `Gateway` raises.
     """
     engine = open_latest(database_url, connect_timeout_s=settings.connect_timeout_s)
+    gateway = Gateway(settings, engine)  # In `lifespan`, uvicorn would answer what this raises with a traceback.
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        gateway = app.state.gateway = Gateway(settings, engine)
+        app.state.gateway = gateway
         async with gateway.running():
             yield
         engine.dispose()

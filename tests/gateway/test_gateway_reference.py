@@ -20,7 +20,7 @@ from tangram.settings import Settings
 def unconnected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> httpx.AsyncClient:
     """Return a caller of a gateway that is connected to nothing."""
     monkeypatch.setattr(server, "open_latest", lambda *_, **__: None)
-    app = server.make_app(Settings(state_dir=tmp_path), "sqlite://")
+    app = server.make_app(Settings(broker_url="redis://none", result_url="redis://none", state_dir=tmp_path), "sqlite://")
     return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://gateway")
 
 

@@ -20,8 +20,8 @@ from tests.gateway.shapes import ROCK
 from tests.ports import free_port
 
 
-def tangram(served: Served, *words: str) -> subprocess.CompletedProcess[str]:
-    return forked(*words, cwd=served.live.stack.state_dir, **served.live.environment)
+def tangram(served: Served, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return forked(*words, cwd=served.live.stack.state_dir, **{**served.live.environment, **variables})
 
 
 async def test_a_process_knows_tokens_that_were_made_and_not_revoked(tmp_path: Path) -> None:
@@ -165,3 +165,11 @@ def test_a_port_that_is_taken_is_said_in_one_line(served: Served) -> None:
     done = tangram(served, "gateway", "--port", served.url.rpartition(":")[2])
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("tangram: the port is taken by another program: choose another one, with --port")
+
+
+def test_a_file_of_languages_that_cannot_be_used_is_said_in_one_line(served: Served, tmp_path: Path) -> None:
+    (tmp_path / "languages.toml").write_text("[shout\n")
+    done = tangram(served, "gateway", "--port", "0", TANGRAM_GATEWAY_LANGUAGES=str(tmp_path / "languages.toml"))
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(f"tangram: {tmp_path / 'languages.toml'} is no TOML")
+    assert "Traceback" not in done.stderr
