@@ -46,6 +46,11 @@ def test_what_ends_without_its_stores_is_started_until_they_are_there(unit: Path
     assert found["Unit"]["StartLimitIntervalSec"] == "0" and found["Service"]["Restart"] == "always"
 
 
+def test_a_migration_may_take_its_time() -> None:
+    service = read(UNITS / "tangram-scheduler.service")["Service"]
+    assert service["ExecStartPre"].endswith(" db upgrade") and service["TimeoutStartSec"] == "infinity"
+
+
 def test_a_restart_of_a_worker_hands_over() -> None:
     service = read(UNITS / "tangram-worker@.service")["Service"]
     # SIGTERM goes to the worker alone, which has the time for it, and the next one is in the same folder
