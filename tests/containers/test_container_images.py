@@ -23,6 +23,7 @@ from workers.cpu.docker.options import ContainerOptions, PullPolicy
 from workers.cpu.docker.sandbox import ContainerSandbox
 from workers.cpu.errors import ImageMissing
 
+from .conftest import node_name
 from .registry import Registry
 from .support import box_of, docker, engine
 
@@ -221,3 +222,11 @@ def test_images_that_are_in_use_or_are_others_too_are_never_dropped(fetching: Fe
             assert all(map(has, (theirs, used, made)))
         finally:
             docker("rm", container)
+
+
+def test_snapshots_go_with_their_sandbox_whatever_its_node_is_called(tmp_path: Path, options: ContainerOptions) -> None:
+    with box_of(tmp_path / "box", options, f'{node_name()}\'s "rack" $HOME') as box:
+        box.open(EnvironmentSpec(id="e1"))
+        snapshot = box.snapshot("e1")
+        assert has(snapshot)
+    assert not has(snapshot)

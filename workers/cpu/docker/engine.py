@@ -330,9 +330,8 @@ class DockerEngine:
 
     def commit(self, container_id: str, repository: str, tag: str, node: str) -> str:
         """Make an image of a container's files, and return its reference. Raises `ContainerFailed`."""
-        label = f"LABEL {SNAPSHOT_LABEL}={node}"
         with refusals("a snapshot"):
-            self.api.commit(container_id, repository=repository, tag=tag, changes=[label], pause=False)
+            self.api.commit(container_id, repository=repository, tag=tag, conf={"Labels": {SNAPSHOT_LABEL: node}}, pause=False)
         return f"{repository}:{tag}"
 
     def remove_snapshots(self, node: str) -> None:
