@@ -1,11 +1,15 @@
 """Bounds what callers without a token can hold: the head of a request, and the time for which nothing of a request comes.
 
 uvicorn's parser would keep any amount of headers in memory, and its timer runs between requests alone.
+
+The parser also skips the body of a request that would rather speak another protocol, as Java's client does with HTTP/2 on each new
+connection. Nothing is upgraded here, so such a request is read once more, without that wish.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import ClassVar, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -33,6 +37,8 @@ class BoundedHeads(HttpToolsProtocol):
     _is_whole = False
     _head_bytes = 0
     _quiet: asyncio.TimerHandle | None = None
+    _is_replaced = False
+    _data = b""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for a request."""
@@ -47,7 +53,11 @@ class BoundedHeads(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Take what the caller has sent."""
+        self._data = data
         super().data_received(data)
+        self._data = b""
+        if self._is_replaced:
+            return
         self._watch()
         if self._in_head and not self.transport.is_closing():
             self._head_bytes += len(data)
@@ -74,6 +84,27 @@ class BoundedHeads(HttpToolsProtocol):
         """Take note that the request has come as a whole."""
         self._is_whole = True
         super().on_message_complete()
+
+    def _should_upgrade(self) -> bool:
+        """Say whether a request that has come wants another protocol. One that was sent before an answer to another is let be."""
+        return self._get_upgrade() is not None and (self.cycle is None or self.cycle.response_complete)
+
+    def handle_websocket_upgrade(self) -> None:
+        """Have another protocol object read the head of such a request, without the wish, and what follows."""
+        at: int = sys.exc_info()[1].args[0]  # type: ignore[union-attr] # it is called for an `HttpParserUpgrade`, which says where the head ends
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        for name, value in self.headers:
+            if name == b"connection":
+                value = b",".join(word for word in value.split(b",") if word.strip().lower() != b"upgrade")
+            lines.append(name + b": " + value)
+        if self._quiet is not None:
+            self._quiet.cancel()
+        self._is_replaced = True
+        self.connections.discard(self)
+        other = type(self)(self.config, self.server_state, self.app_state)
+        other.connection_made(self.transport)
+        self.transport.set_protocol(other)
+        other.data_received(b"\r\n".join([*lines, b"", b""]) + self._data[at:])
 
     def _watch(self) -> None:
         """Wait for more from now on, where it is the caller's turn."""
