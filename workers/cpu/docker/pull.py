@@ -79,8 +79,9 @@ class Pull:
                 raise ImageMissing(_message(await answer.aread()))
             async for text in answer.aiter_lines():
                 line: dict[str, Any] = json.loads(text) if text.strip() else {}
-                if "error" in line:
-                    raise ImageMissing(line["error"])
+                # Version 1.48 of the engine's interface announces that `error` will be left out.
+                if problem := (line.get("errorDetail") or {}).get("message") or line.get("error"):
+                    raise ImageMissing(problem)
                 detail = line.get("progressDetail") or {}
                 if line.get("status") == "Downloading" and "total" in detail:
                     layers[line["id"]] = (int(detail.get("current", 0)), int(detail["total"]))
