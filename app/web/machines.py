@@ -59,16 +59,20 @@ class LastHour:
                 await self.task
 
     async def _compute(self) -> None:
-        child = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "app.planning.last_hour",
-            env={**os.environ, "TANGRAM_DATABASE_URL": self.database_url},
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
+        try:
+            child = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "app.planning.last_hour",
+                env={**os.environ, "TANGRAM_DATABASE_URL": self.database_url},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as refused:  # the machine has no memory or no process left for it
+            self.answer = {"problem": f"it could not be begun: {refused.strerror}"}
+            return
         try:
             said, error = await asyncio.wait_for(child.communicate(), PLAN_S)
             last = error.decode(errors="replace").strip().splitlines()[-1:]

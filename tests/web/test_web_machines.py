@@ -77,3 +77,7 @@ def test_where_there_is_no_plan_one_line_says_why(view: View, journal: str, monk
     monkeypatch.setattr(machines, "PLAN_S", 0.01)
     with view() as client:
         assert "No plan: it took longer than 0.01 s" in planned(client)
+    # and one whose process cannot be started
+    monkeypatch.setattr("sys.executable", "/none")
+    with view() as client:
+        assert "No plan: it could not be begun: No such file or directory" in planned(client)
