@@ -106,13 +106,14 @@ def test_a_session_keeps_its_state_over_a_terminal(shell_env: Environment) -> No
     assert printed(shell_env, "echo $KEPT ${PWD##*/}; test -t 0 || echo none") == "kept deep\nnone\n"
 
 
-def test_control_c_and_control_d_at_a_terminal(shell_env: Environment) -> None:
+@pytest.mark.parametrize("interpreter", [None, ("sh", "-c")], ids=["command line", "program"])
+def test_control_c_and_control_d_at_a_terminal(shell_env: Environment, interpreter: tuple[str, ...] | None) -> None:
     # What is ready is a program that the interrupt ends: a shell between fork and exec would take it for its own
-    with followed(shell_env, "sh -c 'echo ready; exec sleep 300'", terminal=TERMINAL) as one:
+    with followed(shell_env, "sh -c 'echo ready; exec sleep 300'", interpreter=interpreter, terminal=TERMINAL) as one:
         assert one.prints("ready\r\n")
         one.execution.give(Signal(signal.SIGINT))
         assert one.outcome().exit_code == 130
-    with followed(shell_env, "cat", terminal=TERMINAL) as one:
+    with followed(shell_env, "cat", interpreter=interpreter, terminal=TERMINAL) as one:
         one.execution.give(EndOfInput())
         assert one.outcome().exit_code == 0
 
@@ -125,9 +126,14 @@ def test_a_terminal_ends_with_a_cancel(env: Environment) -> None:
 
 
 @pytest.mark.parametrize("place", ["process"])
-def test_an_interactive_shell_has_job_control_and_ends_with_all_that_it_started(env: Environment) -> None:
+@pytest.mark.parametrize(
+    ("interpreter", "command"), [(None, "bash --norc -i"), (("bash", "--norc"), "-i")], ids=["command line", "program"]
+)
+def test_an_interactive_shell_has_job_control_and_ends_with_all_that_it_started(
+    env: Environment, interpreter: tuple[str, ...] | None, command: str
+) -> None:
     job, waiting = f"312.828125{RUN}", f"312.84375{RUN}"
-    with followed(env, "bash --norc -i", terminal=TERMINAL) as one:
+    with followed(env, command, interpreter=interpreter, terminal=TERMINAL) as one:
         one.execution.give(Data(f"PS1=; sleep {job} & echo job $((40+2))\n".encode()))
         assert one.prints("job 42") and sleepers(job)
         # A control-C before the program is in the foreground is the shell's, at any terminal

@@ -305,6 +305,8 @@ class Dialect:
             line = f"{go}command exec {redirected} && {assigned} command eval {shlex.quote(asked.command)}"
         else:
             line = f"( {f'export {assigned}; ' if assigned else ''}{go}{self._own} exec {shlex.join(words)} {redirected} )"
+            if asked.terminal is not None:  # it becomes the controlling one of a session whose leader opens it
+                line = f"command exec <{stdin} && {line}"
         for test, word in self._conditions(folder, words, variables.get("PATH")):
             line = f'if {test}; then {line}; else __tangram_run="$__tangram_run {word}"; fi'
         # bash reads up to a NUL; a sourced file ends with its last line.
