@@ -33,6 +33,7 @@ BASE = "base"
 """The template of clients that name none: no image."""
 
 _IMAGE = re.compile(r"[/:]")
+_NO_STEPS = "steps and start commands are not served here: build an image that has them, and name that"
 
 
 class Template(BaseModel):
@@ -147,11 +148,17 @@ async def start_build(template: str, build: str, body: Build, caller: CallerOf, 
     templates = Templates(gateway.store, caller.job)
     known = await templates.get(template)
     if body.steps or body.startCmd:
-        raise BadRequest("steps and start commands are not served here: build an image that has them, and name that")
+        raise BadRequest(_NO_STEPS)
     if body.fromImageRegistry:
         raise BadRequest("credentials of registries are not served here: the engines of the nodes have theirs")
     image = (await templates.get(body.fromTemplate)).image if body.fromTemplate else body.fromImage
     await templates.put(known.model_copy(update={"image": image, "problem": ""}))
+
+
+@router.get("/templates/{template}/files/{digest}", include_in_schema=False)
+async def files_of_step(template: str, digest: str) -> None:
+    """Refuse the step that copies files: clients ask where they go before they name steps."""
+    raise BadRequest(_NO_STEPS)
 
 
 @router.get("/templates/{template}/builds/{build}/status")
@@ -184,6 +191,12 @@ async def list_templates(caller: CallerOf, gateway: GatewayOf) -> list[dict[str,
         }
         for one in await Templates(gateway.store, caller.job).all()
     ]
+
+
+@router.delete("/templates/tags", include_in_schema=False)
+async def remove_tags() -> None:
+    """Refuse this, which would look like a template of that name."""
+    raise NotFound("tags of templates are not served here")
 
 
 @router.delete("/templates/{template:path}", status_code=204)

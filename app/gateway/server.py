@@ -185,8 +185,10 @@ async def metrics(gateway: GatewayOf) -> Response:
     return Response(generate_latest(gateway.registry), media_type="text/plain; version=0.0.4")
 
 
-async def _answer_http(_request: Request, error: Exception) -> Response:
-    """Answer for paths that nobody serves, with FastAPI's `detail` beside the gateway's own form of an error."""
+async def _answer_http(request: Request, error: Exception) -> Response:
+    """Answer for paths that nobody serves, in the forms that clients look for: FastAPI's, the gateway's own, and E2B's."""
     assert isinstance(error, HTTPException), "it is registered for these"
-    content = {"detail": error.detail, "error": {"kind": of_http(error).kind, "message": str(error.detail)}}
+    message = f"{request.method} {request.url.path[:200]} is not served here"
+    own = {"kind": of_http(error).kind, "message": message}
+    content = {"detail": error.detail, "error": own, "code": error.status_code, "message": message}
     return JSONResponse(content, error.status_code, {**(error.headers or {}), CAUSE_HEADER: "bad_input"})

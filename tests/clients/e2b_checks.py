@@ -184,7 +184,7 @@ for _name in ("pause", "beta_pause", "fork", "create_snapshot"):
 
 @check("Sandbox.list_snapshots")
 def _(here: Here) -> None:
-    refused(lambda: here.sandbox.list_snapshots().next_items(), "404")
+    refused(lambda: here.sandbox.list_snapshots().next_items(), "404: GET /snapshots is not served")
 
 
 @check("Sandbox.delete_snapshot")

@@ -90,8 +90,11 @@ def _(here: Here) -> None:
     rows = f"SELECT action_class FROM actions WHERE kind = 'cpu.open' AND environment = '{sandbox.sandbox_id}'"
     here.served.live.until(lambda: here.served.live.rows(rows) == [("python:3.12",)])
     assert sandbox.commands.run("echo $TANGRAM_DOP_MAX").stdout == "2\n" and sandbox.kill()
-    stepped = e2b.Template().from_image("python:3.12").run_cmd("true")
-    refused(lambda: e2b.Template.build(stepped, "stepped", **here.control), "build an image that has them", e2b.BuildException)
+    for stepped in (
+        e2b.Template().from_image("python:3.12").run_cmd("true"),
+        e2b.Template().from_image("python:3.12").copy("e2b_git.py", "/"),
+    ):
+        refused(partial(e2b.Template.build, stepped, "stepped", **here.control), "build an image that has them", e2b.BuildException)
     refused(lambda: here.new(template="stepped"), "has not been built")
 
 
@@ -113,7 +116,11 @@ def _not_there(here: Here, name: str, arguments: tuple[str, ...], says: str) -> 
 
 
 CHECKS |= {f"Template.{name}": partial(_known, name=name) for name in ("alias_exists", "exists")}
-_TAGS = (("assign_tags", ("known", "tag"), "405"), ("get_tags", ("known",), "405"), ("remove_tags", ("known", "tag"), "404"))
+_TAGS = (
+    ("assign_tags", ("known", "tag"), "405: POST /templates/tags is not served"),
+    ("get_tags", ("known",), "405: GET /templates/known/tags is not served"),
+    ("remove_tags", ("known", "tag"), "404: tags of templates are not served"),
+)
 CHECKS |= {f"Template.{name}": partial(_not_there, name=name, arguments=given, says=says) for name, given, says in _TAGS}
 
 

@@ -63,7 +63,7 @@ const checks = {
   },
   'Sandbox.fork': () => refused(() => sandbox.fork(), e2b.SandboxError, /501: fork/),
   'Sandbox.createSnapshot': () => refused(() => sandbox.createSnapshot(), e2b.SandboxError, /501: snapshots/),
-  'Sandbox.listSnapshots': () => refused(() => sandbox.listSnapshots().nextItems(), e2b.SandboxError, /404/),
+  'Sandbox.listSnapshots': () => refused(() => sandbox.listSnapshots().nextItems(), e2b.SandboxError, /404: GET .snapshots is not served/),
   '@e2b/code-interpreter: Sandbox.runCode': async () => {
     const own = await interpreter.Sandbox.create(options)
     await refused(() => own.runCode('print(1)'), interpreter.NotFoundError, /Not Found/)
