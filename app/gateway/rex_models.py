@@ -60,7 +60,7 @@ class CloseSession(BaseModel):
 class Command(BaseModel):
     """A program outside of any shell, with the parameters of Python's `subprocess.run`."""
 
-    command: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1)]
+    command: str | Annotated[list[str], Field(min_length=1)]
     shell: bool = False
     timeout: Seconds = None
     check: bool = False

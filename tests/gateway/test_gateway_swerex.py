@@ -165,6 +165,7 @@ def test_execute_has_the_meanings_of_subprocess_run(rex: Rex) -> None:
     assert rex.execute(["printf", "%s|", "a b", "$HOME", "'"]).stdout == "a b|$HOME|'|"
     assert rex.execute(["env"], env={"ONLY": "this"}).stdout == "ONLY=this\n"
     assert rex.execute(["pwd"], cwd="/usr").stdout == "/usr\n"
+    assert rex.execute("", shell=True).exit_code == 0
     assert rex.execute("echo o; echo e >&2", shell=True, merge_output_streams=True).stdout == "o\ne\n"
     assert rex.execute(f": {'x' * 300_000}; echo ran", shell=True).stdout == "ran\n"
     killed = rex.execute("echo x; kill -9 $$", shell=True)
