@@ -105,10 +105,10 @@ async def upload(request: Request, sandbox: FileSandboxOf, path: str | None = No
 async def _write_all(sandbox: Sandbox, request: Request, path: str | None) -> list[dict[str, Any]]:
     async with request.form(max_files=MOST_FILES) as form:
         files = [value for value in form.getlist("file") if isinstance(value, UploadFile)]
-        if not files or (path and len(files) > 1):
-            raise BadRequest("the form must have parts called `file`, and one alone where the query names a path")
-        if not all(path or file.filename for file in files):
-            raise BadRequest("the file name of each part is to be its path")
+        if not files or (path and len(files) > 1) or not all(path or file.filename for file in files):
+            raise BadRequest(
+                "the form must have parts called `file`, each with its path as file name, or one alone where the query names a path"
+            )
         return [await _write(sandbox, path or str(file.filename), _read(file)) for file in files]
 
 
