@@ -25,7 +25,7 @@ OTHERWISE = {
     "Commands.run": "differs: runs as the sandbox's own user, whoever is named; a login shell, as at E2B",
     "Commands.kill": "differs: what the command has started ends with it",
     "Commands.connect": "differs: begins with what was printed before",
-    "Filesystem.write": "differs: no metadata",
+    "Filesystem.write": "differs: no metadata; the answer has the path as it was given",
     "Filesystem.write_files": "differs: as write",
     "Filesystem.watch_dir": "refused: unimplemented",
     "Template.build": "differs: an image without steps is ready at once; steps are refused",
