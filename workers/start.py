@@ -22,30 +22,31 @@ from typing import Any, Literal
 
 from celery import signals
 
-from app.action_task import NodeRuntime, call_of
+from app.action_task import NodeRuntime
 from app.celery import app
 from app.local.kept_environments import folder_of
 from app.own_container import node_name, own_container
-from app.preconditions import needed_for_metrics, require_broker, require_store
+from app.preconditions import require_broker, require_store
 from app.runtime import runtime
 from app.services_file import ConfigError, ServicesFile, check_models, load_services_file
 from tangram.blobs import Blobs
 from tangram.connection import find_addresses, open_store
 from tangram.scheduler_watch import SchedulerWatch
 from tangram.settings import Settings
-from tangram.tracing import tracer_of
-from tangram.wire import GRANT_HEADER, WireNode, node_label
+from tangram.wire import WireNode, node_label
 from workers.consumer import queue_of
 from workers.context import ApiContext, CpuContext, GpuContext, provide
 from workers.cpu.abstract import Sandbox
 from workers.cpu.busy import BusyCores
 from workers.cpu.command_input import CommandInputs
 from workers.cpu.cores import CoreMap
+from workers.cpu.home_core import HomeCore
 from workers.cpu.memory.offer import MemoryOffer, allowed_now
 from workers.cpu.memory.pause_trial import Memory
 from workers.cpu.streams import OutputStreams
 from workers.cpu.topology import Topology
 from workers.cpu.weight import Means
+from workers.listeners import count, listen, settle, trace
 from workers.memory import usable_mb
 from workers.node import Node
 from workers.shutdown import NodeWorker, Shutdown, end_as_killed
@@ -97,9 +98,9 @@ def run(pool: Pool, settings: Settings, include: Sequence[str] = (), log_level: 
     app.conf.task_queues = [queue_of(node.name)]
     app.conf.include = ["workers.control", f"workers.{pool}.tasks", *include]
     app.conf.worker_consumer = "workers.consumer:NodeConsumer"
-    _listen(node)
-    _count(settings, pool, prepared.now)
-    _trace(settings, pool)
+    listen(node)
+    count(settings, pool, prepared.now)
+    trace(settings, pool)
     try:
         worker = NodeWorker(
             Shutdown(node, blobs, sole, settings.hand_over_s, prepared.stands),
@@ -123,67 +124,6 @@ def _raise_open_files() -> None:
     """Allow this process as many open files as it may have: every environment takes some."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def _listen(node: Node) -> None:
-    """Have Celery tell the node what becomes of each message."""
-
-    def arrived(request: Any, **_: Any) -> None:
-        if GRANT_HEADER in request.request_dict:
-            node.note_arrival(request.id)
-
-    def ran(task: Any, **_: Any) -> None:
-        call = call_of(task)
-        if call is not None:
-            node.finish(call)
-
-    def unknown(name: str, id: str, message: Any, **_: Any) -> None:
-        grant = message.headers.get(GRANT_HEADER)
-        if grant is not None:
-            reason = f"node {node.name} knows no task {name!r}: name its module with `tangram worker --include`"
-            node.refuse(id, grant["attempt"], "failed", reason, "impossible")
-
-    def revoked(request: Any, expired: bool, **_: Any) -> None:
-        grant = getattr(request, GRANT_HEADER, None)
-        if grant is not None:
-            reason = "its message expired" if expired else "revoked through Celery"
-            node.refuse(request.id, grant["attempt"], "cancelled", reason, "cancelled")
-
-    signals.worker_ready.connect(lambda **_: node.join(), weak=False)
-    signals.task_received.connect(arrived, weak=False)
-    signals.task_postrun.connect(ran, weak=False)
-    signals.task_unknown.connect(unknown, weak=False)
-    signals.task_revoked.connect(revoked, weak=False)
-
-
-def _count(settings: Settings, pool: Pool, now: Callable[[], dict[str, Any]]) -> None:
-    """Have Celery tell the metrics what runs, where there is a port for them; else their library is not even imported."""
-    if settings.metrics_port is None:
-        return
-    with needed_for_metrics():
-        from app.metrics.worker import start
-    metrics = start(settings, pool)
-
-    def began(task: Any, **_: Any) -> None:
-        if task.request.get(GRANT_HEADER) is not None:
-            metrics.began(task.name)
-
-    def ended(task: Any, **_: Any) -> None:
-        if task.request.get(GRANT_HEADER) is not None:
-            metrics.ended(task.name, call_of(task))
-
-    metrics.watch(now)
-    signals.task_prerun.connect(began, weak=False)
-    signals.task_postrun.connect(ended, weak=False)
-
-
-def _trace(settings: Settings, pool: Pool) -> None:
-    """Have Celery tell the spans what runs, where they are on."""
-    tracer = tracer_of(settings, f"tangram-worker-{pool}")
-    if tracer is not None:
-        from app.spans import trace_tasks
-
-        trace_tasks(tracer)
 
 
 def describe(pool: Pool, settings: Settings, **offers: Any) -> WireNode:
@@ -258,8 +198,10 @@ def _set_up_cpu(settings: Settings, blobs: Blobs) -> Prepared:
     provide(CpuContext(settings=settings, blobs=blobs, sandbox=sandbox, streams=streams, inputs=CommandInputs()))
     offered = [core for domain in domains for core in domain]
     busy = BusyCores(offered if set(offered) <= set(machine.cores) else ())
+    settle(home := HomeCore(machine.cores))
 
     def now() -> dict[str, Any]:
+        home.look()
         standing = [environment.spec.id for environment in sandbox.environments()]
         return {"environments": standing, "lost": [*map(astuple, sandbox.losses())], **allowed_now(sandbox), **busy.since_last()}
 

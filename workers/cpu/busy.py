@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -21,11 +21,11 @@ class BusyCores:
     def __init__(self, cores: Sequence[int]) -> None:
         """Watch these cores; with none, nothing is said."""
         self._cores = tuple(cores)
-        self._last = self._times()
+        self._last = core_times(self._cores)
 
     def since_last(self) -> dict[str, float]:
         """Return `busy_cores` since the last call, rounded to hundredths; nothing where it cannot be measured, or no time has passed."""
-        before, self._last = self._last, self._times()
+        before, self._last = self._last, core_times(self._cores)
         busy = 0.0
         if not before or before.keys() != self._last.keys():
             return {}
@@ -36,22 +36,23 @@ class BusyCores:
             busy += max(0.0, busy_now - busy_before) / (all_now - all_before)
         return {"busy_cores": round(busy, 2)}
 
-    def _times(self) -> dict[int, tuple[float, float]]:
-        """Return for each core the seconds in which it was busy, and all seconds; nothing where the kernel does not tell of each.
 
-        It leaves out cores that are offline, and in some containers it numbers them anew.
-        """
-        if not self._cores:
-            return {}
-        try:
-            lines = [line.split() for line in STAT.read_text(encoding="ascii").splitlines()]
-        except OSError:
-            return {}
-        known = {int(line[0][3:]): [int(ticks) * TICKS_S for ticks in line[1 : 1 + TIMES]] for line in lines if _is_core(line)}
-        if not known.keys() >= set(self._cores):
-            return {}
-        idle_s = {core: sum(known[core][at] for at in IDLE) for core in self._cores}
-        return {core: (sum(known[core]) - idle_s[core], sum(known[core])) for core in self._cores}
+def core_times(cores: Collection[int]) -> dict[int, tuple[float, float]]:
+    """Return for each core the seconds in which it was busy, and all seconds; nothing where the kernel does not tell of each.
+
+    It leaves out cores that are offline, and in some containers it numbers them anew.
+    """
+    if not cores:
+        return {}
+    try:
+        lines = [line.split() for line in STAT.read_text(encoding="ascii").splitlines()]
+    except OSError:
+        return {}
+    known = {int(line[0][3:]): [int(ticks) * TICKS_S for ticks in line[1 : 1 + TIMES]] for line in lines if _is_core(line)}
+    if not known.keys() >= set(cores):
+        return {}
+    idle_s = {core: sum(known[core][at] for at in IDLE) for core in cores}
+    return {core: (sum(known[core]) - idle_s[core], sum(known[core])) for core in cores}
 
 
 def _is_core(line: list[str]) -> bool:

@@ -18,6 +18,7 @@ from app.local.kept_environments import END
 from workers.cpu.errors import SessionUnavailable
 from workers.cpu.handover.fork_server import MADE
 from workers.cpu.handover.protocol import Kept, listen
+from workers.cpu.home_core import everywhere
 from workers.cpu.ports.loopback import LOOPBACKS
 from workers.cpu.process import tree
 
@@ -199,7 +200,7 @@ class ForkClient:
 
     def _start_here(self) -> socket.socket:
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, contextlib.ExitStack() as listening:
+        with theirs, contextlib.ExitStack() as listening, everywhere():
             passed = [-1, -1 if self._guard is None else self._guard]
             if self._base is not None and self.keeps:
                 passed[0] = listening.enter_context(listen(self._base)).fileno()
