@@ -3,7 +3,7 @@
 uvicorn's parser would keep any amount of headers in memory, and its timer runs between requests alone.
 
 The parser also skips the body of a request that would rather speak another protocol, as Java's client does with HTTP/2 on each new
-connection. Nothing is upgraded here, so such a request is read once more, without that wish.
+connection. Nothing is upgraded here, so the head of such a request is read once more, without that wish.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import sys
 from typing import ClassVar, Final
 
+from httptools import HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_BYTES: Final = 64 << 10
@@ -37,8 +38,8 @@ class BoundedHeads(HttpToolsProtocol):
     _is_whole = False
     _head_bytes = 0
     _quiet: asyncio.TimerHandle | None = None
-    _is_replaced = False
     _data = b""
+    _wish: tuple[tuple[bytes, bytes], ...] = ()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for a request."""
@@ -53,14 +54,14 @@ class BoundedHeads(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Take what the caller has sent."""
-        self._data = data
-        super().data_received(data)
+        self._data, read = data, b""
+        while read is not self._data:  # a head that is to be read again replaces it
+            read = self._data
+            super().data_received(read)
         self._data = b""
-        if self._is_replaced:
-            return
         self._watch()
         if self._in_head and not self.transport.is_closing():
-            self._head_bytes += len(data)
+            self._head_bytes += len(read)
             if self._head_bytes > HEAD_BYTES:
                 self.transport.write(_REFUSAL)
                 self.transport.close()
@@ -73,6 +74,8 @@ class BoundedHeads(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Go on with the body of a request."""
         self._in_head = False
+        self.headers.extend(self._wish)
+        self._wish = ()
         super().on_headers_complete()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -86,25 +89,18 @@ class BoundedHeads(HttpToolsProtocol):
         super().on_message_complete()
 
     def _should_upgrade(self) -> bool:
-        """Say whether a request that has come wants another protocol. One that was sent before an answer to another is let be."""
-        return self._get_upgrade() is not None and (self.cycle is None or self.cycle.response_complete)
+        """Say whether a request wants another protocol by its headers."""
+        return bool(self.parser.get_method() != b"CONNECT")
 
     def handle_websocket_upgrade(self) -> None:
-        """Have another protocol object read the head of such a request, without the wish, and what follows."""
+        """Have a fresh parser read the head of such a request without the wish, and then what follows."""
         at: int = sys.exc_info()[1].args[0]  # type: ignore[union-attr] # it is called for an `HttpParserUpgrade`, which says where the head ends
+        self._wish = tuple(header for header in self.headers if header[0] == b"upgrade")
         lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
-        for name, value in self.headers:
-            if name == b"connection":
-                value = b",".join(word for word in value.split(b",") if word.strip().lower() != b"upgrade")
-            lines.append(name + b": " + value)
-        if self._quiet is not None:
-            self._quiet.cancel()
-        self._is_replaced = True
-        self.connections.discard(self)
-        other = type(self)(self.config, self.server_state, self.app_state)
-        other.connection_made(self.transport)
-        self.transport.set_protocol(other)
-        other.data_received(b"\r\n".join([*lines, b"", b""]) + self._data[at:])
+        lines += [b"%s: %s" % header for header in self.headers if header not in self._wish]
+        self._data = b"\r\n".join([*lines, b"", b""]) + self._data[at:]
+        self.parser = HttpRequestParser(self)  # the other one reads nothing after `Connection: close`
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
 
     def _watch(self) -> None:
         """Wait for more from now on, where it is the caller's turn."""

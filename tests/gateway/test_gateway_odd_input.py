@@ -170,23 +170,3 @@ def test_a_command_of_rock_that_may_take_for_ever_leaves_its_sandbox_a_lease(ser
     (sandbox,) = (one for one in odd.get("/api/v1/environments").json() if one["name"] == "odd-rock")
     query = f"SELECT id FROM environments WHERE id = '{sandbox['id']}' AND ends_at > {sandbox['ends_at'] - 60}"
     served.live.until(lambda: served.live.rows(query))
-
-
-def test_a_client_that_would_rather_speak_http_2_is_served_whole(served: Served, odd: httpx.Client) -> None:
-    address = f"/api/v1/environments/{odd.post('/api/v1/environments', json={}).json()['id']}"
-    files = f"{address}/files?path=f"
-    # Given what Java's client sends on a new connection, in one piece or with the body after the head
-    wish = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA"
-    token = f"Host: x\r\nX-API-Key: {odd.headers['X-API-Key']}"
-    for content in (b"first", b"second"):
-        head = f"PUT {files} HTTP/1.1\r\n{token}\r\n{wish}\r\nContent-Length: {len(content)}\r\n\r\n".encode()
-        with served.connected() as connection, connection.makefile("rb") as answers:
-            for piece in [head + content] if content == b"first" else [head, content]:
-                connection.sendall(piece)
-            assert answers.readline().split()[1] == b"204"
-            while answers.readline() != b"\r\n":
-                pass
-            # Then the body has come, and the connection serves the next request
-            connection.sendall(f"GET {files} HTTP/1.1\r\n{token}\r\nConnection: close\r\n\r\n".encode())
-            assert answers.read().partition(b"\r\n\r\n")[2] == content
-    odd.delete(address)
