@@ -118,6 +118,15 @@ def test_control_c_and_control_d_at_a_terminal(shell_env: Environment, interpret
         assert one.outcome().exit_code == 0
 
 
+@pytest.mark.parametrize("key", [b"\x03", b"\x1c"], ids=["control-C", "control-backslash"])
+def test_a_program_at_a_terminal_may_catch_what_is_typed_and_end_as_it_likes(shell_env: Environment, key: bytes) -> None:
+    command = "trap 'echo caught; go=1' INT QUIT; echo ready; until [ $go ]; do sleep 0.01; done; exit 4"
+    with followed(shell_env, command, interpreter=("sh", "-c"), terminal=TERMINAL) as one:
+        assert one.prints("ready\r\n")
+        one.execution.give(Data(key))
+        assert one.prints("caught\r\n") and one.outcome().exit_code == 4
+
+
 def test_a_terminal_ends_with_a_cancel(env: Environment) -> None:
     with followed(env, "echo ready; trap '' HUP INT TERM; sleep 300", terminal=TERMINAL) as one:
         assert one.prints("ready\r\n")

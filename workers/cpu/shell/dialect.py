@@ -305,8 +305,9 @@ class Dialect:
             line = f"{go}command exec {redirected} && {assigned} command eval {shlex.quote(asked.command)}"
         else:
             line = f"( {f'export {assigned}; ' if assigned else ''}{go}{self._own} exec {shlex.join(words)} {redirected} )"
-            if asked.terminal is not None:  # it becomes the controlling one of a session whose leader opens it
-                line = f"command exec <{stdin} && {line}"
+            if asked.terminal is not None:
+                # It becomes the controlling one of a session whose leader opens it. What is typed then interrupts the leader, too.
+                line = f"command exec <{stdin} && command trap : INT QUIT && {line}"
         for test, word in self._conditions(folder, words, variables.get("PATH")):
             line = f'if {test}; then {line}; else __tangram_run="$__tangram_run {word}"; fi'
         # bash reads up to a NUL; a sourced file ends with its last line.
