@@ -58,7 +58,8 @@ class _StackFile(BaseModel):
 def find_addresses(settings: Settings) -> Addresses:
     """Return the addresses in `settings`, else those of the stack that runs in its state folder.
 
-    Raises `StackUnreachable` when there are none, only one of the two, the result store is not Redis, or a word for TLS is wrong.
+    Raises `StackUnreachable` when there are none, only one of the two, one that cannot be read, the result store is not Redis, or a word
+    for TLS is wrong.
     """
     given = {"TANGRAM_BROKER_URL": settings.broker_url, "TANGRAM_RESULT_URL": settings.result_url}
     missing = [name for name, url in given.items() if not url]
@@ -69,6 +70,11 @@ def find_addresses(settings: Settings) -> Addresses:
     else:
         found = read_stack_file(settings.stack_file, _StackFile)
         addresses = Addresses(found.broker_url, found.result_url)
+    for name, url in zip(given, (addresses.broker_url, addresses.result_url), strict=True):
+        try:
+            _ = [urlsplit(part).port for part in url.split(";")]
+        except ValueError:  # which may have a part of the password
+            raise StackUnreachable(f"{name} is no address: a port is a number, and / in a password is %2F") from None
     redis_url(addresses.result_url)
     broker_tls(addresses.broker_url)
     return addresses

@@ -81,6 +81,17 @@ def test_half_an_address_is_refused_and_so_are_results_outside_of_redis_without_
     assert "geheim" not in show("redis://:geheim@host:1/0")
 
 
+@pytest.mark.parametrize("url", ["redis://:geheim/@h:1/0", "redis://[::1/0", "redis://h:1/0;redis://h:geheim/0"])
+def test_an_address_that_cannot_be_read_is_named_without_a_part_of_its_password(url: str) -> None:
+    for name, settings in (
+        ("TANGRAM_BROKER_URL", Settings(broker_url=url, result_url="redis://r")),
+        ("TANGRAM_RESULT_URL", Settings(broker_url="redis://b", result_url=url)),
+    ):
+        with pytest.raises(StackUnreachable, match=f"{name} is no address") as caught:
+            find_addresses(settings)
+        assert "geheim" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("celery", "expected"),
     [
