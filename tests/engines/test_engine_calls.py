@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -11,7 +12,7 @@ from tests.engines.kinds import CPUS, Kind, engines
 from tests.engines.waiting import until
 from workers.gpu.call_control import CallControl
 from workers.gpu.engines.stub import StubEngine
-from workers.gpu.errors import CallCancelled, EngineBusy, NotResident
+from workers.gpu.errors import CallCancelled, EngineBusy, NotResident, forget_locals
 from workers.gpu.items import ScoreItem
 
 ITEMS = [{"prompt": "p", "response": "r" * length} for length in (1, 20, 40)]
@@ -107,3 +108,23 @@ def test_changes_and_calls_from_many_threads_lose_no_call_and_end_settled() -> N
     assert len(set(answered)) <= 1
     assert engine.calls == len(answered) + 100
     assert (engine.state, engine.running) == ("resident", 0)
+
+
+def test_an_error_that_is_kept_holds_nothing_of_what_came_before_it_even_if_its_causes_are_a_circle() -> None:
+    class Weights:
+        """What can be looked for."""
+
+    def lose() -> None:
+        weights = Weights()
+        held.append(weakref.ref(weights))
+        raise ValueError
+
+    held, cause = list[weakref.ref[Weights]](), OSError()
+    with pytest.raises(RuntimeError) as kept:
+        try:
+            lose()
+        except ValueError:
+            raise RuntimeError from cause
+    cause.__cause__ = kept.value
+    forget_locals(kept.value)
+    assert [weights() for weights in held] == [None]

@@ -73,11 +73,12 @@ class DeviceError(GpuError, ValueError):
     """Raised when devices are asked for that this machine does not have."""
 
 
-def forget_locals(error: BaseException | None) -> None:
+def forget_locals(error: BaseException) -> None:
     """Clear what the frames of an error and of its causes hold, among that weights: it would stay for as long as the error is kept."""
-    while error is not None:
-        clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
+    errors = [error]
+    for one in errors:
+        clear_frames(one.__traceback__)
+        errors += (other for other in (one.__cause__, one.__context__) if other is not None and other not in errors)
 
 
 def one_line(error: BaseException) -> str:
