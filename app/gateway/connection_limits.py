@@ -39,7 +39,9 @@ class BoundedHeads(HttpToolsProtocol):
     _head_bytes = 0
     _quiet: asyncio.TimerHandle | None = None
     _data = b""
+    """What is read now."""
     _wish: tuple[tuple[bytes, bytes], ...] = ()
+    """The `Upgrade` headers of a head that is read again: the application sees them all the same."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for a request."""
