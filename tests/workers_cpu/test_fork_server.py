@@ -7,17 +7,18 @@ import resource
 import signal
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.freezing import freeze
-from workers.cpu import control_files
+from workers.cpu import control_files, home_core
 from workers.cpu.process.sandbox import ProcessSandbox
 
 from .conftest import make
-from .support import RUN, open_one, printed, processes_with, run, until
+from .support import HERE, RUN, needs_two_cores, open_one, printed, processes_with, run, until
 
 
 @pytest.fixture
@@ -72,6 +73,14 @@ def test_sessions_outlive_the_fork_server_and_others_start(sandbox_alone: Proces
     assert run(env, f"setsid sleep 313.5{RUN} >/dev/null 2>&1 &").exit_code == 0
     env.close()
     assert not processes_with(f"sleep\x00313.5{RUN}\x00")
+
+
+@needs_two_cores
+def test_a_fork_server_has_all_cores_though_the_thread_that_starts_it_has_one(sandbox_alone: ProcessSandbox) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(home_core.go_to, HERE[:1]).result(60)
+        assert pool.submit(printed, open_one(sandbox_alone), "echo fresh").result(60) == "fresh\n"
+    assert os.sched_getaffinity(fork_server_of(sandbox_alone)) == {*HERE}
 
 
 def test_the_group_of_a_session_is_removed_once_the_last_process_in_it_has_ended(sandbox_alone: ProcessSandbox) -> None:
