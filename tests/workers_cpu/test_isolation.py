@@ -216,7 +216,8 @@ def test_a_worker_that_may_not_choose_users_has_one_for_all(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("isolation", ["bubblewrap", "view"])
-def test_a_root_that_may_choose_neither_users_nor_groups_sets_apart(isolation: str, tmp_path: Path) -> None:
+def test_a_root_that_may_choose_neither_users_nor_groups_sets_apart(isolation: IsolationChoice, tmp_path: Path) -> None:
+    make(tmp_path / "root", isolation).close()
     # Given a worker that is root in a user namespace of one user, as in rootless containers; then a trial works there
     program = f"""
 from pathlib import Path
