@@ -12,8 +12,9 @@ def make_certificates(folder: Path, address: str) -> None:
     def openssl(*words: str) -> None:
         subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
 
-    openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "ca.key", "-out", "ca.pem", "-days", "2", "-subj", "/CN=ca")
+    own = ("-subj", "/CN=ca", "-addext", "keyUsage=critical,keyCertSign,cRLSign")  # which Python 3.13 asks for
+    openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "ca.key", "-out", "ca.pem", "-days", "2", *own)
     openssl("req", "-newkey", "rsa:2048", "-nodes", "-keyout", "hub.key", "-out", "hub.csr", "-subj", f"/CN={address}")
-    (folder / "names").write_text(f"subjectAltName=IP:{address}\n")
+    (folder / "names").write_text(f"subjectAltName=IP:{address}\nauthorityKeyIdentifier=keyid\n")
     signed = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "names")
     openssl("x509", "-req", "-in", "hub.csr", "-out", "hub.pem", *signed)
