@@ -1,4 +1,4 @@
-"""What Celery tells a worker of its messages, as they come, begin and end: whom it tells."""
+"""Who listens to what Celery says of a worker's messages: the node, the metrics, the spans, and what keeps threads on one core."""
 
 from __future__ import annotations
 
@@ -78,6 +78,6 @@ def trace(settings: Settings, pool: str) -> None:
 
 
 def settle(home: HomeCore) -> None:
-    """Have the thread that takes messages run on the worker's home core, and those that run its tasks; tasks of users run anywhere."""
+    """Keep the threads that take messages and run this system's tasks on the worker's home core. Tasks of users run anywhere."""
     signals.task_received.connect(lambda **_: home.settle(own=True), weak=False)
     signals.task_prerun.connect(lambda task, **_: home.settle(own=getattr(task, "payload", True)), weak=False)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from workers.cpu import busy, home_core
-from workers.cpu.home_core import HomeCore, everywhere
+from workers.cpu.home_core import HomeCore, go_anywhere
 
 EVERYWHERE = frozenset(os.sched_getaffinity(0))
 
@@ -21,7 +23,7 @@ class Machine:
         self._stat, self._busy, self._all, self.own_s = stat, dict.fromkeys(range(4), 0), 0, 0.0
         self.thread: Collection[int] = EVERYWHERE
         monkeypatch.setattr(busy, "STAT", stat)
-        monkeypatch.setattr(home_core, "_thread", type("Local", (), {})())
+        monkeypatch.setattr(home_core, "_thread", threading.local())
         monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: setattr(self, "thread", cores))
         self.passes({})
         self.home = HomeCore(range(4), lambda: self.own_s)
@@ -64,15 +66,18 @@ def test_threads_go_where_it_is_idle_most_and_stay_while_no_core_is_much_better(
 
 def test_what_users_have_declared_and_what_the_worker_starts_runs_anywhere(machine: Machine) -> None:
     assert machine.looks({0: 90, 1: 90, 2: 90}) == {3}
-    # Also in a thread that one of the worker's has made, whose cores it has
-    vars(home_core._thread).clear()
     machine.home.settle(own=False)
     assert machine.thread == EVERYWHERE
     machine.home.settle(own=True)
-    with everywhere():
-        assert machine.thread == EVERYWHERE
+    assert machine.thread == {3}
+    go_anywhere()
+    assert machine.thread == EVERYWHERE
     machine.home.settle(own=True)
     assert machine.thread == {3}
+    # Also in a thread that one of the worker's has made, whose cores it has
+    with ThreadPoolExecutor(1) as made:
+        made.submit(machine.home.settle, own=False).result(60)
+    assert machine.thread == EVERYWHERE
 
 
 def test_a_kernel_that_tells_of_other_cores_and_a_single_core_leave_threads_anywhere(machine: Machine, tmp_path: Path) -> None:

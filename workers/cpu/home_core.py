@@ -12,8 +12,8 @@ With each beat, the worker looks for the core that is idle most. Its threads go 
 | another is idler by `GAIN`     | there, from their next action on                                               |
 | otherwise                      | where they are                                                                 |
 
-The time that the worker itself takes counts as idle. Tasks that users have declared run anywhere, as they may compute, and so does what the
-worker starts: a child has the cores of the thread that starts it.
+The time that the worker itself takes counts as idle. Tasks that users have declared run anywhere, as they may compute. A child begins on
+the cores of the thread that starts it, so that thread goes anywhere first.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import Final
 
 from workers.cpu.busy import core_times
 
 LEAST_IDLE: Final = 0.2
-"""How much of a beat the core of the threads must be idle."""
+"""The least part of the time that the core of the threads must be idle."""
 GAIN: Final = 0.25
+"""The least part of the time that another core must be idle beyond theirs, for the threads to go there."""
 LEAST_S: Final = 0.2
 """Seconds between two looks at least: the kernel counts in hundredths of a second."""
 
@@ -45,11 +46,9 @@ def go_to(cores: Collection[int]) -> None:
             os.sched_setaffinity(0, cores)
 
 
-@contextmanager
-def everywhere() -> Iterator[None]:
-    """Let what the calling thread starts run on all cores of the worker."""
+def go_anywhere() -> None:
+    """Have the calling thread, and what it starts from now on, run on all cores of the worker."""
     go_to(_EVERYWHERE)
-    yield
 
 
 class HomeCore:

@@ -18,7 +18,7 @@ from app.local.kept_environments import END
 from workers.cpu.errors import SessionUnavailable
 from workers.cpu.handover.fork_server import MADE
 from workers.cpu.handover.protocol import Kept, listen
-from workers.cpu.home_core import everywhere
+from workers.cpu.home_core import go_anywhere
 from workers.cpu.ports.loopback import LOOPBACKS
 from workers.cpu.process import tree
 
@@ -200,10 +200,11 @@ class ForkClient:
 
     def _start_here(self) -> socket.socket:
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, contextlib.ExitStack() as listening, everywhere():
+        with theirs, contextlib.ExitStack() as listening:
             passed = [-1, -1 if self._guard is None else self._guard]
             if self._base is not None and self.keeps:
                 passed[0] = listening.enter_context(listen(self._base)).fileno()
+            go_anywhere()
             self._process = subprocess.Popen(
                 [*PYTHON, "workers.cpu.handover.fork_server", str(self._keep_s), *map(str, passed), self._freezer or ""],
                 stdin=theirs.fileno(),
