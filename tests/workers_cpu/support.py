@@ -6,6 +6,7 @@ import os
 import secrets
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -121,6 +122,10 @@ def sleepers(number: str, count: int = 1) -> list[int]:
     return processes_with(marker)
 
 
+MOST_READS = 10_000
+"""A process whose command line is empty so often was started without one."""
+
+
 def processes_with(marker: str) -> list[int]:
     """Return the ids of living processes whose command line holds `marker`, or their working folder if it is a path."""
     found, sought = [], os.fsencode(marker)
@@ -128,8 +133,7 @@ def processes_with(marker: str) -> list[int]:
         if not name.isdigit() or int(name) == os.getpid():
             continue
         try:
-            with open(f"/proc/{name}/cmdline", "rb") as file:  # that of one that has ended is empty
-                is_sought = sought in file.read()
+            is_sought = sought in _command_line(name)
             if is_sought or ("/" in marker and marker in os.readlink(f"/proc/{name}/cwd")):
                 process = tree.read_process(int(name))
                 if process is not None and not process.is_dying:
@@ -137,6 +141,20 @@ def processes_with(marker: str) -> list[int]:
         except OSError:
             continue
     return found
+
+
+def _command_line(name: str) -> bytes:
+    """Return the command line of a process. While execve(2) loads a program it is empty, and in the background that takes long.
+
+    Raises OSError where the process runs no program: it has ended, or is the kernel's.
+    """
+    for _ in range(MOST_READS):
+        with open(f"/proc/{name}/cmdline", "rb") as file:
+            if line := file.read():
+                return line
+        os.readlink(f"/proc/{name}/exe")
+        time.sleep(0.001)
+    return b""
 
 
 Asked = tuple[str, str, str]
