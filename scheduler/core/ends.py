@@ -33,11 +33,11 @@ class Ends:
         if node is None:
             return
         node.running.pop(waiting.id, None)
-        pools.give_memory(node, own_memory(waiting.action))
         pool = pools.of(waiting.action)
         if pool is not pools.quotas:
             pool.release(running, now)
         self._memory.ended(running, finished, now)
+        self._memory.give_back(node, own_memory(waiting.action), now)
 
     def end_waiting(self, waiting: Waiting, status: End, reason: str, cause: str, now: float, *, environment_lost_on: str = "") -> None:
         """End an action that held nothing; it must be out of its queue."""

@@ -90,14 +90,14 @@ class Memory:
         found = self.books.nodes.get(node.spec.name)
         book = found.books.pop(environment.id, None) if found is not None else None
         if found is None or book is None:
-            self._pools.give_memory(node, environment.memory_mb)
+            self.give_back(node, environment.memory_mb, now)
             return
         if book.peak_mb is not None:
             self.books.holdings.ended(environment.job, book.peak_mb, counts=not environment.cut_short)
         found.paused.pop(environment.id, None)
         self._end_turn(found, book)
         found.allow(book, 0)
-        self._given_back(found, now)
+        self._given_back(node, now)
 
     def begin(self, now: float) -> bool:
         """Put allowances into the grants of the actions that start. Return whether one has to leave its cores at once."""
@@ -155,7 +155,7 @@ class Memory:
             memory.allow(book, min(book.allowance_mb, resident_mb + HEADROOM_MB))
             book.is_unheard, book.is_settled = False, book.serial > 0
         if memory.paused or before != (book.allowance_mb, book.peak_mb, memory.turn):
-            self._given_back(memory, now)
+            self._given_back(memory.node, now)
 
     # What beats say
 
@@ -199,7 +199,7 @@ class Memory:
         if allowance_mb != before_mb:
             memory.allow(book, allowance_mb)
         if allowance_mb < before_mb:
-            self._given_back(memory, now)
+            self._given_back(memory.node, now)
 
     def _note_peak(self, book: Book, held_mb: int) -> None:
         if held_mb > (-1 if book.peak_mb is None else book.peak_mb):
@@ -264,10 +264,17 @@ class Memory:
         name = memory.node.spec.name
         self._out.append(Allow(environment=book.environment.id, node=name, allowance_mb=allowance_mb, serial=book.serial))
 
-    def _given_back(self, memory: NodeMemory, now: float) -> None:
-        if memory.paused:
+    def give_back(self, node: Node, memory_mb: int, now: float) -> None:
+        """Give memory back that was booked by limit: that of an environment, or an action's own."""
+        if memory_mb:
+            node.memory_free += memory_mb
+            self._given_back(node, now)
+
+    def _given_back(self, node: Node, now: float) -> None:
+        memory = self.books.nodes.get(node.spec.name)
+        if memory is not None and memory.paused:
             self._serve(memory, now)
-        self._pools.look_again(memory.node)
+        self._pools.look_again(node)
 
     def _serve(self, memory: NodeMemory, now: float) -> None:
         """Let paused environments go on, in order, while memory is free. Then let one have the turn."""

@@ -183,14 +183,15 @@ class Nodes:
         """Take back the room of environments that the node no longer holds.
 
         A node may write a beat before an environment is open, and send it after the report of the open. So an open one is lost with the
-        second beat in a row that does not name it, unless the beat says how it ended.
+        second beat in a row that does not name it, unless the beat says how it ended. Beats before the report do not count.
         """
         if event.environments is None:
             return
         losses = {loss.id: loss for loss in event.lost}
         for environment in [self._state.environments[each] for each in node.environments]:
-            environment.unseen_beats = 0 if environment.id in event.environments else environment.unseen_beats + 1
-            if not environment.unseen_beats:
+            is_missing = environment.state != "opening" and environment.id not in event.environments
+            environment.unseen_beats = environment.unseen_beats + 1 if is_missing else 0
+            if not is_missing:
                 continue
             if environment.state == "closing" and not environment.actions:
                 why = environment.over or environment.close_requested or "closed by the system"

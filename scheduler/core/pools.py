@@ -57,13 +57,6 @@ class Pools:
         for pool in self._all:
             pool.gone(node)
 
-    def give_memory(self, node: Node, memory_mb: int) -> None:
-        """Give a node memory back, and look again at all actions that may have waited for it."""
-        if not memory_mb:
-            return
-        node.memory_free += memory_mb
-        self.look_again(node)
-
     def look_again(self, node: Node) -> None:
         """Look again at all actions that wait for a node's memory, or for it to take something new."""
         self.looks += 1

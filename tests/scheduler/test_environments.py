@@ -197,8 +197,11 @@ def test_an_environment_that_opens_in_spite_of_a_cancel_is_closed(world: Any) ->
 
 
 def test_an_environment_that_has_ended_on_its_node_is_lost_and_its_room_comes_back(world: Any) -> None:
-    # Given two environments on a node that has no memory for a third
-    w = world().node(memory_mb=2).open("e1", memory_mb=1).open("e2", memory_mb=1).open("e3", memory_mb=1)
+    # Given two environments on a node that has no memory for a third, of which the first takes beats to open
+    w = world().node(memory_mb=2).open("e1", memory_mb=1, finish=False).open("e2", memory_mb=1).open("e3", memory_mb=1)
+    w.beat(environments=("e2",))
+    w.beat(environments=("e2",))
+    w.finish("open-e1")
     # When the node beats without the first, which may be a beat from before its opening
     w.beat(environments=("e2",))
     w.beat(environments=("e1", "e2"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -118,10 +119,14 @@ def test_jobs_without_environments_are_forgotten_the_oldest_first() -> None:
 # Waiting for memory
 
 
-def crowded(world: Any) -> Any:
-    """Return a node on which two environments run, of which the first has the turn and the other waits for memory."""
-    w = granting(world, 440, history=())
+def crowded(world: Any, others: Callable[[Any], object] = lambda w: None, others_mb: int = 0) -> Any:
+    """Return a node on which two environments run, of which the first has the turn and the other waits for memory.
+
+    The `others` have so much more, by limit.
+    """
+    w = granting(world, 440 + others_mb, history=())
     known(w)
+    others(w)
     stand(w, "e", "f")
     w.exec("a", "e")
     w.exec("b", "f")
@@ -144,6 +149,20 @@ def test_an_environment_that_finds_no_memory_leaves_its_cores_and_goes_on_when_m
     w.finish("b", memory_mb=LIMIT_MB, resident_mb=20)
     w.finish("c", memory_mb=LIMIT_MB, resident_mb=20)
     assert "open-g" in w.grants
+
+
+@pytest.mark.parametrize(
+    ("begin", "end"),
+    [
+        (lambda w: w.open("x", memory_mb=250, memory="fixed"), lambda w: w.close("x", finish=True)),
+        (lambda w: w.submit("x", "build", cost={"cores": 1, "memory_mb": 250}), lambda w: w.finish("x")),
+    ],
+)
+def test_an_environment_that_finds_no_memory_goes_on_with_what_was_booked_by_limit(world: Any, begin: Any, end: Any) -> None:
+    w = crowded(world, begin, 250)
+    assert w.background == ["b"] and w.grants["a"].core_ids
+    end(w)
+    assert w.grants["b"].core_ids and w.grants["a"].core_ids
 
 
 def test_while_an_environment_uses_the_reserve_actions_of_others_start(world: Any) -> None:
