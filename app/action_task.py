@@ -13,8 +13,8 @@ The worker's side of this, the node, is behind the protocol `NodeRuntime`. The w
 from __future__ import annotations
 
 import logging
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from threading import Lock
 from typing import Any, Protocol
 
 from celery import Task
@@ -75,7 +75,7 @@ class Call:
     over_at: float = 0.0
     """When its task had ended, and its result was still to be stored."""
     stamp: tuple[int, int] = (0, 0)
-    grant_lock: Lock = field(default_factory=Lock, repr=False)
+    grant_lock: AbstractContextManager[Any] = field(default_factory=lambda: clock.lock(), repr=False)
     """Held while a change of the grant is carried out, so that the last one is the one that stands."""
     on_stop: Any = field(default=None, repr=False)
     on_resize: Any = field(default=None, repr=False)

@@ -1,4 +1,4 @@
-"""The time, and all that waits for it: threads, queues, events.
+"""The time, and all that waits for it: threads, queues, events, locks.
 
 A client's session, the scheduler, the broker and a node take the time from here. So all of them can run in one thread on a virtual clock
 (`tests/virtual`). In production each function is the standard library's. Call them as `clock.time()`: a name that was imported by itself
@@ -14,7 +14,7 @@ import time as system
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_futures
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 
@@ -50,6 +50,10 @@ class Clock:
         """Return an event that is not set."""
         return threading.Event()
 
+    def lock(self) -> AbstractContextManager[Any]:
+        """Return a lock that nobody holds. Who holds it may take it again."""
+        return threading.RLock()
+
     def fifo(self) -> queue.SimpleQueue[Any]:
         """Return an empty queue."""
         return queue.SimpleQueue()
@@ -73,10 +77,10 @@ class Clock:
 
 _system = Clock()
 time, monotonic, sleep = _system.time, _system.monotonic, _system.sleep
-event, fifo, thread = _system.event, _system.fifo, _system.thread
+event, lock, fifo, thread = _system.event, _system.lock, _system.fifo, _system.thread
 runs_in, wait, pool = _system.runs_in, _system.wait, _system.pool
 
-_FUNCTIONS = ("time", "monotonic", "sleep", "event", "fifo", "thread", "runs_in", "wait", "pool")
+_FUNCTIONS = ("time", "monotonic", "sleep", "event", "lock", "fifo", "thread", "runs_in", "wait", "pool")
 
 
 @contextmanager

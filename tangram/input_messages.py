@@ -9,10 +9,10 @@ from __future__ import annotations
 import base64
 import secrets
 import signal
-import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from tangram import clock
 from tangram.errors import InvalidAction
 from tangram.wire import GIVEN_BYTES
 
@@ -66,7 +66,7 @@ class InputMessages:
 
     def __init__(self, client_id: str, job: str) -> None:
         self._client_id, self._job = client_id, job
-        self._lock = threading.Lock()
+        self._lock = clock.lock()
         self._senders: OrderedDict[str, tuple[str, int]] = OrderedDict()
 
     def message(self, task_id: str, what: What) -> dict[str, object]:

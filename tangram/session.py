@@ -16,7 +16,6 @@ import itertools
 import os
 import secrets
 import socket
-import threading
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -26,7 +25,7 @@ from typing import Any, NoReturn
 
 from redis import Redis
 
-from tangram import calls
+from tangram import calls, clock
 from tangram.action import Action, check_name
 from tangram.blobs import Blobs
 from tangram.connection import Link, find_link
@@ -72,7 +71,7 @@ class Session:
         if client_id is not None:  # others count under the same id
             self._ids = (f"{client_id}-{secrets.token_hex(8)}" for _ in itertools.count())
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = clock.lock()
         self._closed = False
         self._environments: dict[str, calls.Place] = {}
         self._input = InputMessages(self.client_id, job)

@@ -24,7 +24,6 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
@@ -82,7 +81,7 @@ class Node:
         self._incarnation = secrets.token_hex(8)
         self._description: WireNode = {**description, "incarnation": self._incarnation}
         self._now = now
-        self._lock = threading.Lock()
+        self._lock = clock.lock()
         self._epoch = 0
         self._has_joined = self._has_left = self._hands_over = self._takes_nothing = False
         self._is_let_go = False

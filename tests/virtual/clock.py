@@ -3,6 +3,7 @@
 | a process is | its threads |
 |---|---|
 | alive | run, one at a time, and give way where they wait and at each call of broker, store or journal |
+| starved | lose their turn now and then, also where they read the clock and before they take a lock, as where cores are short |
 | frozen | do not run; what they would have done is done when the process goes on, as after SIGSTOP and SIGCONT |
 | dead | never run again, not even their `finally`, as after SIGKILL |
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
@@ -26,6 +28,12 @@ from tangram.clock import Clock
 
 EPOCH = 1_700_000_000.0
 """The time of day at which each world begins."""
+
+STARVED_S = 0.6
+"""The longest time for which a thread loses its turn; mostly it is much shorter."""
+
+STARVED_IN = ("workers.", "tangram.", "scheduler.live.", "app.action_task", "app.scheduler_process", "app.broker.transport")
+"""The modules of processes whose threads may be starved. The others are what is made up here, or do all in one step that others can see."""
 
 
 class Process:
@@ -132,8 +140,10 @@ class Thread:
 class World(Clock):
     """All processes, and the clock of `tangram.clock` for them."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, starved: float = 0.0) -> None:
+        """Begin. Where a thread may lose its turn, it does so with the probability `starved`."""
         self.random = random.Random(seed)
+        self.starved = starved
         self.now = 0.0
         self.hub = getcurrent()
         self.threads: list[Thread] = []
@@ -170,6 +180,14 @@ class World(Clock):
             raise GreenletExit
         return bool(self.hub.switch())
 
+    def starve(self, module: str) -> None:
+        """Let the thread lose its turn for a moment, if it may do so in this module."""
+        thread = self.thread_here()
+        if not self.starved or thread is None or self.closed or not module.startswith(STARVED_IN):
+            return
+        if self.random.random() < self.starved:
+            thread.block(self.random.random() ** 3 * STARVED_S)
+
     def close(self) -> None:
         """End everything that still waits."""
         self.closed = True
@@ -193,10 +211,12 @@ class World(Clock):
     # `tangram.clock.Clock`
 
     def time(self) -> float:
+        self.starve(_caller())
         process = self.process()
         return EPOCH + self.now + (process.offset_s if process is not None else 0.0)
 
     def monotonic(self) -> float:
+        self.starve(_caller())
         return 1000.0 + self.now
 
     def sleep(self, seconds: float) -> None:
@@ -206,6 +226,9 @@ class World(Clock):
 
     def event(self) -> Any:
         return Event(self)
+
+    def lock(self) -> Any:
+        return Lock(self)
 
     def fifo(self) -> Any:
         return Fifo(self)
@@ -233,6 +256,33 @@ class World(Clock):
         return Inline()
 
 
+def _caller() -> str:
+    """Return the module that asks for the time."""
+    return str(sys._getframe(2).f_globals["__name__"])
+
+
+class Lock:
+    """`threading.RLock`."""
+
+    def __init__(self, world: World) -> None:
+        self._world, self._free = world, Event(world)
+        self._owner: Thread | None = None
+        self._times = 0
+
+    def __enter__(self) -> None:
+        self._world.starve(_caller())
+        here = self._world.thread_here()
+        while self._times and self._owner is not here and not self._world.closed:
+            self._free.clear()
+            self._free.wait()
+        self._owner = here
+        self._times += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._times -= 1
+        self._free.set()
+
+
 class Event:
     """`threading.Event`."""
 
@@ -242,9 +292,11 @@ class Event:
         self._waiting: list[tuple[Thread, int]] = []
 
     def is_set(self) -> bool:
+        self._world.starve(_caller())
         return self._is_set
 
     def set(self) -> None:
+        self._world.starve(_caller())
         self._is_set = True
         waiting, self._waiting = self._waiting, []
         for thread, turn in waiting:
@@ -269,6 +321,7 @@ class Fifo:
         self._there = Event(world)
 
     def put(self, item: Any) -> None:
+        self._there._world.starve(_caller())
         self._items.append(item)
         self._there.set()
 

@@ -152,8 +152,13 @@ class VirtualNode:
         settings = settings.model_copy(update={"node_name": self.name})
         description = describe("cpu", settings, cores=self.cores, memory_mb=self.memory_mb or 4096)
         description["grants_memory"] = self.memory_mb > 0
-        standing = lambda: [one.spec.id for one in sandbox.environments()]  # noqa: E731
-        return description, lambda: {"environments": standing(), **allowed_now(sandbox)}
+
+        def now() -> dict[str, Any]:
+            seen = {"environments": [one.spec.id for one in sandbox.environments()], **allowed_now(sandbox)}
+            self._network.world.starve("workers.reporter")  # which sends it
+            return seen
+
+        return description, now
 
     def _go_on(self, node: Node) -> None:
         """Carry out what the worker before this one has left running, as `NodeConsumer` does."""

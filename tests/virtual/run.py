@@ -300,7 +300,7 @@ def _settings() -> Settings:
 @contextmanager
 def running(scenario: Scenario, event_log: Path | None = None) -> Iterator[Run]:
     """Prepare the run of a scenario, whose schedulers may keep an event log, and clear up after it."""
-    world = World(scenario.seed)
+    world = World(scenario.seed, scenario.starved)
     network = Network(world)
     database, engine = open_journal()
     # The workers' application is one in a process: other tests of this process use it with a broker of theirs.

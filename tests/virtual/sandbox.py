@@ -432,8 +432,8 @@ class VirtualSandbox(Sandbox):
         self._environments.pop(environment_id, None)
 
     def note_allowed(self) -> None:
-        """Put it into the ledger if environments may use more than there is."""
-        allowances = [one.allowance for one in self.environments() if one.allowance is not None and one.allowance.now() is not None]
+        """Put it into the ledger if environments may use more than there is. The caller holds the lock of one allowance."""
+        allowances = [one.allowance for one in self.environments() if one.allowance is not None and one.allowance._is_granted]
         allowed = {allowance.environment: allowance.allowed_mb for allowance in allowances}
         if sum(allowed.values()) > self.memory_mb:
             self.ledger.crowds.append(Crowd(self.worker, self.memory_mb, allowed))

@@ -83,6 +83,8 @@ class Scenario:
     """Shards; CPU nodes are dealt to them in turn."""
     starting_limit: int = 64
     """Environments that may be opening at once, over all shards."""
+    starved: float = 0.0
+    """With which probability a thread loses its turn where it may."""
 
     @property
     def calm_from_s(self) -> float:
@@ -111,7 +113,8 @@ def scenario(seed: int, *, memory: bool = True) -> Scenario:
     outage_s = random.Random(f"outage {seed}").choice((60.0, 60.0, 10.0))
     least = random.Random(f"breaker {seed}").choice((20, 1))
     in_order = tuple(sorted(faults, key=lambda fault: fault.at_s))
-    drawn = Scenario(seed, cores, rollouts, in_order, outage_s=outage_s, breaker_least=least)
+    starved = random.Random(f"starved {seed}").choice((0.0, 0.0, 0.003, 0.03))
+    drawn = Scenario(seed, cores, rollouts, in_order, outage_s=outage_s, breaker_least=least, starved=starved)
     drawn = _with_memory(drawn, random.Random(f"memory {seed}")) if memory else drawn
     drawn = _with_services(drawn, random.Random(f"services {seed}"))
     return _with_shards(drawn, random.Random(f"shards {seed}")) if seed % 3 == 2 else drawn

@@ -27,13 +27,13 @@ import contextlib
 import errno
 import logging
 import math
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tangram import clock
 from tangram.wire import CUSHION_MB, HEADROOM_MB
 from workers.cpu.memory.controls import Controls, Use
 from workers.memory import MIB
@@ -79,7 +79,7 @@ class Allowance:
     def __init__(self, environment: str, limit_mb: int, controls: Controls, watcher: Watcher) -> None:
         self.environment, self.limit_mb = environment, limit_mb
         self._controls, self._watcher = controls, watcher
-        self._lock = threading.RLock()
+        self._lock = clock.lock()
         self._allowed_mb = limit_mb
         self._bound_mb: int | None = limit_mb
         """The allowance to which the kernel holds the environment; None if that is not sure."""
