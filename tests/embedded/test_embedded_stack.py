@@ -85,7 +85,7 @@ def test_a_process_that_will_not_end_is_killed_with_all_its_descendants(state_di
     # Given a process deaf to SIGTERM, with a child in its group and one in a session of its own
     children = ("subprocess.Popen(['sleep', '60'])", "subprocess.Popen(['sleep', '60'], start_new_session=True)", "print('ready')")
     with EmbeddedStack(state_dir, [python("deaf", *DEAF, *children, *SLEEP)], stop_timeout_s=0.2) as stack:
-        assert log_of(stack, "deaf") and len(leftovers(state_dir.parent)) >= 3
+        assert log_of(stack, "deaf") and wait_until(lambda: len(leftovers(state_dir.parent)) >= 3, 60)
     assert leftovers(state_dir.parent) == []
 
 

@@ -124,7 +124,8 @@ def test_shared_memory_that_a_program_has_filled_is_its_own_affair(env: Environm
 
 def test_other_things_than_files_are_refused_without_waiting(env: Environment) -> None:
     # Given FIFOs with nobody at their other end, with a reader, and with a writer, and a file where a folder is needed
-    printed(env, "mkfifo pipe read written; cat read >got & sleep 300 >written & ln -s pipe link; touch file")
+    ends = "cat read >got & sleep 300 >written & until [ -e got ]; do sleep 0.01; done"
+    printed(env, f"mkfifo pipe read written; {ends}; ln -s pipe link; touch file")
     for path in ("pipe", "link", "written", "", "a\0b"):
         with pytest.raises(FileUnusable):
             env.read_file(path)

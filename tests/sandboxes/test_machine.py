@@ -78,6 +78,7 @@ def test_a_command_in_one_session_does_not_end_with_one_in_another(env: Environm
     with followed(env, f"{orphan}; mkfifo /tmp/go; read -r line </tmp/go; echo on", session="one") as first:
         printed(env, orphan, session="two")
         assert until(lambda: run(env, "test -p /tmp/go", session="two").exit_code == 0)
+        assert until(lambda: printed(env, count, session="three") == "2\n")
         # When one runs out of time; then of the sleeping programs its own are gone, and no others
         assert admit(env, f"{orphan}; sleep 300", session="two", timeout_s=0.3).wait().status == "timed_out"
         assert printed(env, count, session="three") == "2\n"

@@ -155,17 +155,17 @@ def test_control_files_and_the_systems_own_are_out_of_reach(inside: ProcessEnvir
 def test_the_shell_cannot_be_traced_before_it_is_inside(inside: ProcessEnvironment) -> None:
     # Given a session whose shell ends and starts again and again, and a watcher inside that looks at every process
     watch = (
-        "import os\nwhile True:\n  for p in os.listdir('/proc'):\n    try:\n"
+        "import os\nopen('begun', 'w')\nwhile True:\n  for p in os.listdir('/proc'):\n    try:\n"
         "      for fd in os.listdir(f'/proc/{p}/fd'):\n"
         "        if os.readlink(f'/proc/{p}/fd/{fd}').startswith(('user:', 'mnt:', 'pid:')): print('found', file=open('found', 'a'))\n"
         "    except OSError: pass\n"
     )
     inside.write_file("watch.py", watch.encode())
-    printed(inside, "python3 watch.py >/dev/null 2>&1 &")
+    printed(inside, "python3 watch.py >/dev/null 2>&1 & until [ -e begun ]; do sleep 0.01; done")
     for _ in range(10):
         assert run(inside, "exit 3").exit_code == 3
     # Then the watcher runs, and has not come by a descriptor of the host's namespaces
-    assert printed(inside, "pgrep -f watch.py | wc -l; ls").split() == ["1", "watch.py"]
+    assert printed(inside, "pgrep -f watch.py | wc -l; ls").split() == ["1", "begun", "watch.py"]
 
 
 def test_a_fork_bomb_stays_within_the_processes_of_its_environment(tmp_path: Path) -> None:
