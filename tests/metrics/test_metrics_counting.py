@@ -298,6 +298,7 @@ def test_a_broker_that_hangs_does_not_hold_up_a_scrape(tmp_path: Path, monkeypat
         registry = CollectorRegistry()
         app = make_app(Settings(broker_url=server.url, result_url=server.url, state_dir=tmp_path))
         CeleryEvents(app, registry)
+        monkeypatch.setattr("app.metrics.celery_events.LENGTHS_S", 60.0)
         assert b"celery_queue_length{" in generate_latest(registry)
         # When the broker stands still
         monkeypatch.setattr("app.metrics.celery_events.LENGTHS_S", 0.1)
