@@ -172,7 +172,7 @@ def listen(session: pytest.Session, forks: list[Fork], todo: int, begun: set[str
             assert isinstance(hears, Connection)
             try:
                 what, told = hears.recv()
-            except EOFError:
+            except (EOFError, OSError):  # also in the middle of a message
                 fork = running.pop(hears)
                 forks.remove(fork)
                 if os.waitpid(fork.pid, 0)[1]:

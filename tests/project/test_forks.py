@@ -23,6 +23,12 @@ FILES = {
             os.kill(os.getppid(), 2)
             print("much" * (1 << 20))
     """,
+    "test_e_reports_half": """
+        import multiprocessing.connection, os
+        def test_that_dies_as_it_reports():
+            send = lambda self, message: (os.write(self.fileno(), message[: len(message) // 2]), os._exit(3))
+            multiprocessing.connection.Connection._send = send
+    """,
 }
 # An interrupt that comes while the process that shows results still forks would be dropped, as in any callback of a fork.
 CONFTEST = """
@@ -47,7 +53,8 @@ def test_what_forks_report_is_shown_once(pytester: pytest.Pytester, monkeypatch:
     done.stdout.fnmatch_lines(["the process that was to run this ended by itself"])
     assert done.ret == 1
     # When a fork ends that was to run others, too; then these have failed
-    pytester.run(*words, "1", "test_c_dies.py", "test_a_passes.py").assert_outcomes(failed=4)
+    for dies in ("test_c_dies.py", "test_e_reports_half.py"):
+        pytester.run(*words, "1", dies, "test_a_passes.py").assert_outcomes(failed=4)
     # When the first failure is to be the last; then little is begun after it
     pytester.run(*words, "1", "-x", "test_b_fails.py", "test_a_passes.py").assert_outcomes(failed=1, passed=3)
     # When the process that shows results is interrupted, and a fork still has much to report; then both end
