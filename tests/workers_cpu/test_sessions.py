@@ -68,15 +68,15 @@ def with_shell(folder: Path, script: str, **more: float) -> ProcessSandbox:
 
 
 @pytest.mark.parametrize(
-    ("script", "reason"),
+    ("script", "limit_s", "reason"),
     [
-        (f"#!/bin/sh\nsleep 312.25{RUN}\n", "^the shell was not ready within 0.2 s$"),
-        ("#!/no/such/interpreter\n", "cannot run.*a-shell|a-shell.*cannot run"),
+        (f"#!/bin/sh\nsleep 312.25{RUN}\n", 0.2, "^the shell was not ready within 0.2 s$"),
+        ("#!/no/such/interpreter\n", 60.0, "cannot run.*a-shell|a-shell.*cannot run"),
     ],
     ids=["hangs", "has no interpreter"],
 )
-def test_a_shell_that_does_not_come_up_fails_the_command_with_the_reason(tmp_path: Path, script: str, reason: str) -> None:
-    with closing(with_shell(tmp_path, script, start_timeout_s=0.2)) as box:
+def test_a_shell_that_does_not_come_up_fails_the_command_with_the_reason(tmp_path: Path, script: str, limit_s: float, reason: str) -> None:
+    with closing(with_shell(tmp_path, script, start_timeout_s=limit_s)) as box:
         outcome = run(open_one(box), "true")
         assert outcome.status == "failed" and re.search(reason, outcome.reason), outcome
         assert not processes_with(f"312.25{RUN}")
