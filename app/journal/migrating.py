@@ -5,7 +5,9 @@ Apart from the opening of databases, since what only reads or writes them has no
 
 from __future__ import annotations
 
+import logging
 import os
+import sqlite3
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,8 +16,11 @@ from alembic import command
 from alembic.config import Config
 from alembic.util import CommandError
 from sqlalchemy import Engine
+from sqlalchemy.exc import OperationalError
 
 from app.journal.database import MIGRATIONS, DatabaseError, database_errors, open_engine, problem, shown, sqlite_file, writing
+
+log = logging.getLogger(__name__)
 
 # Alembic keeps the migration that runs in module globals.
 _ALEMBIC = threading.Lock()
@@ -42,13 +47,24 @@ def _migrate(url: str, step: Callable[[Config], None]) -> bool:
             config = _config()
             config.attributes["engine"] = writing(engine)
             with _ALEMBIC:
-                step(config)
+                _wait_for_others(url, lambda: step(config))
             return is_new
     except CommandError as error:
         unknown = "" if "locate revision" not in str(error) else "; another version wrote it: use that one, or another database"
         raise DatabaseError(f"{shown(url)}: {problem(error)}{unknown}") from error
     finally:
         engine.dispose()
+
+
+def _wait_for_others(url: str, step: Callable[[], None]) -> None:
+    """Take a step that is one transaction, again and again while another process writes to the SQLite database."""
+    while True:
+        try:
+            return step()
+        except OperationalError as error:
+            if getattr(error.orig, "sqlite_errorcode", None) != sqlite3.SQLITE_BUSY:
+                raise
+            log.warning("%s: another process writes to the database, perhaps an upgrade: waiting for it", shown(url))
 
 
 def _make_private(engine: Engine) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, inspect, text
 from sqlalchemy.exc import IntegrityError
 
+from app.journal import database
 from app.journal.database import (
     MIGRATIONS,
     DatabaseError,
@@ -95,6 +99,23 @@ def test_schedulers_that_start_together_migrate_once(url: str) -> None:
         process.join(200)
     assert [process.exitcode for process in both] == [0, 0]
     engine = open_engine(url)
+    require_latest(engine)
+    engine.dispose()
+
+
+def test_an_upgrade_waits_for_one_that_takes_longer_than_sqlite_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "BUSY_TIMEOUT_S", 0.01)
+    said = threading.Event()
+    monkeypatch.setattr(logging.getLogger("app.journal.migrating"), "warning", lambda *_: said.set())
+    url = sqlite_url(tmp_path / "x.sqlite")
+    upgrade(url, "0020")
+    engine = open_engine(url)
+    with ThreadPoolExecutor(1) as pool:
+        with writing(engine).begin():
+            waiting = pool.submit(upgrade, url)
+            assert said.wait(60)
+            assert not waiting.done()
+        waiting.result(60)
     require_latest(engine)
     engine.dispose()
 
