@@ -61,6 +61,7 @@ STATUS_OF = {
     "unauthenticated": 401,
     "permission_denied": 403,
     "not_found": 404,
+    "failed_precondition": 400,
     "already_exists": 409,
     "resource_exhausted": 429,
     "canceled": 499,

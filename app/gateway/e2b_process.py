@@ -150,7 +150,7 @@ async def _signal(sandbox: Sandbox, process: Process, *, kill: bool) -> None:
 async def send_input(request: Request, sandbox: SandboxOf) -> dict[str, Any]:
     """Give a process input."""
     message = parsed(InputMessage, await request.body())
-    await _send(sandbox, await _find_reader(sandbox, message.process), message.input)
+    await _send(sandbox, await _find_open_reader(sandbox, message.process), message.input)
     return {}
 
 
@@ -161,7 +161,7 @@ async def stream_input(request: Request, sandbox: SandboxOf) -> Response:
     async for raw in envelopes(request):
         message = parsed(StreamInputMessage, raw)
         if message.start is not None:
-            process = await _find_reader(sandbox, message.start.process)
+            process = await _find_open_reader(sandbox, message.start.process)
         if message.data is not None:
             if process is None:
                 raise RpcError("invalid_argument", "the first message is to name the process")
@@ -174,6 +174,8 @@ async def close_stdin(request: Request, sandbox: SandboxOf) -> dict[str, Any]:
     """End the input of a process."""
     process = await _find_reader(sandbox, parsed(SelectMessage, await request.body()).process)
     await _give(sandbox, process, input_messages.end())
+    if process.program.terminal is None:
+        await sandbox.processes.note_closed(process)
     return {}
 
 
@@ -252,6 +254,14 @@ async def _find_reader(sandbox: Sandbox, selector: Selector) -> Process:
     process = await _find(sandbox, selector)
     if not process.program.stdin and process.program.terminal is None:
         raise RpcError("invalid_argument", f"process {process.pid} was started without stdin")
+    return process
+
+
+async def _find_open_reader(sandbox: Sandbox, selector: Selector) -> Process:
+    """Return a process that runs and whose input nobody has closed. Raises `RpcError`."""
+    process = await _find_reader(sandbox, selector)
+    if await sandbox.processes.was_closed(process):
+        raise RpcError("failed_precondition", f"the stdin of process {process.pid} was closed")
     return process
 
 

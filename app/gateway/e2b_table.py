@@ -9,6 +9,7 @@ run at the same time have one each.
 | … `last` | the last number that was given to a process |
 | … `session:<n>` | the number of the process that has session n |
 | … `process:<number>` | its session, a space, and the process as JSON |
+| … `closed:<number>` | there once its input was closed |
 | `tangram-gw-e2b-killed-<sandbox>-<word>` | there for an hour where somebody has killed the process of that word |
 
 Each process has a random word, too, which its action's key contains. So numbers that begin again, as those of a lost hash do, lead to no
@@ -60,7 +61,7 @@ PIDS = 1 << 22
 """The most that the kernel numbers processes. Numbers here are above it, so that none is that of another process inside the sandbox."""
 
 _REMOVE = """
-redis.call('HDEL', KEYS[1], 'process:' .. ARGV[1])
+redis.call('HDEL', KEYS[1], 'process:' .. ARGV[1], 'closed:' .. ARGV[1])
 local session = 'session:' .. ARGV[2]
 if redis.call('HGET', KEYS[1], session) == ARGV[1] then redis.call('HDEL', KEYS[1], session) end
 """
@@ -183,6 +184,14 @@ class Table:
     async def was_killed(self, process: Process) -> bool:
         """Say whether somebody has killed a process."""
         return bool(await self._store.exists(self._killed + process.program.word))
+
+    async def note_closed(self, process: Process) -> None:
+        """Note that somebody has closed the input of a process."""
+        await self._store.hset(self._key, f"closed:{process.pid}", "1")
+
+    async def was_closed(self, process: Process) -> bool:
+        """Say whether somebody has closed the input of a process."""
+        return await self._store.hexists(self._key, f"closed:{process.pid}")
 
     async def all(self) -> list[Process]:
         """Return the processes that run, by number."""

@@ -272,6 +272,12 @@ def _(here: Here) -> None:
         ("one\ntwo\nthree\n" + "x" * 200_000, "over\n"),
         ("", "over\n"),
     ]
+    closed = _background(here, "cat; sleep 300", stdin=True)
+    for _ in range(2):
+        closed.close_stdin()
+    for call in (lambda: closed.send_stdin("x"), lambda: commands.stream_input(closed.pid, ["x"])):
+        refused(call, f"FAILED_PRECONDITION.*stdin of process {closed.pid} was closed")
+    assert closed.kill()
     deaf = _background(here)
     for call in (lambda: deaf.send_stdin("x"), deaf.close_stdin, lambda: commands.stream_input(deaf.pid, ["x"])):
         refused(call, "without stdin", e2b.InvalidArgumentException)
