@@ -198,7 +198,7 @@ async def not_served(sandbox: str, verb: str, caller: CallerOf, gateway: Gateway
     raise NotServed(f"{verb} is not served here")
 
 
-@health_router.get("/health", include_in_schema=False)
+@health_router.api_route("/health", methods=["GET", "HEAD"], include_in_schema=False)
 async def health(request: Request) -> Response:
     """Say that the process answers, or, where the request names a sandbox, whether that stands."""
     if not sandbox_id_of(request):

@@ -188,6 +188,7 @@ class RunJupyterAnswer(BaseModel):
 
 
 @router.get("/v1/ping")
+@router.head("/v1/ping", include_in_schema=False)
 async def ping() -> str:
     """Say that the process answers; needs no token."""
     return "pong"

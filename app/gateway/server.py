@@ -162,12 +162,14 @@ _own = APIRouter(tags=["gateway"])
 
 
 @_own.get("/health")
+@_own.head("/health", include_in_schema=False)
 async def health() -> dict[str, str]:
     """Say that the process answers."""
     return {"status": "ok"}
 
 
 @_own.get("/ready")
+@_own.head("/ready", include_in_schema=False)
 async def ready(gateway: GatewayOf) -> Response:
     """Say whether calls can be served now."""
     try:

@@ -132,6 +132,7 @@ def mounted(*routers: APIRouter) -> tuple[APIRouter, ...]:
     for one in (router, *routers):
         named.include_router(one)
     named.add_api_route("/health", _health, tags=["services"])
+    named.add_api_route("/health", _health, methods=["HEAD"], include_in_schema=False)
     return (router, *routers, named)
 
 

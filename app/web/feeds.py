@@ -49,6 +49,7 @@ async def api_timeline(request: Request, since: Annotated[int, Query(ge=0)] = 0)
 
 
 @router.get("/ready")
+@router.head("/ready")
 async def ready(request: Request) -> JSONResponse:
     """Say whether the journal can be read."""
     look = await request.app.state.looks.now()

@@ -323,6 +323,7 @@ async def node(request: Request, name: str) -> Response:
 
 
 @router.get("/health")
+@router.head("/health")
 async def health(request: Request) -> Response:
     """Show what needs attention, and how the scheduler is."""
     return await pages_of(request).of_look(request, "health.html")

@@ -136,6 +136,8 @@ def test_health_readiness_figures_and_routes_need_no_token(served: Served) -> No
     assert httpx.get(f"{served.url}/health").json() == {"status": "ok"}
     assert httpx.get(f"{served.url}/ready").json() == {"status": "ready"}
     assert httpx.get(f"{served.url}/v1/ping").json() == "pong"
+    for path in ("/health", "/ready", "/v1/ping", "/services/judge/health"):
+        assert (head := httpx.head(served.url + path)).status_code == 200 and not head.content, path
     assert "tangram_gateway_loop_lag_seconds_count" in httpx.get(f"{served.url}/metrics").text
     assert "/api/v1/environments" in httpx.get(f"{served.url}/openapi.json").json()["paths"]
     # And a path that nobody serves says so

@@ -86,6 +86,7 @@ def test_every_page_answers_and_allows_no_script_of_others(client: TestClient, j
         assert answer.status_code == 200, path
         assert "default-src 'none'" in policy and "script-src 'self'" in policy and "unsafe" not in policy
         assert " style=" not in answer.text and "onclick" not in answer.text, path
+    assert [client.head(path).status_code for path in ("/health", "/ready")] == [200, 200]
     of_cells = ["GPU cells" in client.get(f"/nodes/{name}").text for name in ("n1", "n2")]
     assert of_cells == [False, True]
 
