@@ -22,7 +22,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from app.metrics.bounded import NAMELESS, Names
+from app.metrics.bounded import IDLE_S, Names
 from app.metrics.exposition import make_registry, serve
 from app.metrics.families import counter, gauge, gauge_family, histogram
 from tangram.settings import Settings
@@ -50,7 +50,8 @@ class CeleryEvents(Collector):
         self._state = State(max_tasks_in_memory=TASKS_REMEMBERED)
         self._names, self._exceptions = Names(), Names()
         self._lock = threading.Lock()
-        self._nodes: dict[str, None] = {}
+        self._heard_at: dict[str, float] = {}
+        """When each worker was heard of last; a worker on another host is another worker."""
         self._tasks = {event: counter(f"celery_task_{event}_total", registry) for event in EVENTS}
         self._runtime = histogram("celery_task_runtime", registry)
         self._up, self._active = gauge("celery_worker_up", registry), gauge("celery_worker_tasks_active", registry)
@@ -62,12 +63,12 @@ class CeleryEvents(Collector):
         """Take in an event."""
         self._state.event(event)
         sort, _, what = event["type"].partition("-")
-        node = event.get("hostname", NAMELESS).partition("@")[0]
+        if sort == "worker" or what in self._tasks:
+            with self._lock:
+                self._heard_at[event["hostname"]] = time.monotonic()
         if sort == "worker":
             self._up.labels(event["hostname"]).set(what != "offline")
             self._active.labels(event["hostname"]).set(event.get("active", 0) if what != "offline" else 0)
-            with self._lock:
-                self._nodes[node] = None
         elif sort == "task" and what in self._tasks:
             task = self._state.tasks.get(event["uuid"])
             labels = [self._names.label(task.name or "" if task is not None else ""), event["hostname"]]
@@ -78,10 +79,16 @@ class CeleryEvents(Collector):
             self._tasks[what].labels(*labels).inc()
 
     def silent(self) -> None:
-        """Note which workers' heartbeats have not come for too long."""
+        """Note which workers' heartbeats have not come for too long, and forget workers that have been away for `IDLE_S`."""
         for name, worker in list(self._state.workers.items()):
             if not worker.alive:
                 self._up.labels(name).set(0)
+        for name in [name for name, heard_at in self._heard_at.items() if time.monotonic() - heard_at > IDLE_S]:
+            with self._lock:
+                del self._heard_at[name]
+            self._state.workers.pop(name, None)
+            for metric in (self._up, self._active, self._runtime, *self._tasks.values()):
+                metric.remove_by_labels({"hostname": name})
 
     def collect(self) -> Iterable[Metric]:
         """Return how long the broker's queues are; nothing while it is away, or has not answered in `LENGTHS_S`."""
@@ -96,7 +103,8 @@ class CeleryEvents(Collector):
     def _lengths(self) -> Iterable[Metric]:
         with self._lock:
             of_schedulers = [of_shard(name, shard) for shard in self._shards for name in (INGRESS_QUEUE, EVENTS_QUEUE, CONTROL_QUEUE)]
-            queues = [*of_schedulers, *(NODE_QUEUE_PREFIX + node for node in self._nodes)]
+            nodes = {name.partition("@")[0] for name in self._heard_at}
+            queues = [*of_schedulers, *(NODE_QUEUE_PREFIX + node for node in sorted(nodes))]
         family = gauge_family("celery_queue_length")
         connection = self._app.connection_for_read()
         try:

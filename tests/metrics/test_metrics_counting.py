@@ -6,9 +6,11 @@ import logging
 import os
 import signal
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,6 +41,7 @@ from scheduler.live.entries import (
 from scheduler.model import Grant
 from scheduler.model.commands import Finish, NoteDraining
 from tangram.settings import Settings
+from tests.conftest import RedisUrls
 from tests.freezing import freeze
 
 
@@ -290,6 +293,26 @@ def test_a_port_that_is_taken_is_one_line_and_no_end(caplog: pytest.LogCaptureFi
         serve(settings, make_registry(settings, "scheduler"))
     (record,) = caplog.records
     assert record.getMessage() == f"no metrics at TANGRAM_METRICS_PORT, 127.0.0.1:{settings.metrics_port}: Address already in use"
+
+
+def test_a_worker_that_was_replaced_is_shown_as_away_and_forgotten_later(redis_urls: RedisUrls, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = CollectorRegistry()
+    events = CeleryEvents(make_app(Settings(broker_url=redis_urls.broker, result_url=redis_urls.result)), registry)
+    beat = {"timestamp": 1.0, "local_received": 1.0, "utcoffset": 0, "pid": 1, "clock": 1}
+    for name in ("cpu-1@before", "cpu-1@after"):
+        events.take({"type": "worker-heartbeat", "hostname": name, **beat})
+        events.take({"type": "task-failed", "hostname": name, "uuid": name, "exception": "OSError()", **beat})
+    events.silent()
+    assert registry.get_sample_value("celery_worker_up", {"hostname": "cpu-1@before"}) == 0
+    # When one of them stays away for an hour
+    monkeypatch.setattr("app.metrics.celery_events.LENGTHS_S", 60.0)
+    later = time.monotonic() + IDLE_S + 1
+    monkeypatch.setattr("app.metrics.celery_events.time", SimpleNamespace(monotonic=lambda: later))
+    events.take({"type": "worker-heartbeat", "hostname": "cpu-1@after", **beat})
+    events.silent()
+    scraped = generate_latest(registry)
+    assert b'"cpu-1@before"' not in scraped and b'celery_worker_up{hostname="cpu-1@after"}' in scraped
+    assert scraped.count(b'celery_queue_length{queue_name="node.cpu-1"}') == 1
 
 
 def test_a_broker_that_hangs_does_not_hold_up_a_scrape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
