@@ -184,7 +184,7 @@ class RedisIntake:
                     if isinstance(error, RedisError):
                         raise error
             if self._waiting[queue].can_read(0):
-                self._answered.add(queue)  # it lies in a buffer by now, where `select` does not look
+                self._answered.add(queue)  # it lies in a buffer by now, where `poll` does not look
         for _, key, *_ in own:
             self._unacknowledged[key] -= 1
 
@@ -208,9 +208,12 @@ class RedisIntake:
         """Return the queues whose connections can be read, after waiting up to `timeout_s` for one."""
         # redis-py has no public way to wait for several connections; kombu reaches for the socket likewise.
         sockets: dict[Any, str] = {connection._sock: queue for queue, connection in self._waiting.items()}
-        readable, _, _ = select.select(sockets, [], [], 0.0 if self._answered else timeout_s)
+        poller = select.poll()
+        for each in sockets:
+            poller.register(each, select.POLLIN)
+        readable = dict(poller.poll(0.0 if self._answered else timeout_s * 1000))
         answered, self._answered = self._answered, set()
-        return {sockets[each] for each in readable} | answered
+        return {queue for each, queue in sockets.items() if each.fileno() in readable} | answered
 
     def _read(self, queue: str) -> Taken:
         self._armed.discard(queue)

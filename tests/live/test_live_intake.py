@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import select
+import os
+import resource
 import threading
 from collections.abc import Iterator
-from contextlib import closing
-from typing import Any
+from contextlib import ExitStack, closing
 
 import pytest
 from redis import ConnectionPool, RedisError, UnixDomainSocketConnection
@@ -77,16 +77,16 @@ def test_where_no_others_come_lately_none_are_looked_for(
 ) -> None:
     # Given an intake that looks for messages with a priority only at first, and messages that come in pairs while it waits
     monkeypatch.setattr(redis_intake, "_LOOK_S", 3600.0)
-    wait = select.select
+    wait = intake._ready
     assert intake.take(0.0, 16) == []
     with redis_urls.client() as client, client.pipeline() as pair:
 
-        def send_and_wait(*sockets_and_timeout: Any) -> Any:
-            if sockets_and_timeout[-1] > 0:
+        def send_and_wait(timeout_s: float) -> set[str]:
+            if timeout_s > 0:
                 pair.lpush("a", 5).lpush("b", 6).execute()
-            return wait(*sockets_and_timeout)
+            return wait(timeout_s)
 
-        monkeypatch.setattr(select, "select", send_and_wait)
+        monkeypatch.setattr(intake, "_ready", send_and_wait)
         for _ in range(redis_intake.ONE_BY_ONE):
             intake.settle({}, intake.take(30.0, 16))
         client.config_resetstat()
@@ -97,7 +97,7 @@ def test_where_no_others_come_lately_none_are_looked_for(
         # When there are some for which it has not waited, then all are taken at once
         intake.settle({}, taken)
         client.lpush("a", 7, 8, 9)
-        monkeypatch.setattr(select, "select", wait)
+        monkeypatch.setattr(intake, "_ready", wait)
         assert take_all(intake, 3) == {"a": [7, 8, 9], "b": []}
         assert client.info("commandstats")["cmdstat_evalsha"]["calls"] == 1
 
@@ -130,6 +130,21 @@ def test_an_answer_that_never_comes_is_waited_for_no_longer_than_any_other(netwo
         with pytest.raises(RedisError):
             wait_until(lambda: bool(intake.take(0.1, 16)), 60)
     assert is_left_to_the_next(pool, 7)
+
+
+def test_a_process_with_many_open_files_takes_messages(redis_urls: RedisUrls) -> None:
+    # Given a process whose next descriptor is above 1024
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, limits[1]))
+    with ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        while (descriptor := os.dup(0)) < 1024:
+            stack.callback(os.close, descriptor)
+        stack.callback(os.close, descriptor)
+        pool = ConnectionPool(connection_class=UnixDomainSocketConnection, path=str(redis_urls.socket))
+        intake = stack.enter_context(closing(RedisIntake(pool, QUEUES, 1)))
+        stack.enter_context(redis_urls.client()).lpush("a", 3)
+        assert take_all(intake, 1)["a"] == [3]
 
 
 def test_messages_with_a_priority_are_taken_too(intake: RedisIntake, redis_urls: RedisUrls) -> None:
