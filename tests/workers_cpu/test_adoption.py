@@ -10,13 +10,15 @@ from contextlib import closing
 from functools import partial
 from glob import glob
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from app.local.kept_environments import SOCKET, end_kept, folder_of
 from workers.cpu.abstract import ExecRequest, Loss
+from workers.cpu.cores import CoreMap
+from workers.cpu.docker.backend import SHELL, ContainerBackends
 from workers.cpu.handover.protocol import VERSION
 from workers.cpu.memory.pause_trial import Memory
 from workers.cpu.process.groups import find_groups
@@ -267,3 +269,19 @@ def test_what_is_paused_for_memory_goes_on_in_the_next_worker_or_ends(tmp_path: 
     assert until(lambda: not processes_with(f"318.25{RUN}") and not processes_with(f"{GROWS} {RUN}"))
     freezers = find_groups(tmp_path).freezer
     assert freezers is None or until(lambda: not glob(f"{freezers}-*"))
+
+
+def test_a_session_of_a_container_that_cannot_be_read_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / SHELL).mkdir()
+    made, make = list[int](), os.eventfd
+    monkeypatch.setattr(os, "eventfd", lambda *given: made.append(make(*given)) or made[-1])
+    ended = make(0)
+    container: Any = SimpleNamespace(has_ended=lambda: False, ended=ended, allowance=None)
+    client: Any = SimpleNamespace(keep=lambda *_, **__: None)
+    control: Any = SimpleNamespace(folder=str(tmp_path), name="main")
+    with pytest.raises(IsADirectoryError):
+        ContainerBackends(container, CoreMap((0,)), "env-1", client).adopt(control, None)
+    os.close(ended)
+    (wakeup,) = made
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(wakeup)

@@ -380,9 +380,11 @@ class ContainerBackends(Backends):
         backend = self.backend(control)
         try:
             found = backend.adopt()
-        except (FileNotFoundError, ValueError):  # The worker has died before it wrote the note: the shell was in no group yet.
+        except BaseException as error:
             backend.close()
-            return None
+            if isinstance(error, FileNotFoundError | ValueError):  # Its worker had not written the note: the shell was in no group yet.
+                return None
+            raise
         return (backend, found, None) if isinstance(found, int) else (backend, 0, found)
 
     @property
