@@ -64,6 +64,12 @@ def test_a_command_ends_with_its_exit_code_and_the_session_goes_on(shell_env: En
         ends_with(shell_env, command, exit_code, "main")
 
 
+def test_a_command_begins_however_few_descriptors_the_one_before_has_left(shell_env: Environment) -> None:
+    for most in (5, 6, 8, 11, 12, 13, 14):
+        run(shell_env, f"ulimit -n {most}")
+        assert printed(shell_env, "echo alive") == "alive\n", most
+
+
 def test_a_session_goes_on_whatever_a_command_changes_in_it(shell_env: Environment) -> None:
     for number, command in enumerate(CHANGES):
         ends_with(shell_env, command, 0, f"s{number}")

@@ -19,7 +19,8 @@ waits on the FIFO `go` and evaluates `text`. Why it looks as it does:
 7. The worker opens `go` and `done` for a run only, so an idle session costs it one descriptor. A shell that opened `go`
    just before the worker closed it reads nothing, and opens it again. The assignment there ends a shell in which a
    command has made the variable read-only; it would never read the name of a run.
-8. A shell that cannot report, since a command took its descriptors (`ulimit -n 3`), ends with the code of that command.
+8. A shell that cannot report, since a command took its descriptors (`ulimit -n 3`), ends with the code of that command. The report takes
+   as many as the beginning of the next command, which would otherwise end with a code that is not its own (`ulimit -n 12`).
 9. What keeps a command from beginning is found before its streams are opened, and told as a word between the name of the run and the
    code. A program of its own opens them once it is in its folder, so it has not begun where they were not opened.
 10. A shell writes its state over the one before, in the same file. A file system writes a file that was emptied, or that a rename
@@ -52,7 +53,7 @@ _BASH = " ".join(
         "until ! :; do :;",
         "until unset -f builtin command; case $__tangram_code in '') builtin printf '%s\\n' {left} >&2; __tangram_code=1;; esac;",
         "command exec </dev/null >/dev/null 2>&1;",
-        """builtin printf '%s %s\\n' "${{__tangram_run-ready}}" "$__tangram_code" >|{done} || builtin exit "$__tangram_code";""",
+        """builtin printf '%s %s\\n' "${{__tangram_run-ready}}" "$__tangram_code" <&2 2>&0 >|{done} || builtin exit "$__tangram_code";""",
         "case $- in *x*) builtin set +x; __tangram_code=x;; esac;",
         "case ${{__tangram_run+set}} in set) {{ builtin printf '%s\\n' return >&6 && builtin export -p >&6 && builtin declare -f >&6 &&",
         "builtin printf '%s\\n' 'unset -f builtin' 'builtin return' >&6 && builtin printf '%6s\\n' : >&7; }} 6<>{state} 7<>{state};; esac;",
@@ -71,7 +72,8 @@ _POSIX = " ".join(
         "until ! :; do :;",
         "until unset -f command; case $__tangram_code in '') command printf '%s\\n' {left} >&2; __tangram_code=1;; esac;",
         "command exec </dev/null >/dev/null 2>&1;",
-        """command printf '%s %s\\n' "${{__tangram_run-ready}}" "$__tangram_code" >|{done} || exit "$__tangram_code";""",
+        """{{ {{ command printf '%s %s\\n' "${{__tangram_run-ready}}" "$__tangram_code" <&2 2>&0; }} <&2; }} >|{done} ||""",
+        """exit "$__tangram_code";""",
         "case ${{__tangram_run+set}} in set) {{ command printf '%s\\n' return >&6 && export -p >&6 && command printf '%s\\n' return >&6 &&",
         "command printf '%6s\\n' : >&7; }} 6<>{state} 7<>{state};; esac;",
         "until command read -r __tangram_run <{go}; do command test -p {go} && __tangram_run= || exit; done;",
