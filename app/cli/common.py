@@ -41,6 +41,7 @@ MOST_NODES: Final = 10_000
 MOST_UNITS: Final = 1_000_000
 MOST_TILED: Final = 100_000
 """Sizes of a simulation that a machine still holds; the largest that was measured has 100,000 cores (docs/scaling.md)."""
+MOST_OVERHEAD_S: Final = 3600
 
 
 def check_size(*, nodes: int, tile: int | None, **per_node: int | None) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from app.cli import output, plan_output
-from app.cli.common import AsJson, UsageError, app, check_size
+from app.cli.common import MOST_OVERHEAD_S, AsJson, UsageError, app, check_size
 from tangram.errors import InvalidAction
 from tangram.settings import Settings
 
@@ -36,7 +36,7 @@ def plan(
     gpu_memory_mb: Annotated[int, typer.Option(min=1, help="Memory per GPU, MB.")] = 80_000,
     label: Annotated[list[str] | None, typer.Option(help="A label that every node has; may be repeated.")] = None,
     cost: Annotated[Path | None, typer.Option(help="Prices, TOML: core_hour, gpu_hour, gb_hour. Cheapest instead of fewest.")] = None,
-    processes: Annotated[int | None, typer.Option(min=1, help="Simulations at a time; by default one per core.")] = None,
+    processes: Annotated[int | None, typer.Option(min=1, max=1024, help="Simulations at a time; by default one per core.")] = None,
     curve: Annotated[bool, typer.Option(help="Also simulate around the answer: curve, other loads, think times.")] = True,
     calibrate: Annotated[bool, typer.Option("--calibrate", help="Measure instead how far simulations are from live runs here.")] = False,
     as_json: AsJson = False,
@@ -66,8 +66,8 @@ def plan(
         raise InvalidAction("--speed", f"must be above 0, not {speed}")
     if not 0 <= spread < float("inf"):
         raise InvalidAction("--spread", f"must be 0 or more, not {spread}")
-    if not 0 <= overhead < float("inf"):
-        raise InvalidAction("--overhead", f"must be 0 or more, not {overhead}")
+    if not 0 <= overhead <= MOST_OVERHEAD_S:
+        raise InvalidAction("--overhead", f"must be 0 or more and at most {MOST_OVERHEAD_S}, not {overhead}")
     check_size(nodes=nodes or 1, tile=tile, cores_per_node=cores_per_node, gpus=gpus)
     check_size(nodes=1, tile=None, than_cores=than_cores)
     for name in (policy, no_worse_than):

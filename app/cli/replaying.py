@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.cli import output
-from app.cli.common import RUN_HELP, AsJson, UsageError, app, check_size, imports, make_state_dir
+from app.cli.common import MOST_OVERHEAD_S, RUN_HELP, AsJson, UsageError, app, check_size, imports, make_state_dir
 from tangram.errors import InvalidAction
 from tangram.settings import Settings
 
@@ -60,8 +60,8 @@ def replay(
         make_policy(name, without=(without or ()) if name == "elastic" or compare is None else ())
     if history is not None and not simulate:
         raise UsageError("--history is for --simulate: a live scheduler learns from its own journal (TANGRAM_HISTORY)")
-    if not 0 <= overhead < float("inf") or (overhead and not simulate):
-        raise InvalidAction("--overhead", f"must be 0 or more, and with --simulate, not {overhead}")
+    if not 0 <= overhead <= MOST_OVERHEAD_S or (overhead and not simulate):
+        raise InvalidAction("--overhead", f"must be 0 or more, at most {MOST_OVERHEAD_S}, and with --simulate, not {overhead}")
     options = ReplayOptions(
         overhead_s=overhead,
         nodes=nodes,

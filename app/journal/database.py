@@ -49,7 +49,7 @@ def open_engine(url: str, *, connect_timeout_s: float = 5.0) -> Engine:
     Raises `DatabaseError` when the URL is malformed or names another database than SQLite or PostgreSQL.
     """
     with database_errors(url):
-        parsed = make_url(url)
+        parsed = _parsed(url)
         backend = parsed.get_backend_name()
         if backend not in ("sqlite", "postgresql"):
             raise DatabaseError(f"{shown(url)}: use sqlite:///… or postgresql+psycopg://…, not {backend}")
@@ -162,9 +162,16 @@ def problem(error: BaseException) -> str:
 def shown(url: str | URL) -> str:
     """Return `url` for messages: without its password."""
     try:
-        return make_url(url).render_as_string(hide_password=True)
+        return _parsed(url).render_as_string(hide_password=True)
     except SQLAlchemyError:
         return "database URL"
+
+
+def _parsed(url: str | URL) -> URL:
+    try:
+        return make_url(url)
+    except ValueError as error:  # a port that is no number
+        raise ArgumentError(str(error)) from error
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _entry: ConnectionPoolEntry) -> None:

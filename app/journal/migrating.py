@@ -9,6 +9,7 @@ import logging
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -21,6 +22,8 @@ from sqlalchemy.exc import OperationalError
 from app.journal.database import MIGRATIONS, DatabaseError, database_errors, open_engine, problem, shown, sqlite_file, writing
 
 log = logging.getLogger(__name__)
+
+LONGEST_UPGRADE_S = 600.0
 
 # Alembic keeps the migration that runs in module globals.
 _ALEMBIC = threading.Lock()
@@ -57,12 +60,13 @@ def _migrate(url: str, step: Callable[[Config], None]) -> bool:
 
 
 def _wait_for_others(url: str, step: Callable[[], None]) -> None:
-    """Take a step that is one transaction, again and again while another process writes to the SQLite database."""
+    """Take a step that is one transaction, again and again while another process writes to the SQLite database, for `LONGEST_UPGRADE_S`."""
+    deadline = time.monotonic() + LONGEST_UPGRADE_S
     while True:
         try:
             return step()
         except OperationalError as error:
-            if getattr(error.orig, "sqlite_errorcode", None) != sqlite3.SQLITE_BUSY:
+            if getattr(error.orig, "sqlite_errorcode", None) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                 raise
             log.warning("%s: another process writes to the database, perhaps an upgrade: waiting for it", shown(url))
 

@@ -30,7 +30,7 @@ from tangram.action import Action
 from tangram.aio import AsyncClient
 from tangram.blobs import Blobs
 from tangram.elasticity import Amdahl, Table
-from tangram.errors import ActionError, ResultNotReady
+from tangram.errors import ActionError, ClientClosed, ResultNotReady
 from tangram.results import ExecResult
 from tangram.settings import Settings
 from tangram.wire import BLOB_TTL_S, SHARED_BLOB_KEY_PREFIX
@@ -176,7 +176,8 @@ class LiveReplay:
                 await asyncio.shield(self._close(client, closing.with_arguments(environment=environment)))
 
     async def _close(self, client: AsyncClient, closing: Action) -> None:
-        with contextlib.suppress(ActionError, ResultNotReady):  # lost is as good as closed, and a late close is not waited for
+        # Lost is as good as closed, a late close is not waited for, and the client of an interrupted replay closes what it has opened.
+        with contextlib.suppress(ActionError, ResultNotReady, ClientClosed):
             await (await client.submit(closing)).result(timeout_s=CLOSE_WAIT_S)
 
     async def _steps(self, client: AsyncClient, number: int, trajectory: Trajectory, environment: str | None) -> None:

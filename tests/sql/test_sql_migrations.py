@@ -17,7 +17,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, inspect, text
 from sqlalchemy.exc import IntegrityError
 
-from app.journal import database
+from app.journal import database, migrating
 from app.journal.database import (
     MIGRATIONS,
     DatabaseError,
@@ -112,6 +112,9 @@ def test_an_upgrade_waits_for_one_that_takes_longer_than_sqlite_waits(tmp_path: 
     engine = open_engine(url)
     with ThreadPoolExecutor(1) as pool:
         with writing(engine).begin():
+            with monkeypatch.context() as limits, pytest.raises(DatabaseError, match="database is locked"):
+                limits.setattr(migrating, "LONGEST_UPGRADE_S", 0.0)
+                upgrade(url)
             waiting = pool.submit(upgrade, url)
             assert said.wait(60)
             assert not waiting.done()
@@ -146,6 +149,7 @@ def test_a_database_that_is_not_up_to_date_is_refused(tmp_path: Path, is_there: 
         ("sqlite:////dev/null/x.sqlite", "unable to open database file"),
         ("mysql://user:secret@host/x", "not mysql"),
         ("not a url", "not a database URL"),
+        ("sqlite://host:port/x", "not a database URL"),
         ("postgresql+psycopg://user:secret@127.0.0.1:1/x", "onnection refused"),
     ],
 )

@@ -126,6 +126,7 @@ def test_a_span_that_was_exported_twice_counts_once(tmp_path: Path) -> None:
 SPAN = {"trace_id": "aa", "span_id": "a", "start_time": 1.0, "end_time": 2.0, "attributes": TOOL}
 WRONG = [
     ("{", "1: not JSON"),
+    ("9" * 5000, "1: not JSON: a number is too long"),
     ("3", "should be a span, a list of spans or an object with resourceSpans, not 3"),
     ('{"resourceMetrics": []}', "holds metrics or logs, not spans"),
     ('{"resourceSpans": []}', "none of its 0 spans is a tool call"),

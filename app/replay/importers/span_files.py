@@ -131,14 +131,15 @@ def _values(path: Path) -> Iterator[tuple[int | None, object]]:
     try:
         yield None, json.loads(text)
         return
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         pass  # not one value, so one a line
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
             try:
                 yield number, json.loads(line)
-            except (json.JSONDecodeError, RecursionError) as error:
-                reason = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
+            except (ValueError, RecursionError) as error:  # Python reads no number of more than 4300 digits
+                deep = "nested too deeply" if isinstance(error, RecursionError) else "a number is too long"
+                reason = error.msg if isinstance(error, json.JSONDecodeError) else deep
                 raise TraceError(f"not JSON: {reason}", file=str(path), line=number) from None
 
 
