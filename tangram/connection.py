@@ -17,7 +17,9 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 from celery import Celery
 from kombu.utils.url import maybe_sanitize_url
 from pydantic import BaseModel, ValidationError
-from redis import BlockingConnectionPool, Redis
+from redis import BlockingConnectionPool, ReadOnlyError, Redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from tangram.errors import StackUnreachable
 from tangram.settings import Settings
@@ -35,6 +37,12 @@ KEEPALIVE: dict[str, Any] = {
     "socket_keepalive_options": {getattr(socket, name): value for name, value in _KEEPALIVE.items() if hasattr(socket, name)},
 }
 """The same, as redis-py and kombu take it for connections over TCP."""
+
+LEAVE_REPLICAS: dict[str, Any] = {"retry": Retry(NoBackoff(), 0), "retry_on_error": [ReadOnlyError]}
+"""Options of redis-py: a connection closes whose server only reads, as after a failover, and the next one finds the new primary.
+
+No command is sent twice: redis-py closes a connection before it tries again, and here it makes no further try.
+"""
 
 M = TypeVar("M", bound=BaseModel)
 REDIS_SCHEMES = ("redis", "rediss", "redis+socket")
@@ -134,6 +142,7 @@ def open_store(result_url: str, connect_timeout_s: float, connections: int = STO
         timeout=_POOL_WAIT_S,
         socket_timeout=connect_timeout_s,
         health_check_interval=_HEALTH_CHECK_S,
+        **LEAVE_REPLICAS,
         **keepalive,
     )
     return Redis(connection_pool=pool)

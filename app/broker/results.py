@@ -32,7 +32,7 @@ from redis import BlockingConnectionPool, RedisError
 from app.action_task import Call, NodeRuntime
 from app.broker.messages import reports_message
 from app.runtime import runtime
-from tangram.connection import KEEPALIVE
+from tangram.connection import KEEPALIVE, LEAVE_REPLICAS
 from tangram.decode import read_meta
 from tangram.errors import ActionError
 from tangram.wire import DISOWNED, ENDED_CLAIM_TTL_S, GRANT_HEADER, claim_key
@@ -121,7 +121,7 @@ class RedisResults(FirstEndStays, RedisBackend):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # redis-py's usual pool refuses the 101st of as many threads, as if the store were away; with this one it waits its turn.
         super().__init__(*args, connection_pool=BlockingConnectionPool, max_connections=CONNECTIONS, **kwargs)
-        self.connparams["timeout"] = self.connparams["socket_timeout"]
+        self.connparams.update(LEAVE_REPLICAS, timeout=self.connparams["socket_timeout"])
         if "path" not in self.connparams:  # not over a Unix socket
             self.connparams.update(KEEPALIVE)
 

@@ -17,6 +17,8 @@ from typing import Annotated, Any
 from fastapi import Depends
 from redis.asyncio import Redis as AsyncRedis
 from redis.asyncio.connection import BlockingConnectionPool
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 from sqlalchemy import Engine
 from starlette.requests import Request
 
@@ -31,7 +33,7 @@ from app.gateway.tokens import Tokens, token_of
 from app.metrics.exposition import make_registry, serve
 from app.metrics.families import counter, histogram
 from app.metrics.loop_lag import watch_loop
-from tangram.connection import KEEPALIVE, find_addresses, open_store, redis_url
+from tangram.connection import KEEPALIVE, LEAVE_REPLICAS, find_addresses, open_store, redis_url
 from tangram.settings import Settings
 
 STORE_CONNECTIONS = 32
@@ -49,6 +51,7 @@ class Gateway:
         """
         url = find_addresses(settings).result_url
         limits: dict[str, Any] = {"timeout": settings.connect_timeout_s, "socket_timeout": settings.connect_timeout_s}
+        limits |= {**LEAVE_REPLICAS, "retry": Retry(NoBackoff(), 0)}
         if not redis_url(url).startswith("unix:"):
             limits |= KEEPALIVE
         pool = BlockingConnectionPool.from_url(redis_url(url), max_connections=STORE_CONNECTIONS, **limits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 from collections.abc import Iterator
@@ -10,15 +11,19 @@ from typing import Any
 
 import pytest
 from celery.app.task import Context
+from redis import ReadOnlyError
+from sqlalchemy import create_engine
 
 from app.action_task import Call
 from app.broker.transport import KombuTransport
 from app.celery import make_app
+from app.gateway.context import Gateway
 from app.local.processes import wait_until
 from app.scheduler_process import _app_of
 from tangram import Settings
+from tangram.connection import open_store
 from tangram.wire import INGRESS_QUEUE, node_queue
-from tests.conftest import RedisServer
+from tests.conftest import RedisServer, RedisUrls
 from tests.freezing import freeze
 from tests.live.network import Network
 
@@ -142,3 +147,30 @@ def test_what_a_connection_takes_that_only_the_server_has_for_open_comes_back(
         client.lpush(INGRESS_QUEUE, json.dumps({**message, "content-encoding": "utf-8", "headers": {**headers, "id": "b"}}))
         assert wait_until(lambda: [one.id for one in transport.receive(0.1)] == ["b"], 60)
         transport.close()
+
+
+def test_a_redis_that_only_reads_after_a_failover_is_left(own_redis: RedisServer, redis_urls: RedisUrls) -> None:
+    # Given an address at which one Redis is, and then another
+    address = own_redis.socket.parent / "address"
+    address.symlink_to(own_redis.socket)
+    url = f"redis+socket://{address}?virtual_host=0"
+    settings = Settings(broker_url=url, result_url=url)
+
+    async def of_gateway(*command: str) -> object:
+        return await gateway.store.execute_command(*command)
+
+    gateway = Gateway(settings, create_engine("sqlite://"))
+    stores = [open_store(url, 5.0, 1).execute_command, make_app(settings).backend.client.execute_command]
+    with asyncio.Runner() as runner, own_redis.client() as first:
+        stores.append(lambda *command: runner.run(of_gateway(*command)))
+        assert all(store("SET", "a", 1) for store in stores)
+        address.unlink()
+        address.symlink_to(redis_urls.socket)
+        # When the first becomes a replica, which ends no connection
+        first.replicaof("127.0.0.1", "1")
+        for store in stores:
+            with pytest.raises(ReadOnlyError):
+                store("RPUSH", "list", "x")
+        # Then each writes to the other one, and nothing was sent twice
+        assert [store("RPUSH", "list", "x") for store in stores] == [1, 2, 3]
+        runner.run(gateway.store.aclose())
