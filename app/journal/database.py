@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url, text
+from sqlalchemy import URL, Connection, Engine, ExceptionContext, create_engine, event, inspect, make_url, text
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry
 
@@ -23,7 +23,8 @@ from tangram.errors import TangramError
 
 MIGRATIONS = Path(__file__).resolve().parents[2] / "migrations"
 BUSY_TIMEOUT_S = 5.0
-
+READ_ONLY = "25006"
+"""What PostgreSQL calls a write to a standby."""
 
 MIB = 1 << 20
 ACTION_BYTES = 700
@@ -63,7 +64,9 @@ def open_engine(url: str, *, connect_timeout_s: float = 5.0) -> Engine:
         # A host that vanished would block a commit for minutes.
         limits = {"connect_timeout": max(1, round(connect_timeout_s)), "tcp_user_timeout": 4000}
         limits |= {"keepalives_idle": 2, "keepalives_interval": 1, "keepalives_count": 3}
-        return create_engine(parsed, json_serializer=dumps, connect_args=limits, pool_pre_ping=True)
+        engine = create_engine(parsed, json_serializer=dumps, connect_args=limits, pool_pre_ping=True)
+        event.listen(engine, "handle_error", _leave_standby)
+        return engine
 
 
 def writing(engine: Engine) -> Engine:
@@ -195,6 +198,12 @@ def _use_log(cursor: sqlite3.Cursor) -> None:
             if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                 raise
         time.sleep(0.01)
+
+
+def _leave_standby(context: ExceptionContext) -> None:
+    """Give up all connections after a write to a server that only reads, as after a failover: a new one may find the primary."""
+    if getattr(context.original_exception, "sqlstate", None) == READ_ONLY:
+        context.is_disconnect = True
 
 
 def _begin_sqlite(connection: Connection) -> None:

@@ -121,6 +121,21 @@ def test_a_broken_connection_is_made_anew(postgres: Engine) -> None:
     assert len(tables.rows(postgres, "grants")) == 1
 
 
+def test_a_server_that_only_reads_any_more_is_left(postgres: Engine) -> None:
+    engine = open_engine(postgres.url.render_as_string(hide_password=False))
+    with SqlJournal(engine) as journal:
+        # Given connections that a standby answers
+        with engine.connect() as first, engine.connect() as second:
+            for connection in (first, second):
+                connection.execute(text("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY"))
+                connection.commit()
+        # Then one journal and one lease find the server that writes
+        journal.write([make.received("a")])
+        assert Lease(engine, "x", "me", 60.0).acquire(1.0) == 1
+    engine.dispose()
+    assert [row["id"] for row in tables.rows(postgres, "actions")] == ["a"]
+
+
 def test_a_server_that_stays_away_is_one_clear_line_after_the_given_time() -> None:
     journal = SqlJournal(open_engine("postgresql+psycopg://user:secret@127.0.0.1:1/x"), retry_s=0.3)
     began = time.monotonic()
