@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from tangram.action import LONGEST_S
 from tangram.errors import TangramError
 
 
@@ -53,6 +54,8 @@ Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_entries)]
 Numbers = Annotated[tuple[NonNegativeInt, ...], NoDecode, BeforeValidator(_entries)]
 Counts = Annotated[dict[str, NonNegativeInt], NoDecode, BeforeValidator(_pairs)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Limit = Annotated[float, Field(gt=0, le=LONGEST_S)]
+"""Seconds that something is waited for: sockets and locks take no infinite number."""
 Count = Annotated[int, Field(ge=1)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Weights = Annotated[dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]], NoDecode, BeforeValidator(_pairs)]
@@ -96,7 +99,7 @@ class Settings(BaseSettings):
         "its opens, and its actions outside of environments, wait and are tried one by one. 1 for never.",
     )
     breaker_least: Count = Field(default=20, description="Actions of a job that must have ended in the last minute before it is held back.")
-    beat_s: PositiveFloat = Field(default=1.0, description="Interval of a worker's beats; three missed ones and the node is silent.")
+    beat_s: Limit = Field(default=1.0, description="Interval of a worker's beats; three missed ones and the node is silent.")
     node_lost_s: Seconds = Field(
         default=60.0,
         description="Silence of a node after which it is lost, with its environments; at least three beats count. "
@@ -126,8 +129,8 @@ class Settings(BaseSettings):
     starts_per_s: PositiveFloat = Field(default=200.0, description="Environments that may begin to start per second, over the whole fleet.")
     usage_s: float = Field(default=1.0, ge=0.1, description="Interval at which workers say what running commands have used.")
     event_log: NamedPath | None = Field(default=None, description="File to which the scheduler adds every event and what followed from it.")
-    timeout_s: PositiveFloat = Field(default=3600.0, description="Execution timeout of actions that name none, but for opens.")
-    open_timeout_s: PositiveFloat = Field(
+    timeout_s: Limit = Field(default=3600.0, description="Execution timeout of actions that name none, but for opens.")
+    open_timeout_s: Limit = Field(
         default=1800.0, description="Time within which an environment must be open, fetching its image included, where its open names none."
     )
     output_limit_bytes: Count = Field(
@@ -147,7 +150,7 @@ class Settings(BaseSettings):
         allow_inf_nan=False,
         description="Time for which a client bridges an outage of the broker or the result store; what is not done by then fails.",
     )
-    connect_timeout_s: PositiveFloat = Field(default=5.0, description="Longest wait for a broker, store or database to answer.")
+    connect_timeout_s: Limit = Field(default=5.0, description="Longest wait for a broker, store or database to answer.")
 
     sandbox: Literal["process", "docker"] = Field(
         default="process", description="What environments are on a CPU worker: process or docker."
@@ -163,7 +166,7 @@ class Settings(BaseSettings):
     image_pull: Literal["missing", "always", "never"] = Field(
         default="missing", description="When Docker images are fetched: missing, always or never."
     )
-    image_pull_s: PositiveFloat = Field(
+    image_pull_s: Limit = Field(
         default=1800.0, description="Time within which a Docker image must be fetched, however many environments wait for it."
     )
     image_cache_mb: Count | None = Field(
@@ -179,7 +182,7 @@ class Settings(BaseSettings):
     container_memory_mb: int = Field(default=2048, ge=6, description="Memory of containers whose environment names none.")
     container_processes: Count = Field(default=512, description="Processes and threads of one container.")
     container_disk_mb: Count = Field(default=4096, description="What one container may write to disk.")
-    container_start_s: PositiveFloat = Field(
+    container_start_s: Limit = Field(
         default=60.0,
         description="Time within which a container must stand once it starts, and the longest wait for an answer of the engine.",
     )

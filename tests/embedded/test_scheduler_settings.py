@@ -39,3 +39,11 @@ def test_shares_that_are_none_are_named(shares: str) -> None:
         Settings(shares=shares)
     (error,) = caught.value.errors()
     assert error["loc"] in (("shares",), ("shares", "a"))
+
+
+@pytest.mark.parametrize("name", ["timeout_s", "open_timeout_s", "connect_timeout_s", "beat_s", "image_pull_s", "container_start_s"])
+def test_a_wait_that_no_lock_or_socket_takes_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seconds in ("inf", "1e10"):
+        monkeypatch.setenv(f"TANGRAM_{name.upper()}", seconds)
+        with pytest.raises(ValidationError, match="less than or equal to 1000000000"):
+            Settings()
