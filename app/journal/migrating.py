@@ -32,7 +32,7 @@ _ALEMBIC = threading.Lock()
 def upgrade(url: str, revision: str = "head") -> bool:
     """Bring the database at `url` to `revision`; do nothing where it is there already. Return whether a file was made for it.
 
-    Raises `DatabaseError` when it cannot be reached or written, or is at a revision that is not in `migrations/`.
+    Raises `DatabaseError` when it cannot be reached or written, cannot hold every text, or is at a revision that is not in `migrations/`.
     """
     return _migrate(url, lambda config: command.upgrade(config, revision))
 
@@ -46,6 +46,7 @@ def _migrate(url: str, step: Callable[[Config], None]) -> bool:
     engine = open_engine(url)
     try:
         with database_errors(url):
+            _require_unicode(engine)
             is_new = _make_private(engine)
             config = _config()
             config.attributes["engine"] = writing(engine)
@@ -69,6 +70,14 @@ def _wait_for_others(url: str, step: Callable[[], None]) -> None:
             if getattr(error.orig, "sqlite_errorcode", None) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                 raise
             log.warning("%s: another process writes to the database, perhaps an upgrade: waiting for it", shown(url))
+
+
+def _require_unicode(engine: Engine) -> None:
+    if engine.dialect.name == "postgresql":
+        with engine.connect() as connection:
+            encoding = connection.exec_driver_sql("SHOW server_encoding").scalar_one()
+        if encoding not in ("UTF8", "SQL_ASCII"):
+            raise DatabaseError(f"{shown(engine.url)}: its encoding {encoding} lacks letters: make one with ENCODING 'UTF8'")
 
 
 def _make_private(engine: Engine) -> bool:

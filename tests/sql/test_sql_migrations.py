@@ -30,6 +30,7 @@ from app.journal.database import (
 )
 from app.journal.migrating import downgrade, upgrade
 from app.journal.models import Action, ActionHour, Base, Environment, EnvironmentHour, Node, ServiceInstance
+from app.journal.writing import SqlJournal
 from scheduler.model.lifecycle import ACTION, ENVIRONMENT, NODE, SERVICE
 from tangram.ends import CAUSES, FAULTS
 from tests.sql import make, tables
@@ -158,6 +159,29 @@ def test_a_database_out_of_reach_is_named_in_one_line_without_its_password(url: 
         upgrade(url)
     assert "\n" not in str(caught.value)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
+def test_a_postgresql_holds_every_text_or_is_refused(postgres_engine: Engine, encoding: str) -> None:
+    # Given a database as a server makes it that knows no locale, or an old one
+    name = f"{postgres_engine.url.database}_{encoding.lower()}"
+    with postgres_engine.connect().execution_options(isolation_level="AUTOCOMMIT") as server:
+        server.execute(text(f"CREATE DATABASE {name} ENCODING '{encoding}' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'"))
+        url = postgres_engine.url.set(database=name).render_as_string(hide_password=False)
+        try:
+            if encoding == "LATIN1":
+                with pytest.raises(DatabaseError, match="its encoding LATIN1 lacks letters"):
+                    upgrade(url)
+                return
+            upgrade(url)
+            engine = open_engine(url)
+            with SqlJournal(engine) as journal:
+                journal.write([make.received("a", message='"\U0001f40d"')])
+                assert [action.message for action in journal.unfinished().actions] == ['"\U0001f40d"']
+            engine.dispose()
+        finally:
+            server.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
 
 
 def test_a_path_with_odd_characters_is_a_path(tmp_path: Path) -> None:
