@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from celery import Celery
 from kombu.exceptions import OperationalError
@@ -11,6 +12,10 @@ from redis import Redis, RedisError
 
 from tangram.connection import show
 from tangram.errors import StackUnreachable, TangramError
+
+log = logging.getLogger(__name__)
+
+_NO_EVICTION = "noeviction"
 
 
 def require_broker(app: Celery, timeout_s: float) -> None:
@@ -27,11 +32,15 @@ def require_broker(app: Celery, timeout_s: float) -> None:
 
 
 def require_store(store: Redis, url: str) -> None:
-    """Ask the result store for an answer. Raises `StackUnreachable` when there is none."""
+    """Ask the result store for an answer. Raises `StackUnreachable` when there is none. Complains of one that may drop keys on its own."""
     try:
         store.ping()
     except (RedisError, OSError) as error:
         raise StackUnreachable(f"the result store at {show(url)} cannot be reached: {error}") from None
+    with suppress(RedisError):  # not every user may ask
+        policy = store.info("memory").get("maxmemory_policy", _NO_EVICTION)
+        if policy != _NO_EVICTION:
+            log.warning("Redis at %s has maxmemory-policy %s: it may drop claims and results, set %s", show(url), policy, _NO_EVICTION)
 
 
 @contextmanager

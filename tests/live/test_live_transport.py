@@ -19,6 +19,7 @@ from app.broker.transport import KombuTransport
 from app.celery import make_app
 from app.gateway.context import Gateway
 from app.local.processes import wait_until
+from app.preconditions import require_store
 from app.scheduler_process import _app_of
 from tangram import Settings
 from tangram.connection import open_store
@@ -174,3 +175,12 @@ def test_a_redis_that_only_reads_after_a_failover_is_left(own_redis: RedisServer
         # Then each writes to the other one, and nothing was sent twice
         assert [store("RPUSH", "list", "x") for store in stores] == [1, 2, 3]
         runner.run(gateway.store.aclose())
+
+
+def test_a_redis_that_may_drop_keys_is_complained_of(own_redis: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    with own_redis.client() as client:
+        require_store(client, own_redis.result)
+        assert not caplog.messages
+        client.config_set("maxmemory-policy", "volatile-lru")  # as managed services have it
+        require_store(client, own_redis.result)
+    assert "maxmemory-policy volatile-lru" in caplog.text
