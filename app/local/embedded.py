@@ -35,7 +35,18 @@ from pydantic import BaseModel, ValidationError
 from app.journal.database import sqlite_url
 from app.journal.migrating import upgrade
 from app.local.kept_environments import end_kept
-from app.local.processes import METRICS_HOST, METRICS_PORT, Command, Identity, Process, StackError, describe, stop_stranger, wait_until
+from app.local.processes import (
+    METRICS_HOST,
+    METRICS_PORT,
+    Command,
+    Identity,
+    Process,
+    StackError,
+    describe,
+    stop_stranger,
+    this_boot,
+    wait_until,
+)
 from app.local.redis_server import RedisServer, remove_socket_folder
 
 log = logging.getLogger(__name__)
@@ -56,7 +67,7 @@ class StackRunning(StackError):
 
 
 class StackFile(BaseModel):
-    """What `stack.json` says: the addresses, and of each process its number and start (seconds since the epoch).
+    """What `stack.json` says: the addresses, the boot of the machine, and of each process its number and start (seconds since that).
 
     `metrics` are the addresses at which processes serve their metrics, by name.
     """
@@ -65,7 +76,8 @@ class StackFile(BaseModel):
     result_url: str
     database_url: str
     pids: dict[str, int]
-    started_at: dict[str, float]
+    started_s: dict[str, float] = {}
+    boot: str = ""
     socket_folder: Path | None = None
     metrics: dict[str, str] = {}
 
@@ -263,7 +275,8 @@ class EmbeddedStack:
             result_url=self.result_url,
             database_url=self.database_url,
             pids={process.name: process.identity.pid for process in self._processes.values()},
-            started_at={process.name: process.identity.started_at for process in self._processes.values()},
+            started_s={process.name: process.identity.started_s for process in self._processes.values()},
+            boot=this_boot(),
             socket_folder=self._redis.socket_folder if self._redis else None,
             metrics=self.metrics,
         )
@@ -309,7 +322,7 @@ def _clean_leftovers(stack_file: Path, wait_s: float) -> None:
         log.warning("%s is not a stack file and will be replaced", stack_file)
         return
     for name, pid in reversed(stack.pids.items()):
-        if stop_stranger(Identity(pid, stack.started_at.get(name, 0.0)), wait_s):
+        if stop_stranger(Identity(pid, stack.started_s.get(name, 0.0), stack.boot), wait_s):
             log.warning("stopped %s (pid %d), left running by a stack that crashed", name, pid)
     if stack.socket_folder is not None:
         remove_socket_folder(stack.socket_folder)

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT, Popen
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import psutil
 
@@ -51,18 +51,37 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A process for good: its number, and when it started (seconds since the epoch), as numbers are used again."""
+    """A process for good, as numbers are used again: its number, the `boot` of the machine, and when it started (seconds since that)."""
 
     pid: int
-    started_at: float
+    started_s: float
+    boot: str
+
+    @classmethod
+    def of(cls, pid: int) -> Self:
+        """Return that of a process. Raises `psutil.Error`."""
+        return cls(pid, _started_s(psutil.Process(pid)), this_boot())
 
     def find(self) -> psutil.Process | None:
         """Return the process where it still lives; None where it is gone or its number is another's."""
         with suppress(psutil.Error):
             process = psutil.Process(self.pid)
-            if abs(process.create_time() - self.started_at) <= SAME_START_S and _lives(process):
-                return process
+            is_same = self.boot == this_boot() and abs(_started_s(process) - self.started_s) <= SAME_START_S
+            return process if is_same and _lives(process) else None
         return None
+
+
+def this_boot() -> str:
+    """Return what names the boot of the machine; nothing where the system has no name for it."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
+
+
+def _started_s(process: psutil.Process) -> float:
+    # psutil adds the two, and moves both where the clock is set.
+    booted_at = psutil.boot_time()
+    return process.create_time() - booted_at
 
 
 class Process:
@@ -98,7 +117,7 @@ class Process:
                 env=self._env,
                 start_new_session=True,
             )
-        self.identity = Identity(self._child.pid, psutil.Process(self._child.pid).create_time())
+        self.identity = Identity.of(self._child.pid)
         self._asked = False
         self._family: set[psutil.Process] = set()
 

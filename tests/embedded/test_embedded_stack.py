@@ -13,7 +13,9 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -22,7 +24,7 @@ import redis
 from app.journal.database import open_engine, require_latest
 from app.local import embedded
 from app.local.embedded import EmbeddedStack, Restarts, StackRunning
-from app.local.processes import Command, StackError, wait_until
+from app.local.processes import Command, Identity, StackError, wait_until
 from tests.cli.support import leftovers
 
 pytestmark = pytest.mark.real
@@ -270,18 +272,27 @@ def test_what_a_crashed_stack_left_running_is_stopped_by_the_next(tmp_path: Path
         assert stack.dead() == []
 
 
-def test_a_process_that_only_has_the_number_of_a_dead_one_is_spared(state_dir: Path) -> None:
-    # Given a stack.json of long ago, with a number that now is a stranger's
+@pytest.mark.parametrize("parts", [{"started_s": 1.0}, {"boot": "another"}])
+def test_a_process_that_only_has_the_number_of_a_dead_one_is_spared(state_dir: Path, parts: dict[str, Any]) -> None:
+    # Given a stack.json of long ago, or of before the machine was started, with a number that now is a stranger's
     stranger = subprocess.Popen(["sleep", "60"])
     try:
         state_dir.mkdir()
-        words = {"broker_url": "x", "result_url": "x", "database_url": "x", "pids": {"worker": stranger.pid}, "started_at": {"worker": 1e9}}
-        (state_dir / "stack.json").write_text(json.dumps(words))
+        known = replace(Identity.of(stranger.pid), **parts)
+        words = {"broker_url": "x", "result_url": "x", "database_url": "x", "pids": {"worker": known.pid}, "boot": known.boot}
+        (state_dir / "stack.json").write_text(json.dumps({**words, "started_s": {"worker": known.started_s}}))
         with EmbeddedStack(state_dir):
             assert stranger.poll() is None
     finally:
         stranger.kill()
         stranger.wait()
+
+
+def test_a_process_is_known_after_the_clock_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = Identity.of(os.getpid())
+    booted_at = psutil.boot_time()
+    monkeypatch.setattr("psutil._psplatform.boot_time", lambda: booted_at + 3600.0)  # as /proc/stat has it then
+    assert mine.find() is not None
 
 
 @pytest.mark.parametrize("content", ["{", '{"pids": {"a": "b"}}'])
