@@ -229,7 +229,9 @@ class Settings(BaseSettings):
         description="Name of this worker's node; by default host name and kind. In a container of compose's, a worker with "
         "`TANGRAM_SANDBOX=docker` takes host, project, service and number.",
     )
-    cores: Count | None = Field(default=None, description="Cores that a CPU worker offers; by default those of its affinity mask.")
+    cores: Count | None = Field(
+        default=None, description="Cores that a CPU worker offers; by default those of its affinity mask, as far as its quota goes."
+    )
     reserved_cores: NonNegativeInt = Field(
         default=0, description="Cores that a CPU worker leaves to the system, whole physical ones where that can be."
     )

@@ -26,6 +26,7 @@ from app.action_task import NodeRuntime
 from app.celery import app
 from app.local.kept_environments import folder_of
 from app.own_container import node_name, own_container
+from app.own_groups import usable_cores
 from app.preconditions import require_broker, require_store
 from app.runtime import runtime
 from app.services_file import ConfigError, ServicesFile, check_models, load_services_file
@@ -163,16 +164,16 @@ class Prepared:
     stands: Callable[[], bool] | None = None
 
 
-def _offered_cores(settings: Settings, machine: Topology) -> list[list[int]]:
+def _offered_cores(settings: Settings, machine: Topology, usable: Callable[[int], int] = usable_cores) -> list[list[int]]:
     """Return the ids of the cores to offer, by domain.
 
-    They are the machine's own, less the reserved ones, unless more are to be offered than it has: then they are made up,
-    in one domain. Raises `ConfigError` where nothing is left to be offered.
+    They are the machine's own, less the reserved ones and what a quota takes from commands of this process. Where more are to be offered
+    than it has, they are made up, in one domain. Raises `ConfigError` where nothing is left to be offered.
     """
     left, all_of_them = machine.without(settings.reserved_cores), len(machine.cores)
     if not left.cores:
         raise ConfigError(f"TANGRAM_RESERVED_CORES={settings.reserved_cores} leaves nothing of the {all_of_them} cores here")
-    wanted = settings.cores or all_of_them
+    wanted = settings.cores or (usable(all_of_them) if settings.sandbox == "process" else all_of_them)
     if wanted > all_of_them:
         return [list(range(wanted))]
     return [list(domain.cores) for domain in left.first(wanted).domains]

@@ -19,6 +19,7 @@ from app.journal.overview import HOST_LABEL
 from app.journal.status import status
 from app.local.embedded import EmbeddedStack
 from app.local.processes import METRICS_HOST, METRICS_PORT, Command, StackError
+from app.own_groups import usable_cores
 from tangram.settings import Settings
 from tangram.shards import FIRST
 from tangram.wire import of_shard
@@ -151,7 +152,7 @@ def settings_of(stack: EmbeddedStack, base: Settings, shards: int = 1) -> Settin
 
 def cores_here() -> int:
     """Return the cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+    return usable_cores(len(os.sched_getaffinity(0)))
 
 
 def _answers(address: tuple[str, int]) -> bool:

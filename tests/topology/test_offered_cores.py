@@ -9,6 +9,7 @@ from celery import signals
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.own_groups import usable_cores
 from app.services_file import ConfigError
 from scheduler.live.descriptions import node_spec
 from scheduler.model import UNLIMITED
@@ -20,7 +21,7 @@ from workers.start import _offered_cores, _process_sandbox, describe
 
 
 def offered(machine: Topology, **given: int) -> list[list[int]]:
-    return _offered_cores(Settings(**given), machine)  # type: ignore[arg-type]
+    return _offered_cores(Settings(**given), machine, lambda most: most)  # type: ignore[arg-type]
 
 
 def test_fewer_cores_are_the_first_ones(two_sockets: Path) -> None:
@@ -36,6 +37,30 @@ def test_reserved_cores_are_not_offered(two_sockets: Path) -> None:
 
 def test_more_cores_than_there_are_are_virtual_ones() -> None:
     assert offered(Topology((Domain(((3,),)), Domain(((7,),)))), cores=4) == [[0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "files", "usable"),
+    [
+        ("cgroup2", {"pod/cpu.max": "250000 100000", "pod/box/cpu.max": "max 100000"}, 2),
+        ("cgroup2", {"pod/box/cpu.max": "50000 100000"}, 1),
+        ("cgroup2", {"pod/box/cpu.max": "900000 100000"}, 4),
+        ("cgroup", {"cpu.cfs_quota_us": "-1", "cpu.cfs_period_us": "100000"}, 4),
+        ("cgroup", {"pod/box/cpu.cfs_quota_us": "150000", "pod/box/cpu.cfs_period_us": "50000"}, 3),
+    ],
+)
+def test_a_quota_leaves_whole_cores(tmp_path: Path, kind: str, files: dict[str, str], usable: int) -> None:
+    # Given the kernel's word on a process in the group /pod/box, and what limits it there and above
+    (tmp_path / "cgroup").write_text("0::/pod/box\n" if kind == "cgroup2" else "4:cpu,cpuacct:/pod/box\n3:memory:/\n")
+    (tmp_path / "mountinfo").write_text(f"30 23 0:26 / {tmp_path}/groups rw - {kind} cgroup rw,cpu,cpuacct\n")
+    for name, words in files.items():
+        (file := tmp_path / "groups" / name).parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{words}\n")
+    assert usable_cores(4, tmp_path) == usable
+    # And commands in containers, which are in no group of the worker's, are not held by it
+    machine = Topology((Domain(((0, 1), (2, 3))),))
+    own, beside = (_offered_cores(Settings(sandbox=of), machine, lambda most: usable_cores(most, tmp_path)) for of in ("process", "docker"))
+    assert (len(own[0]), len(beside[0])) == (usable, 4)
 
 
 @pytest.mark.parametrize("reserved", [2, 3])
