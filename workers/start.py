@@ -51,6 +51,7 @@ from workers.listeners import count, listen, settle, trace
 from workers.memory import usable_mb
 from workers.node import Node
 from workers.shutdown import NodeWorker, Shutdown, end_as_killed
+from workers.threads import TaskPool
 from workers.unique_name import UniqueName
 
 Pool = Literal["cpu", "gpu", "api"]
@@ -107,7 +108,7 @@ def run(pool: Pool, settings: Settings, include: Sequence[str] = (), log_level: 
             Shutdown(node, blobs, sole, settings.hand_over_s, prepared.stands),
             app=app,
             hostname=f"{node.name}@{socket.gethostname()}",
-            pool_cls="threads",
+            pool_cls=TaskPool,
             concurrency=THREADS[pool] + THREADS_PER_CORE * prepared.description["cores"],
             loglevel=log_level,
             without_gossip=True,
