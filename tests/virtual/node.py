@@ -119,7 +119,13 @@ class VirtualNode:
 
     def _run(self) -> None:
         settings, worker = self.settings, f"{self.name}/{self.starts}"
-        description, now = self.prepare(worker)
+        description, look = self.prepare(worker)
+
+        def now() -> dict[str, Any]:
+            seen = look()
+            self._network.world.starve("workers.reporter")  # which sends it
+            return seen
+
         self._node = node = WatchedNode(
             APP,
             MemoryStore(self._network.broker),  # type: ignore[arg-type]
@@ -152,13 +158,8 @@ class VirtualNode:
         settings = settings.model_copy(update={"node_name": self.name})
         description = describe("cpu", settings, cores=self.cores, memory_mb=self.memory_mb or 4096)
         description["grants_memory"] = self.memory_mb > 0
-
-        def now() -> dict[str, Any]:
-            seen = {"environments": [one.spec.id for one in sandbox.environments()], **allowed_now(sandbox)}
-            self._network.world.starve("workers.reporter")  # which sends it
-            return seen
-
-        return description, now
+        standing = lambda: [one.spec.id for one in sandbox.environments()]  # noqa: E731
+        return description, lambda: {"environments": standing(), **allowed_now(sandbox)}
 
     def _go_on(self, node: Node) -> None:
         """Carry out what the worker before this one has left running, as `NodeConsumer` does."""
