@@ -21,7 +21,7 @@ from tangram.blobs import Blobs
 from tangram.settings import Settings
 from tangram.wire import GRANT_HEADER, WireGrant, WireNode, node_queue
 from tests.virtual.clock import Process
-from tests.virtual.network import Network, Refused
+from tests.virtual.network import Network
 from tests.virtual.sandbox import Claim, Ledger, VirtualEnvironment, VirtualSandbox
 from workers.context import CpuContext, provide
 from workers.control import this_node
@@ -203,6 +203,6 @@ class VirtualNode:
         request = {**headers, "delivery_info": {}, "hostname": self.name, "args": args, "kwargs": kwargs}
         try:
             build_tracer(task.name, task, app=APP)(headers["id"], args, kwargs, request)
-        except Refused:
+        except RedisError:
             if not this_node().has_left:  # else no result counts, and a store that is away is not waited for
                 raise
