@@ -30,7 +30,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Literal, Self
 
-from pydantic import BaseModel, ValidationError
+import psutil
+from pydantic import BaseModel, Field, ValidationError
 
 from app.journal.database import sqlite_url
 from app.journal.migrating import upgrade
@@ -67,17 +68,18 @@ class StackRunning(StackError):
 
 
 class StackFile(BaseModel):
-    """What `stack.json` says: the addresses, the boot of the machine, and of each process its number and start (seconds since that).
+    """What `stack.json` says: the addresses, the boot of the machine, and of each process its number and start (seconds since the epoch).
 
-    `metrics` are the addresses at which processes serve their metrics, by name.
+    `metrics` are the addresses at which processes serve their metrics, by name. `booted_at` is when the clock then said it was booted.
     """
 
     broker_url: str
     result_url: str
     database_url: str
     pids: dict[str, int]
-    started_s: dict[str, float] = {}
-    boot: str = ""
+    started_at: dict[str, float]
+    booted_at: float = Field(default_factory=psutil.boot_time)
+    boot: str = Field(default_factory=this_boot)
     socket_folder: Path | None = None
     metrics: dict[str, str] = {}
 
@@ -270,13 +272,14 @@ class EmbeddedStack:
         self.metrics.clear()
 
     def _write_stack_file(self) -> None:
+        booted_at = psutil.boot_time()
         stack = StackFile(
             broker_url=self.broker_url,
             result_url=self.result_url,
             database_url=self.database_url,
             pids={process.name: process.identity.pid for process in self._processes.values()},
-            started_s={process.name: process.identity.started_s for process in self._processes.values()},
-            boot=this_boot(),
+            started_at={process.name: booted_at + process.identity.started_s for process in self._processes.values()},
+            booted_at=booted_at,
             socket_folder=self._redis.socket_folder if self._redis else None,
             metrics=self.metrics,
         )
@@ -322,7 +325,7 @@ def _clean_leftovers(stack_file: Path, wait_s: float) -> None:
         log.warning("%s is not a stack file and will be replaced", stack_file)
         return
     for name, pid in reversed(stack.pids.items()):
-        if stop_stranger(Identity(pid, stack.started_s.get(name, 0.0), stack.boot), wait_s):
+        if stop_stranger(Identity(pid, stack.started_at.get(name, 0.0) - stack.booted_at, stack.boot), wait_s):
             log.warning("stopped %s (pid %d), left running by a stack that crashed", name, pid)
     if stack.socket_folder is not None:
         remove_socket_folder(stack.socket_folder)
