@@ -32,6 +32,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from queue import SimpleQueue
 from types import FrameType
 from typing import Any
 
@@ -45,6 +46,9 @@ from workers.unique_name import UniqueName
 log = logging.getLogger(__name__)
 
 Handler = Callable[[int, FrameType | None], object]
+
+THREADS = 4
+"""Two hand over, one for each SIGTERM, and two leave."""
 
 
 def end_as_killed() -> None:
@@ -61,6 +65,10 @@ class Shutdown:
         self._node, self._blobs, self._name, self._limit_s, self._stands = node, blobs, name, limit_s, stands
         self._is_asked = self._leaves = False
         self._celery: Handler | None = None
+        # A signal's handler runs in the middle of anything, perhaps of what holds the node's lock, and may find no thread to be had.
+        self._work = SimpleQueue[Callable[[], object]]()
+        for _ in range(THREADS):
+            threading.Thread(target=lambda: self._work.get()(), name="tangram-shutdown", daemon=True).start()
         signals.worker_shutting_down.connect(self._leave, weak=False)
 
     def take_signals(self) -> None:
@@ -75,8 +83,7 @@ class Shutdown:
             self._celery(number, frame)
             return
         limit_s, self._is_asked = 0.0 if self._is_asked else self._limit_s, True
-        # A signal's handler runs in the middle of anything, perhaps of what holds the node's lock.
-        threading.Thread(target=self._hand_over, args=(limit_s,), name="tangram-hand-over").start()
+        self._work.put(lambda: self._hand_over(limit_s))
 
     def _hand_over(self, limit_s: float) -> None:
         log.warning("this worker hands over: what runs has %g s to end", limit_s)
@@ -95,7 +102,7 @@ class Shutdown:
 
     def _leave(self, **_: Any) -> None:
         for leaving in (self._blobs.close, self._node.leave):
-            threading.Thread(target=leaving, name="tangram-leave").start()
+            self._work.put(leaving)
 
 
 class NodeWorker(Worker):  # type: ignore[misc]
