@@ -173,9 +173,9 @@ async def stream_input(request: Request, sandbox: SandboxOf) -> Response:
 async def close_stdin(request: Request, sandbox: SandboxOf) -> dict[str, Any]:
     """End the input of a process."""
     process = await _find_reader(sandbox, parsed(SelectMessage, await request.body()).process)
-    await _give(sandbox, process, input_messages.end())
     if process.program.terminal is None:
         await sandbox.processes.note_closed(process)
+    await _give(sandbox, process, input_messages.end())
     return {}
 
 
