@@ -26,7 +26,7 @@ def usable_cores(most: int, proc: Path = PROC) -> int:
 
 
 def own_groups(controller: str, proc: Path = PROC) -> Iterator[tuple[str, Path]]:
-    """Yield file system and folder of each group in which a controller may limit the process; `proc` is its folder of the kernel's."""
+    """Yield file system and folder of each group in which a controller may limit the process with the folder `proc`."""
     try:
         groups = (proc / "cgroup").read_text().splitlines()
         mounts = (proc / "mountinfo").read_text().splitlines()

@@ -32,7 +32,7 @@ def require_broker(app: Celery, timeout_s: float) -> None:
 
 
 def require_store(store: Redis, url: str) -> None:
-    """Ask the result store for an answer. Raises `StackUnreachable` when there is none. Complains of one that may drop keys on its own."""
+    """Ask the result store for an answer. Raises `StackUnreachable` when there is none. Warns of a store that may evict keys."""
     try:
         store.ping()
     except (RedisError, OSError) as error:

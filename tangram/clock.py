@@ -51,7 +51,7 @@ class Clock:
         return threading.Event()
 
     def lock(self) -> AbstractContextManager[Any]:
-        """Return a lock that nobody holds. Who holds it may take it again."""
+        """Return a lock that nobody holds. Its holder may take it again."""
         return threading.RLock()
 
     def fifo(self) -> queue.SimpleQueue[Any]:

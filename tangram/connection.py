@@ -39,9 +39,9 @@ KEEPALIVE: dict[str, Any] = {
 """The same, as redis-py and kombu take it for connections over TCP."""
 
 LEAVE_REPLICAS: dict[str, Any] = {"retry": Retry(NoBackoff(), 0), "retry_on_error": [ReadOnlyError]}
-"""Options of redis-py: a connection closes whose server only reads, as after a failover, and the next one finds the new primary.
+"""Options of redis-py that close a connection once its server only reads, as after a failover. The next one finds the new primary.
 
-No command is sent twice: redis-py closes a connection before it tries again, and here it makes no further try.
+redis-py closes a connection before it tries a command again. Here it makes no further try, so no command is sent twice.
 """
 
 M = TypeVar("M", bound=BaseModel)

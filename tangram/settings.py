@@ -55,7 +55,7 @@ Numbers = Annotated[tuple[NonNegativeInt, ...], NoDecode, BeforeValidator(_entri
 Counts = Annotated[dict[str, NonNegativeInt], NoDecode, BeforeValidator(_pairs)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Limit = Annotated[float, Field(gt=0, le=LONGEST_S)]
-"""Seconds that something is waited for: sockets and locks take no infinite number."""
+"""Seconds to wait for something. Sockets and locks take no infinite number."""
 Count = Annotated[int, Field(ge=1)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Weights = Annotated[dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]], NoDecode, BeforeValidator(_pairs)]
@@ -230,7 +230,8 @@ class Settings(BaseSettings):
         "`TANGRAM_SANDBOX=docker` takes host, project, service and number.",
     )
     cores: Count | None = Field(
-        default=None, description="Cores that a CPU worker offers; by default those of its affinity mask, as far as its quota goes."
+        default=None,
+        description="Cores that a CPU worker offers; by default those of its affinity mask, with process sandboxes at most its quota.",
     )
     reserved_cores: NonNegativeInt = Field(
         default=0, description="Cores that a CPU worker leaves to the system, whole physical ones where that can be."

@@ -1,4 +1,4 @@
-"""The threads of a worker: where the system gives it no more, as at a limit on processes, what comes waits for those that it has."""
+"""The pool of threads of a worker. At a limit on processes no thread can be started: tasks then wait for the threads that there are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 class TaskPool(thread.TaskPool):  # type: ignore[misc]
-    """Celery's pool of threads. That raises what no thread could be started for, by which the worker would end."""
+    """Celery's pool of threads. An error at the start of a thread does not reach the consumer, which would end the worker."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -64,7 +64,7 @@ def open_engine(url: str, *, connect_timeout_s: float = 5.0) -> Engine:
         # A host that vanished would block a commit for minutes.
         options = {"connect_timeout": max(1, round(connect_timeout_s)), "tcp_user_timeout": 4000}
         options |= {"keepalives_idle": 2, "keepalives_interval": 1, "keepalives_count": 3}
-        # psycopg would take the server's, by which texts of an SQL_ASCII database are bytes.
+        # By default psycopg takes the server's encoding, and reads texts of an SQL_ASCII database as bytes.
         engine = create_engine(parsed, json_serializer=dumps, connect_args={**options, "client_encoding": "utf8"}, pool_pre_ping=True)
         event.listen(engine, "handle_error", _leave_standby)
         return engine

@@ -61,7 +61,7 @@ def _migrate(url: str, step: Callable[[Config], None]) -> bool:
 
 
 def _wait_for_others(url: str, step: Callable[[], None]) -> None:
-    """Take a step that is one transaction, again and again while another process writes to the SQLite database, for `LONGEST_UPGRADE_S`."""
+    """Take a step, which is one transaction. While another process writes to the SQLite database, try again for `LONGEST_UPGRADE_S`."""
     deadline = time.monotonic() + LONGEST_UPGRADE_S
     while True:
         try:
@@ -77,7 +77,7 @@ def _require_unicode(engine: Engine) -> None:
         with engine.connect() as connection:
             encoding = connection.exec_driver_sql("SHOW server_encoding").scalar_one()
         if encoding not in ("UTF8", "SQL_ASCII"):
-            raise DatabaseError(f"{shown(engine.url)}: its encoding {encoding} lacks letters: make one with ENCODING 'UTF8'")
+            raise DatabaseError(f"{shown(engine.url)}: encoding {encoding} cannot hold every text: make a database with ENCODING 'UTF8'")
 
 
 def _make_private(engine: Engine) -> bool:

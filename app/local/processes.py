@@ -79,7 +79,7 @@ def this_boot() -> str:
 
 
 def _started_s(process: psutil.Process) -> float:
-    # psutil adds the two, and moves both where the clock is set.
+    # create_time() is the boot, as the clock has it, and the seconds since. The boot moves when the clock is set.
     booted_at = psutil.boot_time()
     return process.create_time() - booted_at
 

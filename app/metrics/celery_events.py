@@ -51,7 +51,7 @@ class CeleryEvents(Collector):
         self._names, self._exceptions = Names(), Names()
         self._lock = threading.Lock()
         self._heard_at: dict[str, float] = {}
-        """When each worker was heard of last; a worker on another host is another worker."""
+        """When each worker was heard of last, by its name and host."""
         self._tasks = {event: counter(f"celery_task_{event}_total", registry) for event in EVENTS}
         self._runtime = histogram("celery_task_runtime", registry)
         self._up, self._active = gauge("celery_worker_up", registry), gauge("celery_worker_tasks_active", registry)

@@ -171,7 +171,7 @@ def test_a_postgresql_holds_every_text_or_is_refused(postgres_engine: Engine, en
         url = postgres_engine.url.set(database=name).render_as_string(hide_password=False)
         try:
             if encoding == "LATIN1":
-                with pytest.raises(DatabaseError, match="its encoding LATIN1 lacks letters"):
+                with pytest.raises(DatabaseError, match="encoding LATIN1 cannot hold every text"):
                     upgrade(url)
                 return
             upgrade(url)

@@ -138,8 +138,7 @@ def _values(path: Path) -> Iterator[tuple[int | None, object]]:
             try:
                 yield number, json.loads(line)
             except (ValueError, RecursionError) as error:  # Python reads no number of more than 4300 digits
-                deep = "nested too deeply" if isinstance(error, RecursionError) else "a number is too long"
-                reason = error.msg if isinstance(error, json.JSONDecodeError) else deep
+                reason = "nested too deeply" if isinstance(error, RecursionError) else getattr(error, "msg", "a number is too long")
                 raise TraceError(f"not JSON: {reason}", file=str(path), line=number) from None
 
 
