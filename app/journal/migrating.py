@@ -16,7 +16,7 @@ from contextlib import suppress
 from alembic import command
 from alembic.config import Config
 from alembic.util import CommandError
-from sqlalchemy import Engine
+from sqlalchemy import Engine, inspect
 from sqlalchemy.exc import OperationalError
 
 from app.journal.database import MIGRATIONS, DatabaseError, database_errors, open_engine, problem, shown, sqlite_file, writing
@@ -32,7 +32,8 @@ _ALEMBIC = threading.Lock()
 def upgrade(url: str, revision: str = "head") -> bool:
     """Bring the database at `url` to `revision`; do nothing where it is there already. Return whether a file was made for it.
 
-    Raises `DatabaseError` when it cannot be reached or written, cannot hold every text, or is at a revision that is not in `migrations/`.
+    Raises `DatabaseError` when it cannot be reached or written, is new and cannot hold every text, or is at a revision that is not in
+    `migrations/`.
     """
     return _migrate(url, lambda config: command.upgrade(config, revision))
 
@@ -76,7 +77,8 @@ def _require_unicode(engine: Engine) -> None:
     if engine.dialect.name == "postgresql":
         with engine.connect() as connection:
             encoding = connection.exec_driver_sql("SHOW server_encoding").scalar_one()
-        if encoding not in ("UTF8", "SQL_ASCII"):
+            is_new = not inspect(connection).has_table("alembic_version")
+        if is_new and encoding not in ("UTF8", "SQL_ASCII"):
             raise DatabaseError(f"{shown(engine.url)}: encoding {encoding} cannot hold every text: make a database with ENCODING 'UTF8'")
 
 
