@@ -17,6 +17,7 @@ class TaskPool(thread.TaskPool):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.executor = _Executor(max_workers=self.limit)
+        self.executor.submit(int)  # starts a thread, as later the system may give none
 
 
 class _Executor(ThreadPoolExecutor):

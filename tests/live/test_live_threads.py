@@ -21,11 +21,11 @@ def refuse(_: threading.Thread) -> None:
 
 
 def test_what_comes_when_no_thread_can_be_started_waits_for_one_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given a pool whose only thread is busy
+    # Given a pool that gets no thread but the first
     pool, go_on, ended = TaskPool(limit=8), threading.Event(), SimpleQueue[str]()
-    pool.on_apply(lambda: go_on.wait(60) and "first", (), {}, callback=ended.put)
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
+        pool.on_apply(lambda: go_on.wait(60) and "first", (), {}, callback=ended.put)
         for name in ("second", "third"):
             pool.on_apply(lambda name=name: name, (), {}, callback=ended.put)
     # Then what came meanwhile follows
