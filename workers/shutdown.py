@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 Handler = Callable[[int, FrameType | None], object]
 
 THREADS = 4
-"""Two hand over, one for each SIGTERM, and two leave."""
+"""Two may hand over, after one SIGTERM each, while two leave."""
 
 
 def end_as_killed() -> None:
@@ -68,8 +68,12 @@ class Shutdown:
         # A signal's handler runs in the middle of anything, perhaps of what holds the node's lock, and may find no thread to be had.
         self._work = SimpleQueue[Callable[[], object]]()
         for _ in range(THREADS):
-            threading.Thread(target=lambda: self._work.get()(), name="tangram-shutdown", daemon=True).start()
+            threading.Thread(target=self._run, name="tangram-shutdown", daemon=True).start()
         signals.worker_shutting_down.connect(self._leave, weak=False)
+
+    def _run(self) -> None:
+        while True:
+            self._work.get()()
 
     def take_signals(self) -> None:
         """Take SIGTERM over from Celery."""
