@@ -12,7 +12,8 @@
 A node is *silent* when it misses three beats, or when its worker hands over. An *idle* node is silent, too: it has beaten three times and
 taken up no grant that was sent to it. A worker whose consumer hangs, or cannot reach the broker yet after a cut, looks alive from
 outside. A node that takes up some grants between two beats is only slow. What a silent node holds may be minutes of a rollout, so the
-scheduler waits for it. A node is *lost* when it reports a restart, or when it has been silent or idle for `Limits.node_lost_s`.
+scheduler waits for it, also where a request under a quota may still be under way. A node is *lost* when it reports a restart, or when it
+has been silent or idle for `Limits.node_lost_s`.
 `scheduler/live/heartbeats.py` finds these cases and sends `NodeSilent` and `NodeLost`, with the ends that are stored already.
 
 An operator may *drain* a node. Its actions and environments go on to their end. New actions in its environments still run, so that
@@ -68,6 +69,11 @@ def may_run_elsewhere(state: State, running: Running) -> bool:
     movable = environment is not None if action.kind == "cpu.open" else action.idempotent and action.environment is None
     unwanted = running.stopping or (environment is not None and environment.close_requested)
     return movable and not unwanted and not _tried_out(running)
+
+
+def may_leave(state: State, running: Running) -> bool:
+    """Return whether an action of a silent node is given up there. A request may still be at its API, where it holds its place."""
+    return may_run_elsewhere(state, running) and not running.waiting.action.cost.quotas
 
 
 def may_open_elsewhere(state: State, action: Action, grant: Grant) -> bool:
@@ -150,10 +156,10 @@ class Nodes:
             self._look_again(node, now)
 
     def leave_to_others(self, name: str, reason: str, now: float) -> None:
-        """Have all actions of a silent node that may run elsewhere wait again."""
+        """Have all actions of a silent node that may leave it wait again."""
         node, state = self._state.nodes.get(name), self._state
         for running in [state.running[action_id] for action_id in node.running] if node is not None else ():
-            if may_run_elsewhere(state, running):
+            if may_leave(state, running):
                 self._ends.release(running, now)
                 self._wait_again(running, f"node {name} is silent: {reason}", now)
 

@@ -27,7 +27,7 @@ from functools import partial
 from typing import Any
 
 from scheduler.core.core import Core
-from scheduler.core.nodes import HANDS_OVER, RESTARTED, may_run_elsewhere
+from scheduler.core.nodes import HANDS_OVER, RESTARTED, may_leave
 from scheduler.live.command_executor import CommandExecutor
 from scheduler.live.descriptions import node_spec, service_spec, services_of
 from scheduler.live.entries import NodeChanged
@@ -156,7 +156,7 @@ class Heartbeats:
             if lasted_s > lost_s:
                 self.lose(node.spec.name, loss, now)
             elif not node.silent:
-                ended = self._give_up([i for i in node.running if may_run_elsewhere(state, state.running[i])])
+                ended = self._give_up([i for i in node.running if may_leave(state, state.running[i])])
                 if ended is not None:
                     self._handle(events.NodeSilent(name=node.spec.name, reason=silence, ended=ended), now)
 

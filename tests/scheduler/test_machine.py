@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from scheduler.core.nodes import may_run_elsewhere
+from scheduler.core.nodes import may_leave
 from scheduler.model import Limits, NodeSpec, commands, events
 from scheduler.model.state import State
 from scheduler.quotas.answers import may_wait_again
@@ -164,7 +164,7 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(name=st.sampled_from(NODES), stored=st.sampled_from([0, 0, 1]))
     def node_is_silent(self, name: str, stored: int) -> None:
         there = [one for one, book in self.ledger.running().items() if book.grant.node == name]
-        ran = [one for one in there if may_run_elsewhere(self.core.state, self.core.state.running[one])]
+        ran = [one for one in there if may_leave(self.core.state, self.core.state.running[one])]
         ended = tuple(events.StoredEnd(id=one, status="succeeded") for one in ran[:stored])
         self.handle(events.NodeSilent(name=name, reason="quiet", ended=ended))
         assert (name in self.ledger.silent) == (name in self.ledger.nodes)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.model import QuotaSpec, ServiceSpec
+from scheduler.model import QuotaSpec, ServiceSpec, events
 
 
 @pytest.mark.parametrize(("burst", "times"), [(None, [0.0, 0.25, 0.5, 0.75]), (3, [0.0, 0.0, 0.0, 0.25])])
@@ -29,6 +29,19 @@ def test_a_lost_node_gives_its_places_back(world: Any) -> None:
     w.node("n1")
     w.lose("n0")
     assert w.grants["b"].node == "n1"
+
+
+def test_a_request_of_a_silent_node_keeps_its_place_until_the_node_is_lost(world: Any) -> None:
+    # Given an account with one place, taken by a request that may run again; when its node is silent, it may still be under way
+    w = world(quotas=[QuotaSpec(name="web", concurrency=1)]).node("n0")
+    w.call("a", "web", idempotent=True)
+    w.call("b", "web")
+    w.node("n1")
+    w.handle(events.NodeSilent(name="n0", reason="quiet"))
+    # Then no other request goes out, and once the node is lost it runs again
+    assert w.grants["a"].node == "n0" and w.waiting == ["b"]
+    w.lose("n0")
+    assert w.grants["a"].node == "n1" and w.waiting == ["b"]
 
 
 def test_requests_go_to_the_node_that_runs_the_fewest_actions(world: Any) -> None:
