@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,9 @@ settings.load_profile("any_machine")
 # Programs of the system come first, as a service manager has it: a `python3` of a version manager is a script that takes longer to start
 # than most tests.
 os.environ["PATH"] = os.pathsep.join(["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin", os.environ["PATH"]])
+
+# A shell has what it starts in the background ignore interrupts, and the processes of tests would do so, too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LONGEST = (
     *("test_version_2.py", "test_vllm_real_models.py", "test_web_browser.py", "test_gateway_e2b.py", "test_distributions.py"),

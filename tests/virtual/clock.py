@@ -257,7 +257,7 @@ class World(Clock):
 
 
 def _caller() -> str:
-    """Return the module that asks for the time."""
+    """Return the module that calls this clock."""
     return str(sys._getframe(2).f_globals["__name__"])
 
 

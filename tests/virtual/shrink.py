@@ -32,6 +32,8 @@ def shortest(scenario: Scenario, laws: Callable[[Scenario], list[str]], most: in
 
 
 def _shorter(scenario: Scenario) -> Iterator[Scenario]:
+    if scenario.starved:
+        yield replace(scenario, starved=0.0)
     for number in range(len(scenario.faults)):
         yield replace(scenario, faults=scenario.faults[:number] + scenario.faults[number + 1 :])
     for number in range(len(scenario.rollouts)):
