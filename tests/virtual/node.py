@@ -105,7 +105,7 @@ class VirtualNode:
     def stop(self, *, hands_over: bool = False) -> None:
         """Have the worker leave, as SIGINT does, or hand over, as SIGTERM does."""
         assert self.process is not None
-        process, node = self.process, self._node
+        process, node, worker = self.process, self._node, f"{self.name}/{self.starts}"
         self._left = ()
 
         def leave() -> None:
@@ -113,6 +113,7 @@ class VirtualNode:
                 node.send_rest()
                 self.kill()
             node.leave()
+            self._ledger.cores.pop(worker, None)
             process.kill()
 
         process.run(leave, "leave")
