@@ -260,7 +260,7 @@ async def _find_reader(sandbox: Sandbox, selector: Selector) -> Process:
 async def _find_open_reader(sandbox: Sandbox, selector: Selector) -> Process:
     """Return a process that runs and whose input nobody has closed. Raises `RpcError`."""
     process = await _find_reader(sandbox, selector)
-    if await sandbox.processes.was_closed(process):
+    if process.is_closed:
         raise RpcError("failed_precondition", f"the stdin of process {process.pid} was closed")
     return process
 

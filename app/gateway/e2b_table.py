@@ -92,11 +92,12 @@ class Program(BaseModel):
 
 
 class Process(BaseModel):
-    """A process: its number, the session that it has, and what it runs."""
+    """A process: its number, the session that it has, what it runs, and whether its input was closed."""
 
     pid: int
     session: int
     program: Program
+    is_closed: bool = False
 
     @property
     def session_name(self) -> str:
@@ -174,8 +175,9 @@ class Table:
     async def find(self, pid: int) -> Process | None:
         """Return a process; None where no such process runs."""
         await self._settled()
-        raw = await cast(Awaitable[bytes | None], self._store.hget(self._key, f"process:{pid}"))
-        return None if raw is None else _process(pid, raw)
+        fields = [f"process:{pid}", f"closed:{pid}"]
+        raw, closed = await cast(Awaitable[list[bytes | None]], self._store.hmget(self._key, fields))
+        return None if raw is None else _process(pid, raw, closed is not None)
 
     async def note_killed(self, process: Process) -> None:
         """Note that somebody kills a process."""
@@ -189,16 +191,13 @@ class Table:
         """Note that somebody has closed the input of a process."""
         await self._store.hset(self._key, f"closed:{process.pid}", "1")
 
-    async def was_closed(self, process: Process) -> bool:
-        """Say whether somebody has closed the input of a process."""
-        return await self._store.hexists(self._key, f"closed:{process.pid}")
-
     async def all(self) -> list[Process]:
         """Return the processes that run, by number."""
         await self._settled()
         raws = await cast(Awaitable[dict[bytes, bytes]], self._store.hgetall(self._key))
         found = [(name.decode().partition(":"), raw) for name, raw in raws.items()]
-        return sorted((_process(int(pid), raw) for (kind, _, pid), raw in found if kind == "process"), key=lambda one: one.pid)
+        processes = (_process(int(pid), raw, f"closed:{pid}".encode() in raws) for (kind, _, pid), raw in found if kind == "process")
+        return sorted(processes, key=lambda one: one.pid)
 
     async def _settled(self) -> None:
         """Wait until the processes are removed whose end is known."""
@@ -206,6 +205,6 @@ class Table:
             await asyncio.wait(removals)
 
 
-def _process(pid: int, raw: bytes) -> Process:
+def _process(pid: int, raw: bytes, is_closed: bool) -> Process:
     session, _, program = raw.partition(b" ")
-    return Process(pid=pid, session=int(session), program=Program.model_validate_json(program))
+    return Process(pid=pid, session=int(session), program=Program.model_validate_json(program), is_closed=is_closed)
