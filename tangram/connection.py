@@ -66,8 +66,8 @@ class _StackFile(BaseModel):
 def find_addresses(settings: Settings) -> Addresses:
     """Return the addresses in `settings`, else those of the stack that runs in its state folder.
 
-    Raises `StackUnreachable` when there are none, or only one of the two, when one cannot be read, when the result store is not Redis, and
-    when a word for TLS is wrong.
+    Raises `StackUnreachable` when there are none, or only one of the two. It does so, too, when one cannot be read or has a wrong word for
+    TLS, and when the result store is not Redis.
     """
     given = {"TANGRAM_BROKER_URL": settings.broker_url, "TANGRAM_RESULT_URL": settings.result_url}
     missing = [name for name, url in given.items() if not url]

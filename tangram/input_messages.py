@@ -1,7 +1,7 @@
 """What a running command can be given: input, its end, signals, another size of its terminal.
 
-Only the messages are made here (`tangram.wire`). Each sender numbers what it gives one command, so that a message that comes twice is
-known, and messages that pass each other are put in order.
+Only the messages are made here (`tangram.wire`). Each sender numbers what it gives one command. So the receiver drops a message
+that comes twice, and puts messages in order that have passed each other.
 """
 
 from __future__ import annotations

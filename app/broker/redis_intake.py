@@ -10,8 +10,8 @@ removes it from that list when it acknowledges it. At each moment the message is
 | `tangram-taken:<epoch>.<turn>:<queue>` | list | taken by the scheduler of that epoch, not acknowledged, the oldest at the right |
 | `tangram-taken` | set | the names of all such lists |
 
-The leading scheduler puts back what schedulers of other epochs have taken: when it opens, and then every `RESCUE_S`, since
-one may have slept through the end of its lease. Such a message may come twice; its task id shows it.
+The leading scheduler puts back what schedulers of other epochs have taken. It does so when it opens, and then every `RESCUE_S`: one of
+the others may have slept through the end of its lease. Such a message may come twice; its task id shows it.
 
 A scheduler that connects again takes the next `turn`, and puts back what the turns before have taken. The server may not know yet that
 an earlier connection is dead, and then serves its blocking move first.

@@ -317,11 +317,11 @@ class Fifo:
     """`queue.SimpleQueue`."""
 
     def __init__(self, world: World) -> None:
+        self._world, self._there = world, Event(world)
         self._items: deque[Any] = deque()
-        self._there = Event(world)
 
     def put(self, item: Any) -> None:
-        self._there._world.starve(_caller())
+        self._world.starve(_caller())
         self._items.append(item)
         self._there.set()
 

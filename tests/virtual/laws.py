@@ -27,7 +27,7 @@ CANCELLED_S = 20.0
 """Within which a cancelled action has ended once nothing is broken any more."""
 
 ASKED_S = 120.0
-"""The same where only the client knows of it: that asks again after 30 s, and then after 60 s."""
+"""The same where only the client still knows of the cancel. It asks again after 30 s, and then after 60 s."""
 
 LEASED_S = 40.0
 """The same for an environment whose lease is over. Clocks may be wrong by 20 s."""
@@ -226,7 +226,7 @@ def _told(run: Run, trainer: Trainer, told: Told, row: tuple[str, str, str, str,
     broken = []
     if told.cancelled_at is not None and told.told_at is not None:
         waited_s = told.told_at - max(told.cancelled_at, run.world.monotonic() - run.world.now + run.scenario.calm_from_s)
-        # The word to the node may be lost with the only scheduler that knew of the cancel.
+        # The message that stops the action may be lost, and so may the only scheduler that knew of the cancel.
         with_both = min(_last(run, "messages lost"), _last(run, "kill scheduler", "freeze scheduler", "cut scheduler"))
         if waited_s > (CANCELLED_S if max(_last(run, "submissions lost"), with_both) < 0 else ASKED_S):
             broken.append(f"a cancel is heeded: {name} ended as {told.status} {waited_s:.0f} s after it was cancelled and all was calm")
