@@ -26,6 +26,14 @@ _NAT64 = IPv6Network("64:ff9b::/96")
 
 Address = IPv4Address | IPv6Address
 
+_NOT_PUBLIC = (
+    IPv4Network("168.63.129.16/32"),  # Azure answers each virtual machine here, as others do at 169.254.169.254
+    IPv4Network("192.0.0.0/24"),  # protocols with the next router, and Oracle's metadata
+    IPv6Network("fec0::/10"),  # private networks, before there was fc00::/7
+    IPv6Network("3fff::/20"),  # for documents
+)
+"""Networks that Python, or one of its versions, calls global."""
+
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
@@ -81,7 +89,8 @@ HostNames = Annotated[tuple[str, ...], Field(min_length=1, strict=False), AfterV
 
 def _is_public(address: Address) -> bool:
     """Say whether an address is anybody's on the internet: not private, shared, loopback, link-local, multicast or reserved."""
-    return address.is_global and not (address.is_multicast or address.is_reserved)
+    known = address.is_global and not (address.is_multicast or address.is_reserved)
+    return known and not any(address in network for network in _NOT_PUBLIC)
 
 
 def _address(text: str) -> Address | None:

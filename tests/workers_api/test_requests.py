@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import repeat
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -40,6 +41,22 @@ def test_a_request_is_told_to_go_once_its_connection_is_made(requests: Requests,
     monkeypatch.setattr(anyio, "connect_tcp", connect_and_tell)
     requests.send(outgoing(f"http://127.0.0.1:{server[0]}/"), lambda: done.append("goes")).result(60)
     assert done == ["connected", "goes"]
+
+
+def test_a_connection_is_left_before_a_server_that_closes_it_after_5_s_does(
+    requests: Requests, server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect, connected = anyio.connect_tcp, list[object]()
+
+    async def connect_and_count(*where: Any, **how: Any) -> Any:
+        connected.append(where)
+        return await connect(*where, **how)
+
+    monkeypatch.setattr(anyio, "connect_tcp", connect_and_count)
+    for passed_s, connections in ((0.0, 1), (3.5, 1), (8.0, 2)):  # it is idle for 3.5 s, and then for 4.5 s
+        monkeypatch.setattr("httpcore._async.http11.time", SimpleNamespace(monotonic=lambda passed_s=passed_s: passed_s))
+        requests.send(outgoing(f"http://127.0.0.1:{server[0]}/")).result(60)
+        assert len(connected) == connections
 
 
 def test_a_request_waits_for_its_time_and_tells_when_it_goes(requests: Requests, server: Served) -> None:

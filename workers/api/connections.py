@@ -21,7 +21,8 @@ from tangram.errors import TangramError
 KEPT_ALIVE = 64
 """Idle connections that are kept for each set of hosts."""
 
-_KEPT_ALIVE_S = 5.0
+_KEPT_ALIVE_S = 4.0
+"""Less than the 5 s after which uvicorn and Node.js close an idle connection: a request that crosses that on its way is lost."""
 
 _NEXT_ADDRESS_S = 2.0
 """Seconds after which the next address of a host is tried."""
