@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 from celery import Celery
 from kombu.utils.url import maybe_sanitize_url
 from pydantic import BaseModel, ValidationError
-from redis import BlockingConnectionPool, ReadOnlyError, Redis
+from redis import BlockingConnectionPool, Redis, ResponseError
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
@@ -38,9 +38,10 @@ KEEPALIVE: dict[str, Any] = {
 }
 """The same, as redis-py and kombu take it for connections over TCP."""
 
-LEAVE_REPLICAS: dict[str, Any] = {"retry": Retry(NoBackoff(), 0), "retry_on_error": [ReadOnlyError]}
-"""Options of redis-py that close a connection once its server only reads, as after a failover. The next one finds the new primary.
+LEAVE_REPLICAS: dict[str, Any] = {"retry": Retry(NoBackoff(), 0), "retry_on_error": [ResponseError]}
+"""Options of redis-py that close a connection once its server answers with an error. The next one finds the new primary after a failover.
 
+A server that only reads by then need not close it. Of a script, Redis 6 says this as an error that has no class of its own.
 redis-py closes a connection before it tries a command again. Here it makes no further try, so no command is sent twice.
 """
 

@@ -181,7 +181,7 @@ class OutputReader:
             try:
                 self._read(readings)
                 down_since, pause_s = None, _FIRST_PAUSE_S
-            except (RedisError, OSError) as error:
+            except Exception as error:  # as in the feed: redis-py lets others through than its own, and none ends the thread of all readers
                 down_since = down_since or time.monotonic()
                 if time.monotonic() - down_since >= self._outage_s:
                     for reading in readings:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import socketserver
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 from redis import Redis
 
-from tangram import Chunk, InvalidAction
+from tangram import Chunk, InvalidAction, StackUnreachable
 from tangram.connection import open_store
 from tangram.streams import OutputReader
 from tangram.wire import OUTPUT_KEY_PREFIX, OUTPUT_TTL_S
-from tests.conftest import RedisUrls
+from tests.conftest import RedisServer, RedisUrls
 from workers.cpu.streams import BUFFER_BYTES, ENTRY_BYTES, KEPT_BYTES, OutputStreams
 
 from .support import until
@@ -109,6 +112,62 @@ def test_a_store_that_is_away_holds_nobody_up_and_gets_the_output_once(redis_url
             assert 0.9 * BUFFER_BYTES < len(text) <= BUFFER_BYTES
             assert sum(chunk.dropped for chunk in chunks) + len(text) == 290 + 100 * ENTRY_BYTES
         finally:
+            streams.close()
+
+
+def test_what_is_no_answer_of_a_store_ends_no_thread(redis_urls: RedisUrls, tmp_path: Path) -> None:
+    # Given addresses at which something answers with nonsense, of which redis-py makes no error of its own
+    answered = {name: threading.Event() for name in ("written", "read")}
+
+    class Nonsense(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            while self.request.recv(65536):
+                self.request.sendall(b":none\r\n")
+                answered[Path(self.server.server_address).name].set()
+
+    stores = {name: open_store(f"redis+socket://{tmp_path / name}?virtual_host=0", 5.0) for name in answered}
+    with ThreadPoolExecutor() as pool, ExitStack() as after:
+        for name in answered:
+            server = after.enter_context(socketserver.ThreadingUnixStreamServer(str(tmp_path / name), Nonsense))
+            after.callback(server.shutdown)
+            pool.submit(server.serve_forever)
+        streams, reader = OutputStreams(stores["written"]), OutputReader(stores["read"], 5.0, 600.0)
+        after.callback(reader.close, lambda: StackUnreachable("the test is over"))
+        after.callback(streams.close)
+        # When a command prints, somebody reads, and the store is there later
+        stream = streams.open("a")
+        stream.write("stdout", b"text")
+        stream.end("succeeded")
+        reading = pool.submit(lambda: list(reader.read("a")))
+        for name, event in answered.items():
+            assert event.wait(60)
+            (tmp_path / name).unlink()
+            (tmp_path / name).symlink_to(redis_urls.socket)
+        # Then what was printed comes
+        assert [chunk.data for chunk in reading.result(60)] == [b"text"]
+
+
+def test_output_goes_to_the_new_primary_after_a_failover(own_redis: RedisServer, redis_urls: RedisUrls, store: Redis) -> None:
+    # Given an address at which one Redis is, to which output goes over the one connection that there is
+    address = own_redis.socket.parent / "address"
+    address.symlink_to(own_redis.socket)
+    with own_redis.client() as first, open_store(f"redis+socket://{address}?virtual_host=0", 5.0, 1) as both, ThreadPoolExecutor() as pool:
+        streams, reader = OutputStreams(both), OutputReader(store, 5.0, 600.0)
+        try:
+            stream = streams.open("a")
+            stream.write("stdout", b"before")
+            assert until(lambda: first.exists(stream.key))
+            # When it becomes a replica, which ends no connection, and another one is at the address
+            first.replicaof("127.0.0.1", "1")
+            address.unlink()
+            address.symlink_to(redis_urls.socket)
+            stream.write("stdout", b"after")
+            stream.end("succeeded")
+            # Then output goes there
+            chunks = pool.submit(lambda: list(reader.read("a"))).result(60)
+            assert [(chunk.data, chunk.dropped) for chunk in chunks] == [(b"after", len(b"before"))]
+        finally:
+            reader.close(lambda: StackUnreachable("the test is over"))
             streams.close()
 
 

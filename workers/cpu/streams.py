@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
 
-from redis import Redis, RedisError, ResponseError
+from redis import Redis, ResponseError
 
 from tangram.wire import OUTPUT_KEY_PREFIX, OUTPUT_TTL_S, READ_KEY_PREFIX
 
@@ -247,7 +247,7 @@ class OutputStreams:
             try:
                 self._send(batch)
                 self._look_for_readers(read)
-            except (RedisError, OSError) as error:
+            except Exception as error:  # redis-py lets others through than its own, and none ends the thread of all commands
                 if self._closing.is_set():
                     return
                 if not pause_s:
@@ -274,6 +274,7 @@ class OutputStreams:
             answers = pipe.execute(raise_on_error=False)
         for answer in answers:
             if isinstance(answer, ResponseError) and _REPEATED not in str(answer):
+                self._store.connection_pool.disconnect(inuse_connections=False)  # as LEAVE_REPLICAS does, which sees no answer here
                 raise answer
         with self.changed:
             for stream, _ in batch:
