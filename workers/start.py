@@ -38,7 +38,7 @@ from tangram.wire import WireNode, node_label
 from workers.consumer import queue_of
 from workers.context import ApiContext, CpuContext, GpuContext, provide
 from workers.cpu.abstract import Sandbox
-from workers.cpu.busy import BusyCores
+from workers.cpu.busy import BusyCores, core_times
 from workers.cpu.command_input import CommandInputs
 from workers.cpu.cores import CoreMap
 from workers.cpu.home_core import HomeCore
@@ -199,13 +199,13 @@ def _set_up_cpu(settings: Settings, blobs: Blobs) -> Prepared:
     streams = OutputStreams(blobs.store)
     provide(CpuContext(settings=settings, blobs=blobs, sandbox=sandbox, streams=streams, inputs=CommandInputs()))
     offered = [core for domain in domains for core in domain]
-    busy = BusyCores(offered if set(offered) <= set(machine.cores) else ())
-    settle(home := HomeCore(machine.cores))
+    busy = BusyCores(offered if set(offered) <= set(machine.cores) else (), times := core_times())
+    settle(home := HomeCore(machine.cores, times))
 
     def now() -> dict[str, Any]:
-        home.look()
+        home.look(times := core_times())
         standing = [environment.spec.id for environment in sandbox.environments()]
-        return {"environments": standing, "lost": [*map(astuple, sandbox.losses())], **allowed_now(sandbox), **busy.since_last()}
+        return {"environments": standing, "lost": [*map(astuple, sandbox.losses())], **allowed_now(sandbox), **busy.since_last(times)}
 
     def close() -> None:
         sandbox.close()

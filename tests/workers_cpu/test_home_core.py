@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from workers.cpu import busy, home_core
+from workers.cpu.busy import core_times
 from workers.cpu.home_core import HomeCore, go_anywhere
 
 EVERYWHERE = frozenset(os.sched_getaffinity(0))
@@ -26,7 +27,7 @@ class Machine:
         monkeypatch.setattr(home_core, "_thread", threading.local())
         monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: setattr(self, "thread", cores))
         self.passes({})
-        self.home = HomeCore(range(4), lambda: self.own_s)
+        self.home = HomeCore(range(4), core_times(), lambda: self.own_s)
 
     def passes(self, busy: Mapping[int, int], ticks: int = 100) -> None:
         self._all += ticks
@@ -39,7 +40,7 @@ class Machine:
         """Let a second pass, have the worker look, and return where a thread runs that carries out an action."""
         self.passes(busy, ticks)
         self.own_s += own_s
-        self.home.look()
+        self.home.look(core_times())
         self.home.settle(own=True)
         return self.thread
 
@@ -83,8 +84,8 @@ def test_what_users_have_declared_and_what_the_worker_starts_runs_anywhere(machi
 def test_a_kernel_that_tells_of_other_cores_and_a_single_core_leave_threads_anywhere(machine: Machine, tmp_path: Path) -> None:
     assert machine.looks({0: 90, 1: 90, 2: 90}) == {3}
     (tmp_path / "stat").write_text("cpu0 0 0 0 0 0 0 0 0 0 0\n", encoding="ascii")
-    machine.home.look()
+    machine.home.look(core_times())
     machine.home.settle(own=True)
     assert machine.thread == EVERYWHERE
-    machine.home = HomeCore([0])
+    machine.home = HomeCore([0], core_times())
     assert machine.looks({}) == EVERYWHERE

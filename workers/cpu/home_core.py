@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Final
 
-from workers.cpu.busy import core_times
+from workers.cpu.busy import Times, of_cores
 
 LEAST_IDLE: Final = 0.2
 """The least part of the time that the core of the threads must be idle."""
@@ -54,20 +54,20 @@ def go_anywhere() -> None:
 class HomeCore:
     """Chooses the core. `look` is for the thread that makes the beats, `settle` for any."""
 
-    def __init__(self, cores: Collection[int], spent_s: Callable[[], float] = time.process_time) -> None:
-        """Choose among these cores of the machine; `spent_s` tells the CPU seconds of the worker so far."""
+    def __init__(self, cores: Collection[int], times: Times, spent_s: Callable[[], float] = time.process_time) -> None:
+        """Choose among these cores of the machine, by their `times` from these on; `spent_s` tells the CPU seconds of the worker so far."""
         self._candidates = tuple(cores) if len(cores) > 1 else ()
         self._home: Collection[int] = _EVERYWHERE
         self._spent_s = spent_s
-        self._own_s, self._last = spent_s(), core_times(self._candidates)
+        self._own_s, self._last = spent_s(), of_cores(times, self._candidates)
 
     def settle(self, own: bool) -> None:
         """Have the calling thread run on the chosen core, or anywhere unless it does `own` work of this system."""
         go_to(self._home if own else _EVERYWHERE)
 
-    def look(self) -> None:
+    def look(self, times: Times) -> None:
         """Choose the core anew, by how idle each has been since the last look."""
-        before, now, own_before_s, own_s = self._last, core_times(self._candidates), self._own_s, self._spent_s()
+        before, now, own_before_s, own_s = self._last, of_cores(times, self._candidates), self._own_s, self._spent_s()
         if not before or before.keys() != now.keys():
             self._last, self._own_s, self._home = now, own_s, _EVERYWHERE
             return
