@@ -49,4 +49,4 @@ def needed_for_metrics() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise TangramError(f"TANGRAM_METRICS_PORT needs {error.name}: install the extra `metrics`") from error
+        raise TangramError(f"TANGRAM_METRICS_PORT needs {error.name}: pip install 'arl-tangram-server[metrics]'") from error

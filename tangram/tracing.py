@@ -42,7 +42,7 @@ def tracer_of(settings: Settings, service: str) -> Tracer | None:
     try:
         return _tracer(service)
     except ModuleNotFoundError as error:
-        raise TangramError(f"TANGRAM_OTEL needs {error.name}: install the extra `otel`") from error
+        raise TangramError(f"TANGRAM_OTEL needs {error.name}: pip install 'arl-tangram[otel]'") from error
 
 
 @cache

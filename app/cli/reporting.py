@@ -68,4 +68,4 @@ def page_module() -> Any:
     try:
         return importlib.import_module("app.report.page")
     except ModuleNotFoundError as error:
-        raise TangramError(f"the report needs {error.name}: install the extra `report`") from error
+        raise TangramError(f"the report needs {error.name}: pip install 'arl-tangram-server[report]'") from error

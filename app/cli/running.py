@@ -179,7 +179,7 @@ def _serve_http(package: str, what: str, host: str, port: int) -> None:
         with importing():
             server = importlib.import_module(f"app.{package}.server")
     except ModuleNotFoundError as error:
-        raise TangramError(f"{what} needs {error.name}: install the extra `{package}`") from error
+        raise TangramError(f"{what} needs {error.name}: pip install 'arl-tangram-server[{package}]'") from error
     settings = Settings()
     try:
         server.serve(settings, database_of(settings), host, port)

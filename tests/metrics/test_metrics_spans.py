@@ -137,7 +137,7 @@ def test_without_the_extra_one_line_says_what_to_install(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     for name, value in (("OTEL", "1"), ("BROKER_URL", "redis://x"), ("RESULT_URL", "redis://x")):
         monkeypatch.setenv(f"TANGRAM_{name}", value)
-    with pytest.raises(TangramError, match="^TANGRAM_OTEL needs opentelemetry: install the extra `otel`$"):
+    with pytest.raises(TangramError, match=r"^TANGRAM_OTEL needs opentelemetry: pip install 'arl-tangram\[otel\]'$"):
         Client(job="j")
 
 

@@ -140,7 +140,7 @@ def test_the_demo_runs_in_an_empty_folder(wheels: tuple[Path, Path], tmp_path: P
     done = env.run("tangram", "demo", "--speed", "50", "--once")
     # Then stand-ins answer for the models, and everything has run
     assert done.returncode == 0, f"{done.stdout}{done.stderr}"
-    assert "stand-ins answer for the models" in done.stderr and "install the extra `report`" in done.stderr
+    assert "stand-ins answer for the models" in done.stderr and "pip install 'arl-tangram-server[report]'" in done.stderr
     assert re.match(r"Compared with static:1, elastic has a mean ACT .* reserved\.", done.stdout)
     figures = json.loads((env.folder / ".tangram" / "demo" / "report.json").read_text())
     assert [(figures[policy]["actions"], figures[policy]["failed"]) for policy in ("static:1", "elastic")] == [(22, 0), (22, 0)]
