@@ -71,8 +71,9 @@ def test_sessions_outlive_the_fork_server_and_others_start(sandbox_alone: Proces
     assert printed(env, "echo $X") == "kept\n"
     assert printed(env, "echo fresh", session="other") == "fresh\n"
     assert run(env, f"setsid sleep 313.5{RUN} >/dev/null 2>&1 &").exit_code == 0
+    folders = sandbox_alone._groups.folders(int(printed(env, "echo $PPID")))
     env.close()
-    assert not processes_with(f"sleep\x00313.5{RUN}\x00")
+    assert not processes_with(f"sleep\x00313.5{RUN}\x00") and not any(map(os.path.exists, folders))
 
 
 @needs_two_cores

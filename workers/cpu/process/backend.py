@@ -304,6 +304,7 @@ class ProcessBackend(Backend):
         """Give the descriptor back. The ids of processes may become those of others."""
         self._members, self._has_left = Members(), False
         close(self._channel)
+        self._setup.groups.remove_of(self._supervisor_pid)  # a fork server that was killed meanwhile has not
 
 
 class ProcessBackends(Backends):

@@ -19,8 +19,8 @@ its own.
 
 What holds the namespaces of an environment has groups as a session has, since programs could trace it.
 
-The worker makes them, and removes those of an environment; the fork server removes those of a session. A shell joins them by descriptors
-that the worker opens.
+The worker makes them, and removes those of an environment; the fork server removes those of a session, and the worker does where that was
+killed. A shell joins them by descriptors that the worker opens.
 """
 
 from __future__ import annotations
