@@ -65,15 +65,15 @@ class CreateBody(BaseModel):
 
 
 class TimeoutBody(BaseModel):
-    """A new lease, seconds from now."""
+    """A new lease, seconds from now; 0 ends the sandbox."""
 
-    timeout: int = Field(gt=0, le=int(LONGEST_S))
+    timeout: int = Field(ge=0, le=int(LONGEST_S))
 
 
 class ConnectBody(BaseModel):
     """The lease that a sandbox must have at least, seconds from now."""
 
-    timeout: int | None = Field(None, gt=0, le=int(LONGEST_S))
+    timeout: int | None = Field(None, ge=0, le=int(LONGEST_S))
 
 
 @router.post("/v2/sandboxes", status_code=201)
@@ -166,7 +166,7 @@ async def kill(sandbox: str, caller: CallerOf, gateway: GatewayOf) -> None:
 async def connect(sandbox: str, body: ConnectBody, caller: CallerOf, gateway: GatewayOf) -> dict[str, Any]:
     """Return what a client needs to use a sandbox, and make its lease longer where it is shorter than asked for."""
     record = await gateway.environments.look(caller, sandbox)
-    if body.timeout is not None:
+    if body.timeout:
         record = await gateway.environments.extend(caller, sandbox, body.timeout)
     return _access(record)
 
@@ -174,7 +174,10 @@ async def connect(sandbox: str, body: ConnectBody, caller: CallerOf, gateway: Ga
 @router.post("/sandboxes/{sandbox}/timeout", status_code=204)
 async def set_timeout(sandbox: str, body: TimeoutBody, caller: CallerOf, gateway: GatewayOf) -> None:
     """Have the lease end so many seconds from now."""
-    await gateway.environments.renew(caller, sandbox, body.timeout)
+    if body.timeout:
+        await gateway.environments.renew(caller, sandbox, body.timeout)
+    else:
+        await gateway.environments.close(caller, sandbox)
 
 
 @router.put("/sandboxes/{sandbox}/network", status_code=204)

@@ -33,6 +33,7 @@ BASE = "base"
 """The template of clients that name none: no image."""
 
 _IMAGE = re.compile(r"[/:]")
+_NO_TAGS = "tags of templates are not served here"
 _NO_STEPS = "steps and start commands are not served here: build an image that has them, and name that"
 
 
@@ -135,6 +136,8 @@ async def new_template(body: NewTemplate, caller: CallerOf, gateway: GatewayOf) 
     name = body.name or body.alias
     if not name:
         raise BadRequest("name: a template must have one")
+    if body.tags:  # which would make NAME:TAG an image
+        raise BadRequest(f"tags: {_NO_TAGS}: name the template {name.partition(':')[0]}:{body.tags[0]}")
     templates = Templates(gateway.store, caller.job)
     # A template that stands stays usable while it is built anew.
     template = await templates.find(name) or Template(id=templates.id_of(name), name=name, problem="the template has not been built")
@@ -193,10 +196,11 @@ async def list_templates(caller: CallerOf, gateway: GatewayOf) -> list[dict[str,
     ]
 
 
+@router.get("/templates/{template:path}/tags", include_in_schema=False)
 @router.delete("/templates/tags", include_in_schema=False)
-async def remove_tags() -> None:
-    """Refuse this, which would look like a template of that name."""
-    raise NotFound("tags of templates are not served here")
+async def no_tags() -> None:
+    """Say that there are none: to remove them would look like a template of that name, and who finds none builds one and learns why not."""
+    raise NotFound(_NO_TAGS)
 
 
 @router.delete("/templates/{template:path}", status_code=204)

@@ -106,6 +106,11 @@ def _(here: Here) -> None:
     sandbox = here.new(timeout=3600)
     sandbox.set_timeout(1)
     here.served.live.until(lambda: not sandbox.is_running())
+    ended = here.new()
+    assert e2b.Sandbox.connect(ended.sandbox_id, timeout=0, **here.options).is_running()
+    ended.set_timeout(0)
+    assert not ended.is_running()
+    refused(lambda: ended.set_timeout(0), "not found", e2b.SandboxNotFoundException)
 
 
 @check("Sandbox.kill", "Sandbox.is_running")

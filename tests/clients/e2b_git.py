@@ -96,6 +96,8 @@ def _(here: Here) -> None:
     ):
         refused(partial(e2b.Template.build, stepped, "stepped", **here.control), "build an image that has them", e2b.BuildException)
     refused(lambda: here.new(template="stepped"), "has not been built")
+    tagged = partial(e2b.Template.build, e2b.Template().from_image("python:3.12"), "tagged", tags=["1"], **here.control)
+    refused(tagged, "name the template tagged:1", e2b.BuildException)
 
 
 @check("Template.build_in_background", "Template.get_build_status")
@@ -118,7 +120,7 @@ def _not_there(here: Here, name: str, arguments: tuple[str, ...], says: str) -> 
 CHECKS |= {f"Template.{name}": partial(_known, name=name) for name in ("alias_exists", "exists")}
 _TAGS = (
     ("assign_tags", ("known", "tag"), "405: POST /templates/tags is not served"),
-    ("get_tags", ("known",), "405: GET /templates/known/tags is not served"),
+    ("get_tags", ("team/known",), "404: tags of templates are not served"),
     ("remove_tags", ("known", "tag"), "404: tags of templates are not served"),
 )
 CHECKS |= {f"Template.{name}": partial(_not_there, name=name, arguments=given, says=says) for name, given, says in _TAGS}

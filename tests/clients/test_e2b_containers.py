@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,22 +35,40 @@ def served(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> It
         yield served
 
 
-@shows("harbor", "harbor run --agent oracle --env e2b (its own environment)")
-@pytest.mark.skipif(not HARBOR, reason="Harbor is not installed")
-def test_harbors_own_e2b_environment_has_a_task_solved_by_its_oracle(
-    served: Served, e2b_environment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
+def run_trial(folder: Path, *options: str) -> dict[str, Any]:
+    """Run the task, which says its folder, in Harbor's own E2B environment, and return the result of its only trial."""
+    task = shutil.copytree(TASK, folder / "task")
+    with (task / "task.toml").open("a") as settings:
+        settings.write('workdir = "/app"\n')
     command = [
-        *(sys.executable, "-m", "harbor.cli.main", "run", "--path", str(TASK), "--agent", "oracle", "--env", "e2b"),
-        *("--jobs-dir", str(tmp_path / "jobs"), "--job-name", "job"),
+        *(sys.executable, "-m", "harbor.cli.main", "run", "--path", str(task), "--agent", "oracle", "--env", "e2b", *options),
+        *("--jobs-dir", str(folder / "jobs"), "--job-name", "job"),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
-    (written,) = (tmp_path / "jobs" / "job").glob("*/result.json")
-    result = json.loads(written.read_text())
-    assert result["exception_info"] is None, done.stdout + done.stderr + json.dumps(result["exception_info"])
+    done = subprocess.run(command, env={**os.environ, "HOME": str(folder)}, capture_output=True, text=True, timeout=250)
+    results = list((folder / "jobs" / "job").glob("*/result.json"))
+    assert len(results) == 1, done.stdout + done.stderr
+    return dict(json.loads(results[0].read_text()))
+
+
+@shows(
+    "harbor",
+    "harbor run --agent oracle --env e2b (its own) --ek prebuilt_template_id=IMAGE --ek restore_login_path=false",
+    "differs: images are not built, and commands not run as root; a task says its `workdir`",
+)
+@pytest.mark.skipif(not HARBOR, reason="Harbor is not installed")
+def test_harbors_own_e2b_environment_has_a_task_solved_by_its_oracle(served: Served, e2b_environment: str, tmp_path: Path) -> None:
+    result = run_trial(tmp_path, "--ek", f"prebuilt_template_id={TASK_IMAGE}", "--ek", "restore_login_path=false")
+    assert result["exception_info"] is None
     assert result["verifier_result"]["rewards"] == {"reward": 1.0}
     served.live.until(lambda: left_open(served, e2b_environment) == 0)
+
+
+@shows("harbor", "the same without prebuilt_template_id", "refused: it builds with steps; an exception of the trial and no reward")
+@pytest.mark.skipif(not HARBOR, reason="Harbor is not installed")
+def test_what_harbor_would_build_is_an_exception_that_says_what_to_name(served: Served, e2b_environment: str, tmp_path: Path) -> None:
+    result = run_trial(tmp_path)
+    assert "build an image that has them, and name that" in result["exception_info"]["exception_message"]
+    assert result["verifier_result"] is None
 
 
 @shows("verifiers", "E2BRuntime.run_program (containers)")

@@ -142,10 +142,10 @@ def make_with_shell(shell: str, name: str, programs: Mapping[str, Path] | None =
 
 
 def make_task() -> None:
-    """Build the image of Harbor's task, on one with bash and tar."""
+    """Build the image of Harbor's task, on one with bash, tar and gzip."""
     make_with_shell("bash", shell := "tangram-test-bash:1")
     for arguments, stdin in (
-        (["-t", TASK_BASE, "-"], f"FROM {shell}\nRUN ln -sf busybox /bin/tar\n"),
+        (["-t", TASK_BASE, "-"], f"FROM {shell}\nRUN ln -sf busybox /bin/tar && ln -sf busybox /bin/gzip\n"),
         (["--build-arg", f"BASE={TASK_BASE}", "-t", TASK_IMAGE, str(TASK / "environment")], ""),
     ):
         subprocess.run(["docker", "build", "-q", *arguments], check=True, input=stdin, text=True, capture_output=True)
