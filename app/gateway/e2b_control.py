@@ -86,7 +86,9 @@ async def create(
     key: Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=255)] = None,
 ) -> dict[str, Any]:
     """Open a sandbox; the same key gives the same one."""
-    for field in ("autoPause", "mcp", "iam", "volumeMounts"):
+    if body.autoPause:
+        raise BadRequest("autoPause: not served here: have `on_timeout` be `kill`, after which a sandbox ends with its timeout")
+    for field in ("mcp", "iam", "volumeMounts"):
         if getattr(body, field):
             raise BadRequest(f"{field}: not served here")
     if body.network or body.allow_internet_access is False:

@@ -18,7 +18,7 @@ OUTCOMES = ("works", "differs", "missing")
 FOLDERS = ("gateway", "integrations", "clients")
 """Where tests say what they show."""
 OWN_ENVIRONMENT = {
-    **dict.fromkeys(("mini-swe-agent", "harbor"), "agents"),
+    **dict.fromkeys(("mini-swe-agent", "harbor", "openai-agents"), "agents"),
     **{"verifiers": "verifiers", "nemo-gym": "nemo-gym", "verl": "training", "trl": "training"},
 }
 """The environments of clients that cannot share the project's."""
