@@ -52,3 +52,8 @@ def disown(pipe: Any, tries: Iterable[tuple[str, int]]) -> None:
         # A claim that is there lasts as long as its action may run; one that comes later finds the key taken.
         pipe.set(claim_key(*one), DISOWNED, xx=True, keepttl=True)
         pipe.set(claim_key(*one), DISOWNED, nx=True, ex=CLAIM_TTL_S)
+
+
+def withdraw(store: Any, one: tuple[str, int]) -> bool:
+    """Disown a try that nobody has claimed; return whether that was so."""
+    return bool(store.set(claim_key(*one), DISOWNED, nx=True, ex=CLAIM_TTL_S))

@@ -36,7 +36,7 @@ from app.broker import memory
 from app.broker.amqp_intake import HEARTBEAT_S, AmqpIntake, sender_heartbeats
 from app.broker.messages import action_of, lying, request_of
 from app.broker.redis_intake import RedisIntake
-from app.broker.stored_ends import disown, stored_end
+from app.broker.stored_ends import disown, stored_end, withdraw
 from app.scheduler_document import show_scheduler
 from scheduler.live.entries import UnpublishedEnd
 from scheduler.live.transport import Received
@@ -203,6 +203,10 @@ class KombuTransport:
         keys = [claim_key(*one) for one in tries.items()]
         claims: list[Any] | None = self._ask_store(lambda store: store.mget(keys)) if tries else []
         return None if claims is None else {action_id for action_id, claim in zip(tries, claims, strict=True) if claim is not None}
+
+    def withdraw(self, action_id: str, attempt: int) -> bool:
+        """Disown a try that nobody has claimed, and return whether that was so; see the protocol."""
+        return self._ask_store(lambda store: withdraw(store, (action_id, attempt))) is True
 
     def silences(self, clients: Sequence[str]) -> Mapping[str, float | None] | None:
         """Return for how long clients have been silent; see the protocol."""

@@ -38,6 +38,7 @@ from scheduler.model import ServiceSpec, events
 from scheduler.model.commands import Stop
 from scheduler.model.lifecycle import MISSED_BEATS
 from scheduler.model.state import Node
+from scheduler.quotas.answers import only_calls
 
 log = logging.getLogger(__name__)
 
@@ -328,6 +329,8 @@ class Heartbeats:
         if stored or stored is None or under_way:
             return  # if it has not ended, the node is asked again
         self._resent[action_id] = (resent + 1, now)
+        if again and only_calls(running.waiting.action) and not self._transport.withdraw(action_id, attempt):
+            return  # a worker has claimed it since, or has died with it: granted anew now, its request might be made twice
         if again:
             log.warning("node %s never got action %s; it is sent again", node, action_id)
             self._handle(events.NeverArrived(id=action_id, attempt=attempt), now)

@@ -53,6 +53,9 @@ class Transport(Protocol):
     def claimed(self, tries: Mapping[str, int]) -> set[str] | None:
         """Return those of these tries, attempts by id, that a worker has claimed. If the store does not answer, return None."""
 
+    def withdraw(self, action_id: str, attempt: int) -> bool:
+        """Disown a try that no worker has claimed; return False if one has, or if the store does not answer."""
+
     def disown(self, action_id: str, attempt: int) -> None:
         """Note that the result of this try no longer counts, for the worker that has claimed it."""
 

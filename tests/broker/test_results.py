@@ -221,6 +221,7 @@ def test_a_try_is_claimed_once_and_given_up_for_as_long_as_its_claim_lasts(stack
     # Given a claim of an action with a long timeout, and none of another one; when both are given up
     long_s = 7 * CLAIM_TTL_S
     stack.store.set(f"{CLAIM_KEY_PREFIX}claimed:1", "a worker", ex=long_s)
+    assert [transport.withdraw(name, 1) for name in ("claimed", "late")] == [False, True] and claim(second, "late") is None
     transport.disown("claimed", 1)
     transport.disown("unclaimed", 1)
     transport.flush()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from app.broker.memory_store import MemoryStore
 from scheduler.live.heartbeats import MOST_RESENT
 from scheduler.model import QuotaSpec
 from scheduler.model.commands import Requeue
@@ -83,6 +84,19 @@ def test_requests_whose_grants_got_lost_are_spaced_as_the_quota_has_it() -> None
     # Then the old tries are worth nothing, should they arrive after all, and new ones go out in turn
     assert scheduler.disowned == ["c0:1", "c1:1", "c2:1"]
     assert scheduler.sent_within(5.0) == [(0.0, "c0", 2), (0.1, "c1", 2), (0.2, "c2", 2)]
+
+
+def test_a_request_that_a_worker_has_claimed_is_not_granted_anew() -> None:
+    # Given a request that a worker got late, or has died with; when its node says that it knows nothing of it
+    scheduler = Forgetful(CALL, concurrency=1)
+    MemoryStore(scheduler.broker).set(f"{CLAIM_KEY_PREFIX}c0:1", "a worker")
+    for _ in range(MOST_RESENT):
+        scheduler.unknown(0)
+        assert (scheduler.broker.grants(), scheduler.running) == ([], ["c0"])
+        scheduler.now += BEAT_S + 1.0
+    # Then it keeps its place, since it may be made, and is lost where the node says so again and again
+    scheduler.unknown(0)
+    assert (scheduler.broker.grants(), scheduler.ends()) == ([], {"c0": ("lost", False)})
 
 
 def test_nothing_of_them_is_held_while_they_wait_and_a_pause_is_waited_for() -> None:
