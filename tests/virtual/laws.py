@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from itertools import product
+from math import inf
 from typing import TYPE_CHECKING
 
 from app.broker.stored_ends import stored_end
 from scheduler.model.lifecycle import MOST_TRIES
+from scheduler.quotas.answers import MOST_REFUSALS
 from tangram.ends import fault_of
 from tangram.errors import ActionError, StackUnreachable
 from tangram.results import ExecResult
 from tangram.shards import FIRST, shard_of
 from tangram.wire import RESULT_KEY_PREFIX, SCHEDULER_KEY, of_shard
+from tests.virtual.api import LIMITS, RETRY_AFTER_S
 from tests.virtual.clock import EPOCH
 from tests.virtual.gpu import SERVICES
 from tests.virtual.trainer import Told, Trainer
+from workers.api.requests import MOST_SENT
 
 if TYPE_CHECKING:
     from tests.virtual.run import Run
@@ -34,6 +39,15 @@ LEASED_S = 40.0
 
 LEAST_GAP_S = 0.2
 """How close two calls come of the quota of four a second in `quotas.toml`: a grant may be written late, and the next one at once."""
+
+LATE_CALL_S = 0.1
+"""How long after its time a request has come that was held up on its way."""
+
+HEARD_S = 0.5
+"""How long after a refusal of the API requests still come that were granted before."""
+
+MOST_CALLS = MOST_SENT * (MOST_TRIES + MOST_REFUSALS)
+"""How often an idempotent request is made at most: each try of its action repeats it."""
 
 CALM_S = 30.0
 """How long after the last fault all shards have a scheduler that knows of everything."""
@@ -62,6 +76,7 @@ def now_and_then(run: Run) -> list[str]:
     for action, count in runs.items():
         if count > (MOST_TRIES if idempotent.get(action) else 1):
             broken.append(f"nothing runs twice: {action} ran {count} times: {[one for one in run.ledger.runs if one.action == action]}")
+    broken += _requests(run, idempotent)
     newest: dict[str, int] = {}
     for claim in run.ledger.claims:
         newest[claim.node] = max(claim.epoch, newest.get(claim.node, 0))
@@ -91,6 +106,32 @@ def now_and_then(run: Run) -> list[str]:
             broken.append(f"what environments may use is there: {allowed} of {crowd.memory_mb} MB on {crowd.worker}")
     run.ledger.crowds.clear()
     return broken + (_shares(run) if run.scenario.shards > 1 else [])
+
+
+def _requests(run: Run, idempotent: dict[str, bool]) -> list[str]:
+    """Laws of what the outside API has seen. A request that was late, or was repeated, could not be foreseen: others go out beside it."""
+    api = run.network.api
+    broken = [f"no quota is exceeded: {crowd}" for crowd in api.crowds]
+    calls = [one for one in api.arrivals if one.quota == "web"]
+    for action, count in Counter(one.action for one in calls).items():
+        if count > (MOST_CALLS if idempotent.get(action, True) else 1):  # the trainer may be about to note what it has just sent
+            broken.append(f"nothing runs twice: {action} was asked for {count} times: {[one for one in calls if one.action == action]}")
+    on_time = [one.at for one in calls if one.late_s < LATE_CALL_S and not one.is_repeat]
+    most = LIMITS["web"]["rate_per_s"]
+    if not run.scenario.starved and _last(run, "clock steps", "slow network") < 0:
+        broken += [
+            f"no quota is exceeded: {most + 1} requests from {first:.4f} to {last:.4f}"
+            for first, last in zip(on_time, on_time[most:], strict=False)
+            if last - first < 1.0
+        ]
+    first_fault_s = min((fault.at_s for fault in run.scenario.faults), default=inf)  # then a refusal may be told late, or not be remembered
+    if not run.scenario.starved:
+        broken += [
+            f"a refusal is heeded: a request came at {at:.4f}, there was one at {refused_at:.4f}"
+            for at, refused_at in product(on_time, api.refused_at)
+            if HEARD_S < at - refused_at < RETRY_AFTER_S and at < first_fault_s
+        ]
+    return broken
 
 
 def _shares(run: Run) -> list[str]:
@@ -132,10 +173,7 @@ def after_a_write(run: Run) -> list[str]:
     opening = [name for (name,) in run.database.execute("select id from actions where kind = 'cpu.open' and status = 'running'")]
     if len(opening) > run.scenario.starting_limit:
         broken.append(f"no more opens at once than may: {opening}")
-    calls = [name for (name,) in run.database.execute("select id from actions where quota is not null and status = 'running'")]
-    if len(calls) > 1:
-        broken.append(f"no quota is exceeded: {calls} run at once")
-    drawing = {name for (name,) in run.database.execute("select id from actions where quota is not null")}
+    drawing = {name for (name,) in run.database.execute("select id from actions where quota is not null and kind = 'virtual.work'")}
     times = [at for at, name in run.network.granted if name in drawing]
     is_on_time = not run.scenario.starved and _last(run, "clock steps", "freeze scheduler", "slow network") < 0
     if is_on_time and len(times) > 1 and times[-1] - times[-2] < LEAST_GAP_S:
@@ -157,6 +195,8 @@ def left(run: Run) -> list[str]:
         found.append(f"environment {name} is {state} in the journal")
     for (name,) in run.database.execute("select id from actions join messages on action = id where ended_at is not null"):
         found.append(f"the end of {name} is not published")
+    document = json.loads(run.network.broker.value(SCHEDULER_KEY) or "{}")
+    found += [f"{one['running']} places of quota {name}" for name, one in document.get("quotas", {}).items() if one["running"]]
     for node in run.nodes:
         if _lives(node) and run.ledger.cores.get(f"{node.name}/{node.starts}"):
             found.append(f"{node.name} still runs {run.ledger.cores[f'{node.name}/{node.starts}']}")
@@ -199,7 +239,8 @@ def _shards(run: Run) -> list[str]:
             broken.append(f"each action is in one shard: {name} of {environment} is of shard {of}, in {shard} and on {node}")
     lost = "select 'environment ' || id, shard, state from environments where state = 'lost' union all"
     lost += " select 'node ' || name, shard, state from nodes where state != 'up' union all"
-    lost += " select 'action ' || id, shard, attempts || ' tries, ' || status from actions where attempts > 1 or status = 'lost'"
+    lost += " select 'action ' || id, shard, attempts || ' tries, ' || status from actions"
+    lost += " where attempts > 1 and kind != 'api.call' or status = 'lost'"  # an API that refuses a call has it wait again
     for name, shard, what in run.database.execute(lost):
         if shard not in run.harmed:
             broken.append(f"what breaks one shard leaves the others alone: {name} of shard {shard} is {what}, only {run.harmed} had faults")

@@ -24,8 +24,9 @@ from app.journal.database import DatabaseError, open_engine, sqlite_url
 from app.journal.leader import Lease
 from app.journal.migrating import upgrade
 from app.journal.writing import JournalError
-from scheduler.live.entries import ActionGranted, Entry, Journal, Unfinished
+from scheduler.live.entries import ActionGranted, Entry, Journal, NodeChanged, Unfinished
 from tangram.wire import CONTROL_QUEUE, INGRESS_QUEUE
+from tests.virtual.api import Api
 from tests.virtual.clock import Process, World
 
 SLOW_S = 0.004
@@ -73,6 +74,7 @@ class Network:
         self.granted: list[tuple[float, str]] = []
         """When grants were written, and of which actions."""
         self.broker = FaultyBroker(self)
+        self.api = Api(world)
 
     def called(self, operation: str, name: str) -> None:
         """Carry a call of the broker to it, or its answer back."""
@@ -99,6 +101,7 @@ class Network:
         """Note that the journal has something new."""
         self.written += 1
         self.granted += [(self.world.now, one.id) for one in entries if isinstance(one, ActionGranted)]
+        self.api.lost_at |= {one.name: self.world.now for one in entries if isinstance(one, NodeChanged) and one.state == "lost"}
         process = self.world.process()
         if process is not None and process.name in self.freeze_before_sending and any(isinstance(one, ActionGranted) for one in entries):
             process.freeze()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from celery import signals
@@ -20,6 +21,7 @@ from tangram import clock
 from tangram.blobs import Blobs
 from tangram.settings import Settings
 from tangram.wire import GRANT_HEADER, WireGrant, WireNode, node_queue
+from tests.virtual.api import Api
 from tests.virtual.clock import Process
 from tests.virtual.network import Network
 from tests.virtual.sandbox import Claim, Ledger, VirtualEnvironment, VirtualSandbox
@@ -37,11 +39,12 @@ APP = worker_app.app
 
 
 @APP.task(name="virtual.work", base=ActionTask)  # type: ignore[untyped-decorator]
-def work(work_s: float, number: int) -> int:
-    """Do something without an environment that may be done twice."""
-    call = this_node().call(work.request.id)
-    run = runtime().part(Ledger).begin(call.id, worker=this_node().name)  # type: ignore[union-attr]
-    clock.sleep(work_s)
+def work(work_s: float, number: int, quota: str = "") -> int:
+    """Do something without an environment that may be done twice, at an API where it draws on a quota."""
+    call, node = this_node().call(work.request.id), this_node().name
+    run = runtime().part(Ledger).begin(call.id, worker=node)  # type: ignore[union-attr]
+    with runtime().part(Api).takes(call, node, quota, work_s) if quota else nullcontext():  # type: ignore[union-attr]
+        clock.sleep(work_s)
     run.outcome = "succeeded"
     return number
 
@@ -141,6 +144,7 @@ class VirtualNode:
         node.ledger, node.worker = self._ledger, worker
         runtime().provide(NodeRuntime, node)  # type: ignore[type-abstract]
         runtime().provide(Ledger, self._ledger)
+        runtime().provide(Api, self._network.api)
         if self.sandbox is not None:
             self.sandbox.watcher.on_wanted = node.report
             node.go_on_with(self.sandbox.left_messages)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import secrets
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
+import anyio
 from billiard import einfo
 from celery import Celery
 from kombu.utils import functional
@@ -34,6 +36,7 @@ from tangram.errors import StackUnreachable
 from tangram.settings import Settings
 from tangram.wire import of_shard
 from tests.virtual import laws
+from tests.virtual.api_node import VirtualApiNode
 from tests.virtual.clock import Process, World
 from tests.virtual.gpu import VirtualGpuNode
 from tests.virtual.network import SLOW_S, Network, VirtualJournal, VirtualLease, open_journal
@@ -101,6 +104,10 @@ class Run:
             node.start()
         for number, cells in enumerate(scenario.cells):
             node = VirtualGpuNode(self.network, self.ledger, self.settings, f"g{number}", cells)
+            self.nodes.append(node)
+            node.start()
+        for number in range(scenario.apis):
+            node = VirtualApiNode(self.network, self.ledger, self.settings, f"a{number}", 0)
             self.nodes.append(node)
             node.start()
         for job in sorted({rollout.job for rollout in scenario.rollouts}):
@@ -283,6 +290,10 @@ def _is_over(trainer: Trainer) -> bool:
     return trainer.closed or trainer.process is None or not trainer.process.alive
 
 
+async def _sleep(seconds: float) -> None:
+    clock.sleep(seconds)
+
+
 @cache
 def _settings() -> Settings:
     return Settings(
@@ -329,6 +340,9 @@ def running(scenario: Scenario, event_log: Path | None = None) -> Iterator[Run]:
         # Where kombu waits between two tries to connect.
         patch.object(functional, "sleep", clock.sleep),
         patch.object(functional, "time", clock.monotonic),
+        # The exchange of an API node is no coroutine that waits, but a thread.
+        patch.object(asyncio, "sleep", _sleep),
+        patch.object(anyio, "fail_after", lambda _: nullcontext()),
         patch.object(allowance, "time", SimpleNamespace(monotonic=clock.monotonic)),
         # Celery's tracer copies tracebacks, for the parents of its processes: a tenth of the time, and nobody reads them here.
         patch.object(einfo, "Traceback", lambda traceback: None),

@@ -73,6 +73,8 @@ class Scenario:
     faults: tuple[Fault, ...]
     cells: tuple[int, ...] = ()
     """The GPU cells of each GPU node."""
+    apis: int = 0
+    """API nodes."""
     memory_mb: int = 0
     """The memory of each node that grants it as environments use it; 0 for nodes that book limits, of which they have plenty."""
     outage_s: float = 60.0
@@ -117,7 +119,8 @@ def scenario(seed: int, *, memory: bool = True) -> Scenario:
     drawn = Scenario(seed, cores, rollouts, in_order, outage_s=outage_s, breaker_least=least, starved=starved)
     drawn = _with_memory(drawn, random.Random(f"memory {seed}")) if memory else drawn
     drawn = _with_services(drawn, random.Random(f"services {seed}"))
-    return _with_shards(drawn, random.Random(f"shards {seed}")) if seed % 3 == 2 else drawn
+    drawn = _with_shards(drawn, random.Random(f"shards {seed}")) if seed % 3 == 2 else drawn
+    return _with_calls(drawn, random.Random(f"calls {seed}"))
 
 
 def _of_the_broker(draw: random.Random) -> list[Fault]:
@@ -204,6 +207,49 @@ def _score(draw: random.Random) -> dict[str, Any]:
     }
     if draw.random() < 0.1:
         call["work_s"], call["cancel_s"] = 200.0, draw.choice((0.0, 0.5, 3.0))
+    return call
+
+
+def _with_calls(drawn: Scenario, draw: random.Random) -> Scenario:
+    """Add API nodes and calls of an outside API to a quarter of all scenarios. Most of these have a fault more, mostly of an API node."""
+    if draw.random() >= 0.25:
+        return drawn
+    apis = draw.choice((1, 2, 2))
+    calls = tuple(
+        Rollout(
+            f"c{number}",
+            draw.choice(("a", "b")),
+            draw.choice((0.0, 2.0, 10.0)),
+            tuple(
+                Step(draw.choice((0.0, 0.1, 1.0, 3.0)), "call", tuple(_call(draw) for _ in range(draw.choice((1, 2, 4, 8)))))
+                for _ in range(draw.randint(1, 5))
+            ),
+        )
+        for number in range(draw.randint(1, 3))
+    )
+    kinds = ("freeze node", "cut node", "cut node", "kill node", "stop node", "messages late", "freeze scheduler", "kill scheduler")
+    faults = [_fault(draw, draw.choice(kinds)) for _ in range(draw.choice((0, 1, 1, 2)))]
+    node = len(drawn.cores) + len(drawn.cells)
+    faults = [
+        replace(one, at_s=draw.uniform(BEGIN_S, 15.0), lasts_s=draw.choice((1.0, 6.0, 8.0, 20.0)), target=node + one.target % apis)
+        if one.kind.endswith("node")
+        else one
+        for one in faults
+    ]
+    in_order = tuple(sorted((*drawn.faults, *faults), key=lambda fault: fault.at_s))
+    return replace(drawn, rollouts=(*drawn.rollouts, *calls), faults=in_order, apis=apis)
+
+
+def _call(draw: random.Random) -> dict[str, Any]:
+    call: dict[str, Any] = {
+        "work_s": draw.choice((0.0, 0.05, 0.3, 1.0, 3.0, 8.0)),
+        "idempotent": draw.random() < 0.7,
+        "answers": draw.choice(((200,), (200,), (200,), (200,), (429, 200), (502, 200), (0, 200), (0,))),
+    }
+    if draw.random() < 0.1:
+        call["timeout_s"] = 2.0
+    if draw.random() < 0.1:
+        call["work_s"], call["cancel_s"] = 60.0, draw.choice((0.0, 0.5, 3.0))
     return call
 
 

@@ -44,6 +44,8 @@ def _shorter(scenario: Scenario) -> Iterator[Scenario]:
         yield replace(scenario, cores=scenario.cores[:-1])
     if len(scenario.cells) > 1:
         yield replace(scenario, cells=scenario.cells[:-1])
+    if scenario.apis > 1:
+        yield replace(scenario, apis=scenario.apis - 1)
     for number, rollout in enumerate(scenario.rollouts):
         for step in range(len(rollout.steps)):
             fewer = replace(rollout, steps=rollout.steps[:step] + rollout.steps[step + 1 :])

@@ -13,8 +13,11 @@ from unittest.mock import patch
 import pytest
 
 from app.event_log import main
+from scheduler.core import nodes
 from scheduler.core.memory import STEP_MB, Memory
 from scheduler.core.memory_books import Book, NodeMemory
+from scheduler.core.nodes import may_run_elsewhere
+from scheduler.live import heartbeats
 from tangram import session
 from tangram.life_signs import SIGN_S
 from tests.virtual.clock import EPOCH
@@ -185,6 +188,16 @@ def test_a_seed_shows_that_environments_grow_beyond_what_is_free() -> None:
         broken = broken_laws(scenario(87))
 
     assert [law_of(law) for law in broken[:1]] == ["what environments may use is there"]
+
+
+def test_the_api_sees_a_request_whose_place_was_given_again_too_early() -> None:
+    """Given an API that takes two requests, and has them, when one of two nodes is cut off for a while, then its request goes out once."""
+    request = {"work_s": 12.0, "idempotent": True, "answers": (200,)}
+    rollout = Rollout("c0", "a", 0.0, (Step(0.0, "call", (request, request)),))
+    one = Scenario(1, (1,), (rollout,), (Fault(3.0, "cut node", 1, lasts_s=7.0, amount=5.0),), apis=2)
+    assert broken_laws(one) == []
+    with patch.object(heartbeats, "may_leave", may_run_elsewhere), patch.object(nodes, "may_leave", may_run_elsewhere):
+        assert [law_of(law) for law in broken_laws(one)] == ["no quota is exceeded"]
 
 
 def test_the_page_on_what_holds_names_the_laws() -> None:

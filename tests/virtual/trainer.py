@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from urllib.parse import quote
 
 from celery import Celery
 
@@ -24,6 +25,7 @@ from tangram.publisher import ControlRequest
 from tangram.results import ExecResult
 from tangram.session import Session
 from tangram.settings import Settings
+from tests.virtual.api import URL
 from tests.virtual.clock import Process
 from tests.virtual.gpu import SERVICES
 from tests.virtual.network import Network
@@ -144,6 +146,8 @@ class Trainer:
                 self._all(session, [Action(kind="virtual.work", job=self.job, **one) for one in map(_work, step.commands)])
             elif step.does == "score":
                 self._all(session, [Action(kind="virtual.score", job=self.job, **_score(**one)) for one in step.commands], step.commands)
+            elif step.does == "call":
+                self._all(session, [_call(self.job, **one) for one in step.commands], step.commands)
             elif step.does in ("cancel", "cancel job"):
                 whom = (rollout.name, None) if step.does == "cancel" else (None, self.job)
                 waiting = [one for one in self.told if not one.times and one.kind != "cpu.close"] if step.does == "cancel job" else []
@@ -230,8 +234,12 @@ def _work(command: dict[str, Any]) -> dict[str, Any]:
         "cost": Cost({"cores": [1, 2], **({"quota:outside": [1]} if command.get("quota") else {})}),
         "curve": make_curve(0.9, None),
         "idempotent": True,
-        "arguments": {"work_s": command["work_s"], "number": command["number"]},
+        "arguments": {"work_s": command["work_s"], "number": command["number"], "quota": "outside" if command.get("quota") else ""},
     }
+
+
+def _call(job: str, *, idempotent: bool, timeout_s: float | None = None, cancel_s: float = 0.0, **asked: Any) -> Action:
+    return calls.call(job, "web", url=URL + quote(json.dumps(asked)), idempotent=idempotent, timeout_s=timeout_s)
 
 
 def _score(*, service: str, work_s: float, idempotent: bool, dies: bool, cancel_s: float = 0.0) -> dict[str, Any]:

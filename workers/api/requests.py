@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ import httpx
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, retry_if_result, stop_after_attempt, wait_random
 
 from app.hosts import Hosts
+from tangram import clock
 from workers.api.connections import NamedHosts
 from workers.http import HttpLoop, Pending
 
@@ -113,10 +113,10 @@ class Requests:
         return self._clients[hosts, limit]
 
     async def _send(self, outgoing: Outgoing, on_sent: Callable[[], None]) -> Answer:
-        early_s = min(outgoing.not_before - time.time(), LONGEST_LEAD_S)
+        early_s = min(outgoing.not_before - clock.time(), LONGEST_LEAD_S)
         if early_s > 0:
             await asyncio.sleep(early_s)
-        began, sent, announced = time.perf_counter(), 0, False
+        began, sent, announced = clock.monotonic(), 0, False
 
         async def trace(event: str, info: object) -> None:
             nonlocal announced
@@ -134,7 +134,7 @@ class Requests:
                 answer: Answer = await _retrying(outgoing)(once)
         except zlib.error as error:
             raise httpx.DecodingError(f"the answer is no gzip data: {error}") from error
-        return replace(answer, requests=sent, execution_s=time.perf_counter() - began)
+        return replace(answer, requests=sent, execution_s=clock.monotonic() - began)
 
     async def _once(self, outgoing: Outgoing, trace: Callable[[str, object], Awaitable[None]]) -> Answer:
         stream = self._client(outgoing.hosts, outgoing.limit).stream(
