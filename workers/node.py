@@ -367,7 +367,7 @@ class Node:
             if action_id in self._arrived or (call is not None and call.grant["attempt"] == attempt):
                 return
             report = self._finished.get((action_id, attempt))
-        self._reporter.put(report or {"type": "unknown", "id": action_id, "attempt": attempt})
+        self._reporter.put(report or {"type": "unknown", "id": action_id, "attempt": attempt, "at": clock.time()})
 
     def _report_end(self, action_id: str, attempt: int, call: Call) -> None:
         report = call.report()

@@ -309,7 +309,7 @@ class Heartbeats:
             if running.unseen_beats % MISSED_BEATS == 1:
                 self._transport.send_control(name, "tangram.tell", {"id": action_id, "attempt": running.grant.attempt})
 
-    def answer_unknown(self, action_id: str, attempt: int, now: float) -> None:
+    def answer_unknown(self, action_id: str, attempt: int, now: float, said_at: float = math.inf) -> None:
         """Send a grant again that has not arrived. Give up an action that cannot be delivered, unless its result is stored.
 
         A report may come several times. Within a beat, the grant that was sent again is still under way.
@@ -317,8 +317,8 @@ class Heartbeats:
         running = self._core.state.running.get(action_id)
         if running is None or running.grant.attempt != attempt:
             return
-        if running.started_at is not None and running.unseen_beats == 0:
-            return  # the node said so before the grant arrived: its last beat shows the action
+        if running.started_at is not None and (running.unseen_beats == 0 or said_at < running.started_at):
+            return  # the node said so before the grant arrived: its last beat shows the action, or it has started it since
         node, kinds = running.grant.node, {action_id: running.waiting.action.kind}
         resent, last = self._resent.get(action_id, (0, float("-inf")))
         under_way = now - last < (self._core.state.limits.beat_s or 0.0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
@@ -62,10 +63,11 @@ class Finished:
 
 
 class Unknown(_Report):
-    """The worker never got this try, or no longer knows how it ended."""
+    """The worker never got this try, or no longer knows how it ended; `at` is when it was asked, by its clock."""
 
     id: Word
     attempt: Count
+    at: float = math.inf
 
 
 class Left(_Report):

@@ -367,7 +367,7 @@ class Service:
             case reports.ServiceChanged():
                 self._heartbeats.instances.changed(said.node, said.instance, now)
             case reports.Unknown():
-                self._heartbeats.answer_unknown(said.id, said.attempt, now)
+                self._heartbeats.answer_unknown(said.id, said.attempt, now, said.at)
             case reports.Left():
                 self._heartbeats.lose(said.name, "its worker was stopped", now, left=True)
 

@@ -34,9 +34,9 @@ class Forgetful(Deployment):
         self.began = self.now
         self.broker.purge(node_queue("n"))
 
-    def unknown(self, *numbers: int, attempt: int = 1) -> None:
+    def unknown(self, *numbers: int, attempt: int = 1, **more: float) -> None:
         """Have the node say that it knows nothing of these."""
-        self.told(*({"type": "unknown", "id": f"c{number}", "attempt": attempt} for number in numbers))
+        self.told(*({"type": "unknown", "id": f"c{number}", "attempt": attempt, **more} for number in numbers))
 
     def sent_within(self, seconds: float) -> list[tuple[float, str, int]]:
         """Let time pass; return after how many seconds each try was sent."""
@@ -136,14 +136,18 @@ def test_what_has_begun_is_not_sent_again(result: object) -> None:
     scheduler = Forgetful(BUILD, BUILD, concurrency=2)
     scheduler.told(*({"type": "started", "id": name, "attempt": 1, "at": scheduler.now} for name in ("c0", "c1")))
     scheduler.stored(**({} if result is None else {"c1": result}))
-    # When the node's word that it does not know them comes late, after a beat with both of them; then it is not believed
+    # When the node's word that it does not know them comes late, after a beat with both of them, or was said before they began; then it is
+    # not believed
+    asked_at = scheduler.now - 1.0
     node = scheduler.nodes["n"]
     scheduler.told({"type": "beat", "node": {**node, "running": ["c0", "c1"]}})
     scheduler.unknown(0, 1)
     assert scheduler.ends() == {}
     scheduler.wait(BEAT_S)
     scheduler.told({"type": "beat", "node": node})
-    scheduler.unknown(0, 1)
+    scheduler.unknown(0, 1, at=asked_at)
+    assert scheduler.ends() == {}
+    scheduler.unknown(0, 1, at=scheduler.now)
     # Then neither runs once more; where there is no result it is lost, and the scheduler has to tell that
     assert scheduler.broker.grants() == []
     stored = ("failed" if isinstance(result, Exception) else "succeeded", True)
