@@ -105,6 +105,7 @@ class VirtualExecution(Execution):
         self._done_s = self._waited_s = self._ran_s = self._cpu_s = self._background_s = 0.0
         self._since = 0.0
         self.run: Run | None = None
+        self._ended: ExecOutcome | None = None
         self.message = request.message
         self.is_told = False
 
@@ -121,7 +122,8 @@ class VirtualExecution(Execution):
         return self.run is not None and not self.is_told
 
     def resume(self, before: VirtualExecution) -> None:
-        """Go on with a command that the worker before this one has left. What it did since counts as it was granted there."""
+        """Go on with what the worker before this one has left, a command or its end. What it did since counts as it was granted there."""
+        self._ended = before._ended
         self._work, self.run, self._since, self.message = before._work, before.run, before._since, before.message
         self._done_s, self._waited_s, self._ran_s = before._done_s, before._waited_s, before._ran_s
         self._cpu_s, self._background_s = before._cpu_s, before._background_s
@@ -150,7 +152,7 @@ class VirtualExecution(Execution):
                 environment.take(memory_mb)
             environment.ledger.hold(environment.worker, request.action_id, self._holding.cores)
             try:
-                outcome = self._run()
+                outcome = self._ended = self._ended or self._run()
             finally:
                 self._since = 0.0
                 environment.leave(memory_mb, self._work.get("resident_mb"), self._work.get("later_mb", 0))
