@@ -27,6 +27,9 @@ from tangram.wire import NODE_KEY_PREFIX
 
 log = logging.getLogger(__name__)
 
+_TRIES = 10
+"""Tries to change the name. redis-py takes each error of a watched transaction for a change by somebody else, and would try for ever."""
+
 
 class UniqueName:
     """The name of a node, as its worker holds it. With each beat it calls `each_beat`, too."""
@@ -71,8 +74,11 @@ class UniqueName:
 
     def _if_held_by(self, holder: str, add: Callable[[Pipeline], object]) -> bool:
         """Carry out what `add` puts into a pipeline, if `holder` has the name at that moment; return whether it did."""
+        tries = iter(range(_TRIES))
 
         def change(pipeline: Pipeline) -> None:
+            if next(tries, None) is None:
+                raise RedisError("the store does not let the name of the node be changed")
             if self._present() == holder:
                 pipeline.multi()
                 add(pipeline)

@@ -11,8 +11,11 @@ BAD_SYNTAX = "syntax"
 IS_FOLDER = 21
 """The exit code by which a script says that a folder is where a file was expected."""
 
-HANG_UP = "for job in $(jobs -p); do kill -HUP $job; done; exit 0"
+HANG_UP = r"for job in $(\jobs -p); do \kill -HUP $job; done; \exit 0"
 """What ends a shell as its terminal would: jobs that were not disowned get SIGHUP."""
+
+_JOINED = r"\exec 2>&1"
+"""What joins both streams. A backslash before a word keeps the shell from taking it for an alias, which a startup file may have set."""
 
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-Z\\^_]")
 
@@ -34,9 +37,9 @@ def run_text(command: str, mark: str) -> str:
     run, so another shell reads them first.
     """
     if "\n" not in command:
-        return f"eval {shlex.quote(f'exec 2>&1; {command}')}"
+        return f"\\eval {shlex.quote(f'{_JOINED}; {command}')}"
     check = f"if \"${{BASH:-sh}}\" -n <<'{mark}'\n{command}\n{mark}\n"
-    return f"{check}then exec 2>&1; eval {shlex.quote(command)}\nelse printf %s '{mark} {BAD_SYNTAX}'; (exit 2); fi"
+    return f"{check}then {_JOINED}; \\eval {shlex.quote(command)}\nelse \\printf %s '{mark} {BAD_SYNTAX}'; (\\exit 2); fi"
 
 
 def is_wrong_syntax(stdout: str, stderr: str, exit_code: int | None, mark: str) -> bool:

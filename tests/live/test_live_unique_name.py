@@ -11,7 +11,9 @@ import pytest
 
 from app.broker.memory_store import MemoryBroker, MemoryStore
 from app.services_file import ConfigError
+from tangram.connection import open_store
 from tangram.wire import NODE_KEY_PREFIX
+from tests.conftest import RedisServer
 from workers.unique_name import UniqueName
 
 BEAT_S, LONG_S = 0.05, 60.0
@@ -117,3 +119,17 @@ def test_a_worker_that_is_held_up_as_it_beats_does_not_take_the_name_back() -> N
     holds.join()
     # Then the name is the other's, for as long as that beats
     assert store.get(NODE_KEY_PREFIX + "n") in (OTHER.encode(), None)
+
+
+def test_a_worker_whose_store_takes_nothing_more_ends_and_keeps_its_name(own_redis: RedisServer) -> None:
+    with own_redis.client() as client, open_store(own_redis.result, 5.0) as store:
+        name = UniqueName(store, "n", LONG_S)
+        name.take()
+        # Given a store that refuses to write, as it does with a full disk or without its replicas
+        client.config_set("min-replicas-to-write", 1)
+        # When the worker gives its name back; then that does not go on for ever
+        releases = threading.Thread(target=name.release, daemon=True)
+        releases.start()
+        releases.join(30)
+        assert not releases.is_alive()
+        assert client.get(NODE_KEY_PREFIX + "n") is not None

@@ -139,6 +139,15 @@ def test_functions_named_as_what_the_protocol_uses_neither_run_nor_lose_the_stat
     assert printed(shell_env, "echo $A $B; cat log 2>&1 | grep called; :") == "1 2\n"
 
 
+def test_aliases_named_as_what_the_protocol_uses_change_commands_alone(shell_env: Environment) -> None:
+    names = "builtin command eval exec exit export printf read test"
+    printed(shell_env, f"shopt -s expand_aliases 2>/dev/null; mkdir sub; for n in {names}; do alias $n='echo an alias of'; done")
+    assert run(shell_env, "exec here; basename $PWD", cwd="sub").stdout == b"an alias of here\nsub\n"
+    # And a program of its own begins, too
+    outcome = run(shell_env, 'echo "$A"; basename $PWD', interpreter=("sh", "-c"), cwd="~/sub", variables={"A": "1  $B"})
+    assert (outcome.exit_code, outcome.stdout) == (0, b"1  $B\nsub\n")
+
+
 def test_the_environment_is_bare(env: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a worker with secrets in its environment, which a session is started by
     monkeypatch.setenv("TANGRAM_BROKER_URL", "redis://:secret@host")

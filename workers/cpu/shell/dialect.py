@@ -13,7 +13,8 @@ waits on the FIFO `go` and evaluates `text`. Why it looks as it does:
 4. While a command runs, the shell's own descriptors are those of the command: what an EXIT trap prints is the command's, too. They
    are set anew for each, so `exec >&-` inside lasts for that command only.
 5. Per-command variables stand before `eval`, so they end with it. `command eval` keeps a syntax error from ending a
-   POSIX shell; `builtin` in bash and `command` in others step over functions of the same name, and are themselves freed of such.
+   POSIX shell; `builtin` in bash and `command` in others step over functions of the same name, and are themselves freed of such. A
+   backslash before a word keeps the shell from taking it for an alias. The driver needs none: it is read before there are aliases.
 6. Saving comes after the report: it takes no time of the command. A shell that has just started has nothing to save, so
    one that is ended before its first run leaves the state whole. Any other may be ended once `awaits_run` says so.
 7. The worker opens `go` and `done` for a run only, so an idle session costs it one descriptor. A shell that opened `go`
@@ -304,12 +305,13 @@ class Dialect:
         folder = None if asked.cwd is None else _word(asked.cwd)
         go = "" if folder is None else f"{self._own} cd -- {folder} && "
         if words is None:
-            line = f"{go}command exec {redirected} && {assigned} command eval {shlex.quote(asked.command)}"
+            line = f"{go}\\command exec {redirected} && {assigned} \\command eval {shlex.quote(asked.command)}"
         else:
-            line = f"( {f'export {assigned}; ' if assigned else ''}{go}{self._own} exec {shlex.join(words)} {redirected} )"
+            exports = f"\\export {assigned}; " if assigned else ""
+            line = f"( {exports}{go}{self._own} exec {shlex.join(words)} {redirected} )"
             if asked.terminal is not None:
                 # It becomes the controlling one of a session whose leader opens it. What is typed then interrupts the leader, too.
-                line = f"command exec <{stdin} && command trap : INT QUIT && {line}"
+                line = f"\\command exec <{stdin} && \\command trap : INT QUIT && {line}"
         for test, word in self._conditions(folder, words, variables.get("PATH")):
             line = f'if {test}; then {line}; else __tangram_run="$__tangram_run {word}"; fi'
         # bash reads up to a NUL; a sourced file ends with its last line.
@@ -333,15 +335,15 @@ class Dialect:
     def _finds(self, program: str, searched: str) -> str:
         """Return what succeeds where a program is on the PATH `searched`, whatever functions and builtins have its name."""
         if self.is_bash:
-            return f"PATH={searched} builtin type -P -- {program} >/dev/null"
+            return f"PATH={searched} \\builtin type -P -- {program} >/dev/null"
         file = f'"$folder"/{program}'
-        looks = f"for folder in $PATH; do command test -f {file} && command test -x {file} && exit; done; exit 1"
+        looks = f"for folder in $PATH; do \\command test -f {file} && \\command test -x {file} && \\exit; done; \\exit 1"
         return f"( PATH={searched}; IFS=:; {looks} )"
 
     @property
     def _own(self) -> str:
-        """Return what makes a shell take a name for its own command, whatever functions there are."""
-        return "builtin" if self.is_bash else "command"
+        """Return what makes a shell take a name for its own command, whatever functions and aliases there are."""
+        return "\\builtin" if self.is_bash else "\\command"
 
 
 def _word(path: str) -> str:
