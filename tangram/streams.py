@@ -26,7 +26,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
-from redis import Redis, RedisError
+from redis import Redis
 
 from tangram.action import check_name
 from tangram.decode import read_meta, stored_value
@@ -170,7 +170,7 @@ class OutputReader:
 
     def _wake(self) -> None:
         """Have the store answer the thread now; where that fails, it answers after `_BLOCK_S`."""
-        with contextlib.suppress(RedisError), self._store.pipeline(transaction=False) as pipe:
+        with contextlib.suppress(Exception), self._store.pipeline(transaction=False) as pipe:
             pipe.xadd(self._wake_key, {"wake": ""}, maxlen=1, approximate=False)
             pipe.expire(self._wake_key, _WAKE_TTL_S)
             pipe.execute()

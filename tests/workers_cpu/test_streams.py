@@ -134,11 +134,17 @@ def test_what_is_no_answer_of_a_store_ends_no_thread(redis_urls: RedisUrls, tmp_
         streams, reader = OutputStreams(stores["written"]), OutputReader(stores["read"], 5.0, 600.0)
         after.callback(reader.close, lambda: StackUnreachable("the test is over"))
         after.callback(streams.close)
-        # When a command prints, somebody reads, and the store is there later
+        # When a command prints, somebody reads, another reader is closed, and the store is there later
         stream = streams.open("a")
         stream.write("stdout", b"text")
         stream.end("succeeded")
         reading = pool.submit(lambda: list(reader.read("a")))
+        closed = OutputReader(stores["read"], 5.0, 600.0)
+        ended = pool.submit(lambda: list(closed.read("a")))
+        assert until(lambda: closed.in_use)
+        closed.close(lambda: StackUnreachable("it is closed"))
+        with pytest.raises(StackUnreachable, match="it is closed"):
+            ended.result(60)
         for name, event in answered.items():
             assert event.wait(60)
             (tmp_path / name).unlink()
