@@ -210,7 +210,7 @@ def tidied(output: str, line: str) -> str:
 
 
 def _action(record: Record, program: Program, session: str) -> Action:
-    text = f"stty -echo 2>/dev/null; eval {shlex.quote(program.command)}"
+    text = f"\\stty -echo 2>/dev/null; \\eval {shlex.quote(program.command)}"
     return execute(
         record.place,
         text,

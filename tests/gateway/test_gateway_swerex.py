@@ -133,12 +133,14 @@ def test_sessions_are_created_and_closed_by_name(rex: Rex) -> None:
 
 @shows("swe-rex", "create_session")
 def test_a_session_reads_its_startup_files(rex: Rex) -> None:
-    content = '[ -n "$PS1" ] || return\nexport FROM_RC=yes\nalias said="echo said" exec=false eval=false\necho read\n'
+    content = '[ -n "$PS1" ] || return\nexport FROM_RC=yes\nalias said="echo said" exec=false eval=false .=false\necho read\n'
     do(rex.runtime.write_file(WriteFileRequest(path="rc", content=content)))
     path = rex.run("echo $PWD/rc").strip()
     created = do(rex.runtime.create_session(CreateBashSessionRequest(session="rc", startup_source=[path, "/nowhere"], startup_timeout=60)))
     assert created.output.startswith("read\n") and "/nowhere" in created.output
     assert [rex.run(command, session="rc") for command in ("said $FROM_RC", "said 1\necho 2")] == ["said yes\n", "said 1\n2\n"]
+    action = BashAction(command="said 3", session="rc", is_interactive_command=True, expect=["said 3"], timeout=60)
+    assert do(rex.runtime.run_in_session(action)).expect_string == "said 3"
     do(rex.runtime.close_session(CloseBashSessionRequest(session="rc")))
 
 
