@@ -60,7 +60,7 @@ async def answer(request: Request, sandbox: Sandbox, process: Process, handle: H
         await asyncio.wait([ended], timeout=min(SHORT_S, over_at - time.monotonic()))
     if ended.done():
         if own is None:
-            await sandbox.processes.remove(process)
+            await sandbox.processes.end(process)
         parts = [part async for part in _end(request, sandbox, process, handle, None)]
         return Response(b"".join([_event("start", pid=process.pid), *parts]), media_type=STREAM_TYPE)
 
@@ -80,7 +80,7 @@ async def answer(request: Request, sandbox: Sandbox, process: Process, handle: H
             ended.cancel()  # the process itself goes on
             await output.close()
         if own is None:  # its own copy of the gateway may have died
-            await sandbox.processes.remove(process)
+            await sandbox.processes.end(process)
         async for part in _end(request, sandbox, process, handle, output):
             yield part
 

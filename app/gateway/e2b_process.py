@@ -1,7 +1,8 @@
 """E2B's `/process.Process`: commands of a sandbox, each one an action.
 
 The time limit of `Start` is that of the action, its wait in the queue included. A command whose connection breaks goes on until then, and
-can be joined with `Connect` by its number, through any copy of the gateway, and given input and signals.
+can be joined with `Connect` by its number, through any copy of the gateway, and given input and signals. Once it has ended, `Connect` finds
+it for `ENDED_S` more, and gives its output, too, which E2B does not keep.
 
 A command runs as the sandbox's own user, whoever the request names.
 
@@ -103,8 +104,14 @@ async def start(request: Request) -> Response:
 
 @router.post("/Connect")
 async def connect(request: Request, sandbox: SandboxOf) -> Response:
-    """Stream what becomes of a process that runs; a time limit ends the stream, not the process."""
-    process = await _find(sandbox, parsed(SelectMessage, await only_message(request)).process)
+    """Stream what becomes of a process that runs, or has ended lately; a time limit ends the stream, not the process."""
+    selector = parsed(SelectMessage, await only_message(request)).process
+    try:
+        process = await _find(sandbox, selector)
+    except RpcError:
+        if (ended := await sandbox.processes.ended(selector.pid, selector.tag)) is None:
+            raise
+        process = ended
     action = _action(sandbox, process.program, process.session_name)
     handle = calls.submit(sandbox.caller, action, key=process.key)
     return await answer(request, sandbox, process, handle, None)
@@ -234,7 +241,7 @@ async def _attend(handle: Handle[Any], process: Process, table: Table, ended: as
             await settled
     finally:
         ended.set_result(None)
-        await table.remove(process)
+        await table.end(process)
 
 
 async def _find(sandbox: Sandbox, selector: Selector) -> Process:
@@ -277,13 +284,16 @@ async def _give(sandbox: Sandbox, process: Process, what: input_messages.What) -
 
 
 async def _is_alive(sandbox: Sandbox, process: Process, table: Table) -> bool:
-    """Say whether a process runs; one whose copy of the gateway has died without noting its end is removed."""
+    """Say whether a process runs; one whose copy of the gateway has died without noting its end is removed.
+
+    One that the journal does not know has perhaps never begun, so nobody may join it any more.
+    """
     if time.time() - process.program.started_at < _SUBMIT_S:
         return True
     known = await sandbox.gateway.journal.action(_task_id(sandbox, process))
     if known is not None and known.status in ("waiting", "running"):
         return True
-    await table.remove(process)
+    await (table.remove(process) if known is None else table.end(process))
     return False
 
 

@@ -11,6 +11,8 @@ run at the same time have one each.
 | … `process:<number>` | its session, a space, and the process as JSON |
 | … `closed:<number>` | there once its input was closed |
 | `tangram-gw-e2b-killed-<sandbox>-<word>` | there for an hour where somebody has killed the process of that word |
+| `tangram-gw-e2b-ended-<sandbox>-<number>` | a process that has ended, as JSON, for `ENDED_S` |
+| `tangram-gw-e2b-ended-<sandbox>-tag-<tag>` | the same, for the last one that had a tag |
 
 Each process has a random word, too, which its action's key contains. So numbers that begin again, as those of a lost hash do, lead to no
 result of an earlier process.
@@ -19,7 +21,7 @@ result of an earlier process.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import cast
 
@@ -61,11 +63,20 @@ PIDS = 1 << 22
 """The most that the kernel numbers processes. Numbers here are above it, so that none is that of another process inside the sandbox."""
 
 _REMOVE = """
-redis.call('HDEL', KEYS[1], 'process:' .. ARGV[1], 'closed:' .. ARGV[1])
+if redis.call('HDEL', KEYS[1], 'process:' .. ARGV[1]) == 1 then
+  for i = 2, #KEYS do redis.call('SET', KEYS[i], ARGV[3], 'EX', ARGV[4]) end
+end
+redis.call('HDEL', KEYS[1], 'closed:' .. ARGV[1])
 local session = 'session:' .. ARGV[2]
 if redis.call('HGET', KEYS[1], session) == ARGV[1] then redis.call('HDEL', KEYS[1], session) end
 """
-"""KEYS: the hash. ARGV: the number of the process, and of its session."""
+"""KEYS: the hash, then the keys of the process once it has ended, if it is kept.
+
+ARGV: the number of the process, and of its session; where it is kept, the process, and for how many seconds.
+"""
+
+ENDED_S = 30
+"""Seconds for which a process that has ended can be joined, as at E2B."""
 
 
 class Program(BaseModel):
@@ -139,7 +150,7 @@ class Table:
         self._hold, self._begin, self._remove = tables.hold, tables.begin, tables.remove
         self._keys = [PROCESSES_PREFIX + sandbox, record_key(sandbox), SHELLS_PREFIX + sandbox]
         self._key = self._keys[0]
-        self._killed = f"tangram-gw-e2b-killed-{sandbox}-"
+        self._killed, self._ended = f"tangram-gw-e2b-killed-{sandbox}-", f"tangram-gw-e2b-ended-{sandbox}-"
 
     async def begin(self, program: Program, access_token: str) -> tuple[Record | None, Process | None]:
         """Read the record of the sandbox, and give a number and a session to what is to run there, in one step.
@@ -152,12 +163,26 @@ class Table:
         record = Record.model_validate_json(raw[0]) if raw else None
         return record, Process(pid=pid, session=session, program=program) if pid else None
 
-    async def remove(self, process: Process) -> None:
-        """Take the number and the session of a process back; what this copy of the gateway asks meanwhile waits for that."""
+    async def end(self, process: Process) -> None:
+        """Remove a process that has ended, which `ended` finds for `ENDED_S` from its first removal on."""
+        names = [str(process.pid), *([f"tag-{process.program.tag}"] if process.program.tag else [])]
+        await self.remove(process, [self._ended + name for name in names])
+
+    async def ended(self, pid: int, tag: str) -> Process | None:
+        """Return the process of a number, or the last one of a tag, that has ended lately; None where there is none."""
+        raw = await self._store.get(self._ended + (f"tag-{tag}" if tag else str(pid)))
+        return None if raw is None else Process.model_validate_json(raw)
+
+    async def remove(self, process: Process, kept: Sequence[str] = ()) -> None:
+        """Take the number and the session of a process back; what this copy of the gateway asks meanwhile waits for that.
+
+        `kept` are keys under which it is still found for `ENDED_S`.
+        """
+        listed = process.model_dump_json(exclude_defaults=True)
         removed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._removing[removed] = self._key
         try:
-            await self._remove(keys=[self._key], args=[process.pid, process.session])
+            await self._remove(keys=[self._key, *kept], args=[process.pid, process.session, listed, ENDED_S])
         finally:
             del self._removing[removed]
             removed.set_result(None)

@@ -249,7 +249,8 @@ def _(here: Here) -> None:
     assert here.sandbox.commands.kill(running.pid)
     here.served.live.until(lambda: not children())
     assert _error_of(running) == "signal: killed" and not here.sandbox.commands.kill(running.pid)
-    refused(lambda: here.sandbox.commands.connect(running.pid), ".", e2b.NotFoundException)
+    assert _error_of(here.sandbox.commands.connect(running.pid)) == "signal: killed"
+    refused(lambda: here.sandbox.commands.connect(running.pid + 1000), ".", e2b.NotFoundException)
     other = _background(here)
     assert other.kill() and _error_of(other) == "signal: killed"
 

@@ -56,7 +56,7 @@ def test_a_command_whose_number_was_given_before_runs_and_has_its_own_result(ser
         served.live.until(lambda: store.hkeys(f"tangram-gw-e2b-{sandbox.sandbox_id}") == [b"last"])
         sandbox.kill()
         left = store.keys(f"tangram-gw-*{sandbox.sandbox_id}*")
-        assert all(0 < store.ttl(key) <= 3600 and b"killed" in key for key in left), left
+        assert all(-1 != store.ttl(key) <= 3600 and (b"killed" in key or b"ended" in key) for key in left), left
 
 
 def test_a_sandbox_whose_record_the_store_has_lost_goes_on(served: Served, e2b_options: dict[str, str]) -> None:
@@ -75,12 +75,37 @@ def test_a_sandbox_whose_record_the_store_has_lost_goes_on(served: Served, e2b_o
 
 
 def test_a_command_whose_connection_is_cut_runs_once_and_to_its_end(served: Served, e2b_sandbox: e2b.Sandbox) -> None:
-    running = e2b_sandbox.commands.run("until [ -e on ]; do sleep 0.05; done; echo ran >> ledger", background=True)
+    running = e2b_sandbox.commands.run("until [ -e on ]; do sleep 0.05; done; echo ran | tee -a ledger; exit 3", background=True)
     running.disconnect()
     e2b_sandbox.commands.run("touch on")
     served.live.until(lambda: e2b_sandbox.files.exists("ledger"))
     served.live.until(lambda: e2b_sandbox.commands.list() == [])
+    # Then its result is there for who joins it late
+    with pytest.raises(e2b.CommandExitException) as joined:
+        e2b_sandbox.commands.connect(running.pid).wait()
+    assert (joined.value.exit_code, joined.value.stdout) == (3, "ran\n")
     assert e2b_sandbox.files.read("ledger") == "ran\n"
+
+
+def test_a_command_that_has_ended_is_joined_by_its_tag(served: Served, e2b_headers: dict[str, str]) -> None:
+    headers = {**e2b_headers, "Content-Type": "application/connect+json"}
+    begin = {"process": {"cmd": "/bin/sh", "args": ["-c", "exit 4"]}, "tag": "late"}
+    for call, body in (("Start", begin), ("Connect", {"process": {"tag": "late"}})):
+        answer = httpx.post(f"{served.url}/process.Process/{call}", content=message(json.dumps(body).encode()), headers=headers)
+        assert b'"exitCode":4' in answer.content, answer.text
+
+
+def test_a_command_that_its_gateway_never_sent_is_not_run_by_who_joins_it(
+    served: Served, e2b_sandbox: e2b.Sandbox, e2b_headers: dict[str, str]
+) -> None:
+    program = {"cmd": "touch", "args": ["ran-late"], "started_at": 1.0, "word": "never"}
+    with served.store() as store:
+        store.hset(f"tangram-gw-e2b-{e2b_sandbox.sandbox_id}", "process:7", f"99 {json.dumps(program)}")
+    headers = {**e2b_headers, "Content-Type": "application/connect+json"}
+    for _ in range(2):
+        answer = httpx.post(f"{served.url}/process.Process/Connect", content=message(b'{"process": {"pid": 7}}'), headers=headers)
+        assert b'"not_found"' in answer.content, answer.text
+    assert not e2b_sandbox.files.exists("ran-late")
 
 
 def catching(sandbox: e2b.Sandbox) -> e2b.CommandHandle:

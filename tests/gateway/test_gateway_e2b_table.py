@@ -11,7 +11,7 @@ pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
 
 from redis.asyncio import Redis
 
-from app.gateway.e2b_table import Process, Program, Table, Tables
+from app.gateway.e2b_table import ENDED_S, Process, Program, Table, Tables
 from app.gateway.records import KEPT_S, PROCESSES_PREFIX, SHELLS_PREFIX, Record, Records, record_key
 
 NO_JOURNAL: Any = None
@@ -25,8 +25,8 @@ def sandbox(name: str, **fields: Any) -> Record:
     return Record.model_validate({"id": name, **base, **fields})
 
 
-async def begin(table: Table) -> Process:
-    _, process = await table.begin(PROGRAM, "key")
+async def begin(table: Table, **fields: Any) -> Process:
+    _, process = await table.begin(PROGRAM.model_copy(update=fields), "key")
     assert process is not None
     return process
 
@@ -77,3 +77,21 @@ async def test_a_process_whose_end_is_known_is_found_no_more(empty_store: Redis)
     found, listed, begun = await asyncio.gather(*asked)
     assert found is None and process not in listed and begun.session == process.session
     assert tables.removing == {}
+
+
+async def test_a_process_that_has_ended_is_found_by_number_and_tag_for_a_time(empty_store: Redis) -> None:
+    await Records(empty_store, NO_JOURNAL).enter(sandbox("env-1"))
+    table, other = (Tables(empty_store).of(name) for name in ("env-1", "env-2"))
+    first, second = [await begin(table, tag="server") for _ in range(2)]
+    await table.end(first)
+    await table.end(second)
+    # When the end of the first is noted once more, as by somebody who has joined it
+    await table.end(first)
+    # Then the tag is that of the second still, in its sandbox alone
+    found = [await table.ended(first.pid, ""), await table.ended(0, "server"), await other.ended(first.pid, "")]
+    assert found == [first, second, None]
+    assert {await empty_store.ttl(key) for key in await empty_store.keys("tangram-gw-e2b-ended-*")} <= set(range(ENDED_S + 1))
+    # And one that never ran is not found
+    never = await begin(table)
+    await table.remove(never)
+    assert await table.ended(never.pid, "") is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -73,13 +74,23 @@ def test_a_process_of_e2b_is_joined_through_another_gateway_when_its_own_dies(pa
     options = options_of(first, "tests")
     sandbox = e2b.Sandbox.create(**options)
     running = sandbox.commands.run("echo ran >> ledger; until [ -e go ]; do sleep 0.05; done; cat ledger", background=True)
-    first.live.until(lambda: running_commands(first) == 1)
+    missed = sandbox.commands.run("until [ -e end ]; do sleep 0.05; done; echo missed; exit 3", background=True, timeout=0)
+    first.live.until(lambda: running_commands(first) == 2)
     first.live.process("gateway").kill()
     with pytest.raises(e2b.exceptions.SandboxUnreachableException):
         running.wait()
     # Then the second one knows sandbox and process, and the command runs once
     again = e2b.Sandbox.connect(sandbox.sandbox_id, **{**options, "api_url": second.url, "sandbox_url": second.url})
+    again.files.write("end", "")
+    first.live.until(lambda: running_commands(first) == 1)
+    # And what ended meanwhile, of a command that began long ago, it has too
+    with first.store() as store:
+        processes, field = f"tangram-gw-e2b-{sandbox.sandbox_id}", f"process:{missed.pid}"
+        store.hset(processes, field, re.sub(rb'"started_at":[\d.]+', b'"started_at":1.0', store.hget(processes, field)))
     assert [one.pid for one in again.commands.list()] == [running.pid]
+    with pytest.raises(e2b.CommandExitException) as ended:
+        again.commands.connect(missed.pid).wait()
+    assert (ended.value.exit_code, ended.value.stdout) == (3, "missed\n")
     joined = again.commands.connect(running.pid)
     again.files.write("go", "")
     assert joined.wait().stdout == "ran\n"
