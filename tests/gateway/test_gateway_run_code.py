@@ -126,12 +126,17 @@ def test_a_crash_is_the_exit_code_and_no_word_of_a_shell(caller: httpx.Client, l
         assert (done["return_code"], done["stderr"]) == (128 + number, "last words\n")
 
 
-@shows("sandbox-fusion", "run_code (memory_limit_MB)", "differs: limits what each process may map, and books as much on the node")
+@shows(
+    "sandbox-fusion",
+    "run_code (memory_limit_MB)",
+    "differs: by HTTP, limits what each process may map, and books as much on the node; the client itself never sends it",
+)
 def test_a_memory_limit_holds(caller: httpx.Client) -> None:
     body = {"language": "python", "code": "x = bytearray(400 * 2**20)"}
     done = caller.post("/run_code", json={**body, "memory_limit_MB": 256}).json()
     assert done["status"] == "Failed" and ("MemoryError" in done["run_result"]["stderr"] or "memory" in done["message"]), done
     assert caller.post("/run_code", json={**body, "memory_limit_MB": -1}).json()["status"] == "Success"
+    assert "memory_limit_MB" not in fusion.RunCodeRequest(**body, memory_limit_MB=256).json()
 
 
 def test_what_a_program_maps_and_does_not_use_is_no_memory_where_that_is_enforced(enforced: bool, caller: httpx.Client) -> None:
