@@ -11,7 +11,7 @@ import json
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 from fastapi import Request, Response
 from pydantic import BaseModel, Field
@@ -58,8 +58,9 @@ class PathMessage(BaseModel):
 
 
 class ListMessage(PathMessage):
-    """Which folder to list, and how deep; 0 is 1."""
+    """Which folder to list, and how deep; 0 is 1. No path is the work folder."""
 
+    path: Path | Literal[""] = ""
     depth: int = Field(1, ge=0, lt=2**32)
 
 
@@ -81,7 +82,7 @@ async def stat_path(request: Request, sandbox: SandboxOf) -> dict[str, Any]:
 async def list_folder(request: Request, sandbox: SandboxOf) -> Response:
     """Say what is in a folder, by path."""
     message = parsed(ListMessage, await request.body())
-    listed = await _run(request, sandbox, LIST, message.path, str(min(message.depth or 1, DEEPEST)))
+    listed = await _run(request, sandbox, LIST, message.path or ".", str(min(message.depth or 1, DEEPEST)))
     # Of a large folder this takes seconds, which other calls would wait for.
     return Response(await asyncio.to_thread(lambda: json.dumps({"entries": _entries(listed)})), media_type="application/json")
 

@@ -212,6 +212,7 @@ def _(here: Here) -> None:
     here.sandbox.files.make_dir("some dir")
     assert run("pwd", cwd="some dir").stdout.endswith("/some dir\n")
     assert run("pwd", cwd="~", user="root").stdout == here.says("echo $HOME")
+    assert run("env | grep ^discovery", envs={"discovery.type": "single-node"}).stdout == "discovery.type=single-node\n"
     # Without `stdin` there is nothing to read
     assert here.says("cat") == ""
 
@@ -367,6 +368,7 @@ def _(here: Here) -> None:
         assert (found.name, found.size, found.mode, found.permissions) == ("a 'quoted' file", 4, 0o640, "-rw-r-----")
         assert found.type.value == "file" and abs(found.modified_time - datetime.now(UTC)) < timedelta(minutes=5)
     assert [entry.name for entry in files.list("top")] == ["link", "mid"]
+    assert [entry.path for entry in files.list("")] == [entry.path for entry in files.list(here.says("pwd").strip())]
     assert files.exists("top/link") and not files.exists("nowhere")
     for call in (files.read, files.list, files.get_info, lambda name: files.rename(name, "there")):
         refused(lambda call=call: call("nowhere"), "nowhere", e2b.FileNotFoundException)  # type: ignore[misc]

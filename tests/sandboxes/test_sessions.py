@@ -173,6 +173,12 @@ def test_the_environment_is_bare(env: Environment, monkeypatch: pytest.MonkeyPat
         assert env.read_file(f"{folder}/mine") == b"1"
 
 
+def test_a_program_gets_variables_whose_names_no_shell_knows(shell_env: Environment) -> None:
+    variables = {"discovery.type": "single $node", "-i": "odd", "PLAIN": "too"}
+    outcome = run(shell_env, "env", interpreter=("env",), variables=variables)
+    assert {f"{name}={value}".encode() for name, value in variables.items()} <= set(outcome.stdout.splitlines()), outcome
+
+
 def test_variables_of_a_request_end_with_its_command(shell_env: Environment) -> None:
     outcome = run(shell_env, "sh -c 'echo \"$COLOUR\"'", variables={"COLOUR": "dark 'blue'\n$(id)"})
     assert outcome.stdout == b"dark 'blue'\n$(id)\n"

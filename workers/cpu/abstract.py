@@ -35,7 +35,7 @@ from workers.cpu.weight import Means
 Status = Literal["succeeded", "timed_out", "cancelled", "failed", "lost"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+SHELL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def _check_name(field_name: str, value: str) -> None:
@@ -176,10 +176,10 @@ class ExecRequest:
         if self.output_limit_bytes < 0:
             raise InvalidAction("output_limit_bytes", f"must be at least 0, not {self.output_limit_bytes}")
         for name, value in self.variables.items():
-            if not _VARIABLE.fullmatch(name):
-                raise InvalidAction("variables", f"{name!r} is no name of an environment variable")
-            if "\0" in value:
-                raise InvalidAction("variables", f"{name} must not contain NUL characters")
+            if self.interpreter is None and not SHELL_NAME.fullmatch(name):
+                raise InvalidAction("variables", f"{name!r} is no name for a shell; programs with an `interpreter` can have it")
+            if not name or "=" in name or "\0" in name + value:
+                raise InvalidAction("variables", f"{name!r} must have a name without =, and no NUL characters")
         folder_path("cwd", self.cwd)
         if self.interpreter is not None:
             program_words(self.interpreter, self.command)

@@ -43,7 +43,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from workers.cpu.abstract import ExecRequest
+from workers.cpu.abstract import SHELL_NAME, ExecRequest
 from workers.cpu.errors import FolderUnusable, NoSuchFolder, NoSuchProgram, ProgramUnusable, SandboxError, SessionUnavailable
 
 # One line when joined, so that the line numbers in a command's error messages are those of the command.
@@ -299,7 +299,8 @@ class Dialect:
 
         The command is that of the request, or the program and arguments `words`.
         """
-        assigned = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
+        assigned = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items() if SHELL_NAME.fullmatch(name))
+        odd = [f"{name}={value}" for name, value in variables.items() if not SHELL_NAME.fullmatch(name)]
         stdin, stdout, stderr = map(shlex.quote, streams)
         redirected = f"<{stdin} >{stdout} {'2>&1' if asked.merged else f'2>{stderr}'}"
         folder = None if asked.cwd is None else _word(asked.cwd)
@@ -308,7 +309,8 @@ class Dialect:
             line = f"{go}\\command exec {redirected} && {assigned} \\command eval {shlex.quote(asked.command)}"
         else:
             exports = f"\\export {assigned}; " if assigned else ""
-            line = f"( {exports}{go}{self._own} exec {shlex.join(words)} {redirected} )"
+            started_by = ["env", "--", *odd] if odd else []  # which no shell can export
+            line = f"( {exports}{go}{self._own} exec {shlex.join([*started_by, *words])} {redirected} )"
             if asked.terminal is not None:
                 # It becomes the controlling one of a session whose leader opens it. What is typed then interrupts the leader, too.
                 line = f"\\command exec <{stdin} && \\command trap : INT QUIT && {line}"
