@@ -95,7 +95,6 @@ class KombuTransport:
         self._control = app.amqp.as_task_v2("", "", ignore_result=True)  # made once, since Celery takes longer for it than a decision takes
         self._outbox: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = []
         self._ends: deque[UnpublishedEnd] = deque()
-        self._disowned: list[tuple[str, int]] = []
         self._asked_again: list[str] = []
         self._queues: dict[str, str] = {}
         """The names of the queues that are declared, by node."""
@@ -212,10 +211,6 @@ class KombuTransport:
         """Return for how long clients have been silent; see the protocol."""
         return self._ask_store(lambda store: silences(store, clients))
 
-    def disown(self, action_id: str, attempt: int) -> None:
-        """Buffer that the worker that has claimed this try shall drop its result."""
-        self._disowned.append((action_id, attempt))
-
     def flush(self, received: Sequence[Received] = ()) -> None:
         """Send and store what was buffered, and tell the broker that `received` need not come again; what cannot be now stays for later."""
         if self._intake is not None and (self._outbox or received):
@@ -234,7 +229,7 @@ class KombuTransport:
                     self._outbox.clear()
             except self._errors as error:
                 self._lose(error)
-        if (self._ends or self._disowned or self._asked_again) and clock.monotonic() >= self._store_pause_until:
+        if (self._ends or self._asked_again) and clock.monotonic() >= self._store_pause_until:
             self._store_ends()
 
     def show(self, figures: Mapping[str, Any]) -> None:
@@ -352,11 +347,6 @@ class KombuTransport:
 
     def _store_ends(self) -> None:
         try:
-            if self._disowned:
-                with self._app.backend.client.pipeline(transaction=False) as pipe:
-                    disown(pipe, self._disowned)
-                    pipe.execute()
-                self._disowned.clear()
             until = clock.monotonic() + _STORING_S
             while self._ends and clock.monotonic() < until:
                 self._store(self._ends[0])

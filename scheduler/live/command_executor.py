@@ -158,7 +158,7 @@ class CommandExecutor:
             case commands.Requeue():
                 ACTION.next(self._action_state(command.id), "waiting")
                 log.warning("action %s waits again: %s", command.id, command.reason)
-                self._transport.disown(command.id, self.granted.pop(command.id))
+                del self.granted[command.id]  # no result of that try counts: it was given up or withdrawn, or has ended without one
                 self._entries.append(ActionRequeued(id=command.id, reason=command.reason, at=now))
             case commands.NoteEnvironment():
                 self._note_environment(command, now)

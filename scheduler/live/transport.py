@@ -56,9 +56,6 @@ class Transport(Protocol):
     def withdraw(self, action_id: str, attempt: int) -> bool:
         """Disown a try that no worker has claimed; return False if one has, or if the store does not answer."""
 
-    def disown(self, action_id: str, attempt: int) -> None:
-        """Note that the result of this try no longer counts, for the worker that has claimed it."""
-
     def silences(self, clients: Sequence[str]) -> Mapping[str, float | None] | None:
         """Return each client's seconds since its last sign of life; None for a client without a known sign.
 

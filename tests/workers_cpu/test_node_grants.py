@@ -229,7 +229,7 @@ def test_a_try_that_waits_for_a_thread_is_at_hand(node: Node, monkeypatch: pytes
     node.tell("a", 1)
     assert (node._describe()["running"], said) == (["a"], [])
     node.tell("b", 1)
-    assert said == [{"type": "unknown", "id": "b", "attempt": 1}]
+    assert said == [{"type": "unknown", "id": "b", "attempt": 1, "at": said[0]["at"]}]
 
 
 def test_the_end_of_an_old_try_ends_no_newer_one(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
