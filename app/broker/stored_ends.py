@@ -1,4 +1,4 @@
-"""What the store knows of an action's end: the result of its worker, where no report of it has come, and that a try counts no more."""
+"""What the store knows of the end of an action: a result that its worker has not reported yet, and which tries count no more."""
 
 from __future__ import annotations
 

@@ -178,11 +178,11 @@ class Table:
 
         `kept` are keys under which it is still found for `ENDED_S`.
         """
-        listed = process.model_dump_json(exclude_defaults=True)
+        listed: list[str | int] = [process.model_dump_json(exclude_defaults=True), ENDED_S] if kept else []
         removed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._removing[removed] = self._key
         try:
-            await self._remove(keys=[self._key, *kept], args=[process.pid, process.session, listed, ENDED_S])
+            await self._remove(keys=[self._key, *kept], args=[process.pid, process.session, *listed])
         finally:
             del self._removing[removed]
             removed.set_result(None)

@@ -33,6 +33,7 @@ BASE = "base"
 """The template of clients that name none: no image."""
 
 _IMAGE = re.compile(r"[/:]")
+_TAG = re.compile(r":[^/:]*$")
 _NO_TAGS = "tags of templates are not served here"
 _NO_STEPS = "steps and start commands are not served here: build an image that has them, and name that"
 
@@ -137,7 +138,7 @@ async def new_template(body: NewTemplate, caller: CallerOf, gateway: GatewayOf) 
     if not name:
         raise BadRequest("name: a template must have one")
     if body.tags:  # which would make NAME:TAG an image
-        raise BadRequest(f"tags: {_NO_TAGS}: name the template {name.partition(':')[0]}:{body.tags[0]}")
+        raise BadRequest(f"tags: {_NO_TAGS}: name the template {_TAG.sub('', name)}:{body.tags[0]}")
     templates = Templates(gateway.store, caller.job)
     # A template that stands stays usable while it is built anew.
     template = await templates.find(name) or Template(id=templates.id_of(name), name=name, problem="the template has not been built")
@@ -199,7 +200,7 @@ async def list_templates(caller: CallerOf, gateway: GatewayOf) -> list[dict[str,
 @router.get("/templates/{template:path}/tags", include_in_schema=False)
 @router.delete("/templates/tags", include_in_schema=False)
 async def no_tags() -> None:
-    """Say that there are none: to remove them would look like a template of that name, and who finds none builds one and learns why not."""
+    """Refuse both. A removal would look like that of a template called `tags`. A client that finds no tags learns why at its build."""
     raise NotFound(_NO_TAGS)
 
 

@@ -22,7 +22,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-Z\\^_]")
 
 def start_text(sources: Sequence[str], variables: Mapping[str, str]) -> str:
     """Return what makes a shell ready: exported variables, and files that it reads as an interactive shell would."""
-    lines = ["exec 2>&1", "PS1='$ '", "PS2=''", "shopt -s expand_aliases 2>/dev/null"]
+    lines = [_JOINED, "PS1='$ '", "PS2=''", "shopt -s expand_aliases 2>/dev/null"]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
     lines += [f"\\. {shlex.quote(path)}" for path in sources]
     return "\n".join([*lines, ":"])

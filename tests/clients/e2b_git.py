@@ -96,8 +96,9 @@ def _(here: Here) -> None:
     ):
         refused(partial(e2b.Template.build, stepped, "stepped", **here.control), "build an image that has them", e2b.BuildException)
     refused(lambda: here.new(template="stepped"), "has not been built")
-    tagged = partial(e2b.Template.build, e2b.Template().from_image("python:3.12"), "tagged", tags=["1"], **here.control)
-    refused(tagged, "name the template tagged:1", e2b.BuildException)
+    for name, wanted in (("tagged", "tagged:1"), ("localhost:5000/tagged", "localhost:5000/tagged:1")):
+        tagged = partial(e2b.Template.build, e2b.Template().from_image("python:3.12"), name, tags=["1"], **here.control)
+        refused(tagged, f"name the template {wanted}", e2b.BuildException)
 
 
 @check("Template.build_in_background", "Template.get_build_status")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from app.action_task import Call
-from tests.virtual.clock import EPOCH, Process, World
+from tests.virtual.clock import EPOCH, MONOTONIC, Process, World
 
 URL = "https://api.test/"
 RETRY_AFTER_S = 2.0
@@ -49,7 +49,7 @@ class Api:
         process = self.world.process()
         assert process is not None
         due_at = max(call.grant.get("not_before", 0.0), call.grant["granted_at"])
-        claimed_at, late_s = call.began - 1000.0, EPOCH + self.world.now - due_at
+        claimed_at, late_s = call.began - MONOTONIC, EPOCH + self.world.now - due_at
         one = Arrival(call.id, quota, node, process, claimed_at, self.world.now, late_s, is_repeat)
         self.arrivals.append(one)
         there = [other for other in self.arrivals if other.quota == quota and self._is_under_way(other)]

@@ -27,6 +27,8 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from tangram.clock import Clock
 
 EPOCH = 1_700_000_000.0
+MONOTONIC = 1000.0
+"""What the monotonic clock shows at the start."""
 """The time of day at which each world begins."""
 
 STARVED_S = 0.6
@@ -217,7 +219,7 @@ class World(Clock):
 
     def monotonic(self) -> float:
         self.starve(_caller())
-        return 1000.0 + self.now
+        return MONOTONIC + self.now
 
     def sleep(self, seconds: float) -> None:
         thread = self.thread_here()

@@ -18,7 +18,7 @@ from tangram.results import ExecResult
 from tangram.shards import FIRST, shard_of
 from tangram.wire import RESULT_KEY_PREFIX, SCHEDULER_KEY, of_shard
 from tests.virtual.api import LIMITS, RETRY_AFTER_S
-from tests.virtual.clock import EPOCH
+from tests.virtual.clock import EPOCH, MONOTONIC
 from tests.virtual.gpu import SERVICES
 from tests.virtual.trainer import Told, Trainer
 from workers.api.requests import MOST_SENT
@@ -249,7 +249,7 @@ def _shards(run: Run) -> list[str]:
 
 def _last(run: Run, *kinds: str) -> float:
     """Return when the last fault of these kinds began, on the clock of `Told`; a negative number if there was none."""
-    return max((1000.0 + fault.at_s for fault in run.scenario.faults if fault.kind in kinds), default=-1.0)
+    return max((MONOTONIC + fault.at_s for fault in run.scenario.faults if fault.kind in kinds), default=-1.0)
 
 
 def _told(run: Run, trainer: Trainer, told: Told, row: tuple[str, str, str, str, str] | None) -> list[str]:

@@ -6,6 +6,7 @@ A scenario is plain data, so it can be made shorter.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -183,19 +184,29 @@ def _with_services(drawn: Scenario, draw: random.Random) -> Scenario:
     if draw.random() >= 0.25:
         return drawn
     cells = tuple(draw.choice((1, 2, 2, 4)) for _ in range(draw.choice((1, 1, 2))))
-    calls = tuple(
+    return replace(drawn, rollouts=(*drawn.rollouts, *_asking(draw, "g", "score", _score, (2, 8), (1, 2, 4))), cells=cells)
+
+
+Asked = Callable[[random.Random], dict[str, Any]]
+
+
+def _asking(draw: random.Random, prefix: str, does: str, asked: Asked, steps: tuple[int, int], at_once: tuple[int, ...]) -> list[Rollout]:
+    """Draw rollouts without an environment, named by a prefix and a number.
+
+    `steps` are the fewest and the most of each, and `at_once` how many things a step may ask for, each of which `asked` draws.
+    """
+    return [
         Rollout(
-            f"g{number}",
+            f"{prefix}{number}",
             draw.choice(("a", "b")),
             draw.choice((0.0, 2.0, 10.0)),
             tuple(
-                Step(draw.choice((0.0, 0.1, 1.0, 3.0)), "score", tuple(_score(draw) for _ in range(draw.choice((1, 2, 4)))))
-                for _ in range(draw.randint(2, 8))
+                Step(draw.choice((0.0, 0.1, 1.0, 3.0)), does, tuple(asked(draw) for _ in range(draw.choice(at_once))))
+                for _ in range(draw.randint(*steps))
             ),
         )
         for number in range(draw.randint(1, 3))
-    )
-    return replace(drawn, rollouts=(*drawn.rollouts, *calls), cells=cells)
+    ]
 
 
 def _score(draw: random.Random) -> dict[str, Any]:
@@ -215,18 +226,7 @@ def _with_calls(drawn: Scenario, draw: random.Random) -> Scenario:
     if draw.random() >= 0.25:
         return drawn
     apis = draw.choice((1, 2, 2))
-    calls = tuple(
-        Rollout(
-            f"c{number}",
-            draw.choice(("a", "b")),
-            draw.choice((0.0, 2.0, 10.0)),
-            tuple(
-                Step(draw.choice((0.0, 0.1, 1.0, 3.0)), "call", tuple(_call(draw) for _ in range(draw.choice((1, 2, 4, 8)))))
-                for _ in range(draw.randint(1, 5))
-            ),
-        )
-        for number in range(draw.randint(1, 3))
-    )
+    calls = _asking(draw, "c", "call", _call, (1, 5), (1, 2, 4, 8))
     kinds = ("freeze node", "cut node", "cut node", "kill node", "stop node", "messages late", "freeze scheduler", "kill scheduler")
     faults = [_fault(draw, draw.choice(kinds)) for _ in range(draw.choice((0, 1, 1, 2)))]
     node = len(drawn.cores) + len(drawn.cells)

@@ -1,8 +1,8 @@
 """Requests to outside APIs, each with a hard deadline; they can be called off.
 
-A request that is idempotent is repeated here when its connection broke, or when the answer was 502, 503 or 504 without
-`Retry-After`: such failures pass within a second or not at all. There are two repeats at most, within the action's timeout, and the
-action keeps its place in the quota meanwhile. The number of requests is reported to the scheduler, which charges them to the account.
+An idempotent request is repeated here when its connection broke, or when the answer was 502, 503 or 504 without `Retry-After`.
+Such failures pass within a second or not at all. There are two repeats at most, within the action's timeout, and the action keeps its
+place in the quota meanwhile. The number of requests is reported with the answer, and the scheduler charges them to the account.
 An action that the server asks to wait for longer waits in the scheduler's queue and holds nothing (`scheduler/quotas/answers.py`).
 """
 
