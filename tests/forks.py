@@ -72,7 +72,8 @@ def lots_of(items: Sequence[pytest.Item]) -> list[list[pytest.Item]]:
 
 
 def _lot_of(item: pytest.Item) -> str:
-    """Return what names a test's lot. Files that start the same of `ONCE` are one lot, and real ones of a folder that share a stack."""
+    """Return what names a test's lot. Files that start the same of `ONCE` are one lot, and real ones of a folder that share a stack or
+    engines."""
     file = item.path
     if item.get_closest_marker("real"):
         shares = starts_a_stack(file.with_name("conftest.py")) and not starts_a_stack(file)
@@ -83,8 +84,8 @@ def _lot_of(item: pytest.Item) -> str:
 
 
 def starts_a_stack(file: Path) -> bool:
-    """Return whether a file has what starts a stack."""
-    return says(file, r"^from tests\..* import .*\b(running|started|serving)\b")
+    """Return whether a file has what starts a stack, or engines."""
+    return says(file, r"^from tests\..* import .*\b(running|started|serving|shelf)\b")
 
 
 @cache
