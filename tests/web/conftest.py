@@ -123,8 +123,9 @@ def browser(real_component: None) -> Iterator[Browser]:
     pytest.importorskip("playwright", reason="playwright is not installed")
     from playwright.sync_api import sync_playwright  # half a second that other tests do not need
 
-    # Debian's launcher `chromium` stands in for a GPU and loads extensions, which takes twice the CPU time.
-    names = (os.environ.get("TANGRAM_TEST_CHROMIUM", ""), "/usr/lib/chromium/chromium", "chromium", "chromium-browser", "google-chrome")
+    # Chromium without what draws windows takes half the CPU time; so does Chromium itself, past Debian's launcher `chromium`.
+    lighter = ("chromium-headless-shell", "/usr/lib/chromium/chromium")
+    names = (os.environ.get("TANGRAM_TEST_CHROMIUM", ""), *lighter, "chromium", "chromium-browser", "google-chrome")
     found = next((path for name in names if (path := shutil.which(name))), None)
     needed("" if found else "there is no chromium on this machine")
     with sync_playwright() as playwright:
