@@ -25,7 +25,7 @@ import random
 from concurrent.futures import Future
 from typing import Any
 
-from redis import Redis, RedisError
+from redis import Redis
 from redis.client import PubSub
 
 from tangram import clock
@@ -76,7 +76,7 @@ class Feed:
         self._stopping.set()
         if self._down_since is None:
             # The thread sleeps in a read; a message on its own pattern wakes it at once.
-            with contextlib.suppress(RedisError):
+            with contextlib.suppress(Exception):
                 self._store.publish(self._prefix + _CLOSING, b"")
         # The last reference to a client may die in this very thread, with the callback of a result.
         if self._thread.is_alive() and not clock.runs_in(self._thread):

@@ -30,7 +30,7 @@ from typing import Any, TypeVar, cast
 
 from celery import Celery
 from kombu.message import Message
-from redis import Redis, RedisError
+from redis import Redis
 
 from app.action_task import Call
 from tangram import clock
@@ -235,7 +235,7 @@ class Node:
                     return True
                 log.info("try %d of action %s was claimed before; this message is dropped", one[1], one[0])
                 return False
-            except RedisError as error:
+            except Exception as error:  # redis-py lets others through than its own; one that got out would be the action's end
                 if not said:
                     log.warning("action %s cannot be claimed yet: %s", one[0], error)
                 said = True

@@ -91,6 +91,14 @@ def test_closing_while_the_broker_is_away_ends_what_waits(stack: Away, session: 
     assert waiting.done()
 
 
+def test_closing_while_the_store_answers_with_nonsense_ends_what_waits(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given an answer of which redis-py makes no error of its own
+    monkeypatch.setattr(MemoryStore, "publish", lambda *_: int("none"))
+    waiting = session.submit(Action(kind="my.task"))
+    session.stop(0.0)
+    assert waiting.done()
+
+
 def test_what_was_sent_does_not_fail_by_a_broker_that_is_away(stack: Away, session: Session) -> None:
     first = session.submit(Action(kind="my.task"))
     flush(session)

@@ -84,6 +84,22 @@ def test_a_worker_that_did_not_run_while_another_took_its_name_ends_at_once() ->
     )
 
 
+def test_a_worker_holds_and_gives_back_its_name_though_the_store_answers_with_nonsense() -> None:
+    # Given a worker that beats with a store which answers with nonsense, of which redis-py makes no error of its own
+    store, beats = MemoryStore(MemoryBroker()), threading.Semaphore(0)
+
+    def nonsense(*_: object) -> None:
+        beats.release()
+        int("none")
+
+    name = UniqueName(store, "n", BEAT_S, nonsense)  # type: ignore[arg-type]
+    name.take()
+    # Then it beats on, and can be ended
+    assert all(beats.acquire(timeout=30) for _ in range(2))
+    store.transaction = nonsense  # type: ignore[assignment, method-assign]
+    name.release()
+
+
 OTHER = "elsewhere 7 other"
 
 

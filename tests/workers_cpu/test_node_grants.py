@@ -51,6 +51,17 @@ def test_a_grant_of_a_scheduler_that_was_replaced_or_for_the_worker_before_is_dr
     claim(node, "now", epoch=2, incarnation=node._incarnation)
 
 
+def test_a_node_claims_what_it_is_granted_once_the_store_answers_with_sense() -> None:
+    # Given a store that answers with nonsense, of which redis-py makes no error of its own, and then as it should
+    class Nonsense(MemoryStore):
+        answers = iter(["none", "1"])
+
+        def set(self, *args: Any, **options: Any) -> bool | None:
+            return super().set(*args, **options) if int(next(self.answers)) else None
+
+    claim(nodes.node_of(Nonsense(MemoryBroker())))
+
+
 def test_a_claim_outlives_the_timeout_of_its_action() -> None:
     # Given an action that may run for longer than claims are kept beyond that
     store, timeout_s = MemoryStore(MemoryBroker()), 3.0 * CLAIM_TTL_S
