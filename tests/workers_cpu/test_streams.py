@@ -19,7 +19,7 @@ from tangram.connection import open_store
 from tangram.streams import OutputReader
 from tangram.wire import OUTPUT_KEY_PREFIX, OUTPUT_TTL_S
 from tests.conftest import RedisServer, RedisUrls
-from workers.cpu.streams import BUFFER_BYTES, ENTRY_BYTES, KEPT_BYTES, OutputStreams
+from workers.cpu.streams import BUFFER_BYTES, ENTRIES_AT_ONCE, ENTRY_BYTES, KEPT_BYTES, OutputStreams
 
 from .support import until
 
@@ -151,6 +151,24 @@ def test_what_is_no_answer_of_a_store_ends_no_thread(redis_urls: RedisUrls, tmp_
             (tmp_path / name).symlink_to(redis_urls.socket)
         # Then what was printed comes
         assert [chunk.data for chunk in reading.result(60)] == [b"text"]
+
+
+def test_output_that_the_store_does_not_take_holds_up_its_own_command_alone(store: Redis, streams: OutputStreams) -> None:
+    # Given a command whose output has no room in the store, as somebody has put something else there
+    store.set(OUTPUT_KEY_PREFIX + "refused", "in the way")
+    refused, other = streams.open("refused"), streams.open("other")
+    refused.write("stdout", b"x")
+    # When another one prints more than goes out at once, and ends
+    for _ in range(ENTRIES_AT_ONCE + 1):
+        other.write("stdout", b"x" * ENTRY_BYTES)
+    other.end("succeeded")
+    # Then all of that comes
+    assert until(lambda: not other.entries)
+    assert sum(len(chunk.data) for chunk in read(store, "other")) == (ENTRIES_AT_ONCE + 1) * ENTRY_BYTES
+    # And the first one's, once there is room
+    store.delete(OUTPUT_KEY_PREFIX + "refused")
+    refused.end("succeeded")
+    assert [chunk.data for chunk in read(store, "refused")] == [b"x"]
 
 
 def test_output_goes_to_the_new_primary_after_a_failover(own_redis: RedisServer, redis_urls: RedisUrls, store: Redis) -> None:

@@ -46,7 +46,7 @@ HELD_S: Final = 10.0
 
 _ENTRY_COST = 64
 """Bytes that the store needs for an entry beside its data, about."""
-_ENTRIES_AT_ONCE = 16
+ENTRIES_AT_ONCE = 16
 """Entries of one command in one pipeline."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
 _REPEATED = "equal or smaller"
@@ -145,7 +145,7 @@ class OutputStream:
 
     def take(self) -> list[_Entry]:
         """Return the entries to be sent next; the lock must be held."""
-        taken = list(islice(self.entries, _ENTRIES_AT_ONCE))
+        taken = list(islice(self.entries, ENTRIES_AT_ONCE))
         for entry in taken[self.in_flight :]:
             size = len(entry.data) + _ENTRY_COST
             self._kept.append(size)
@@ -245,8 +245,8 @@ class OutputStreams:
                 return
             began = time.monotonic()
             try:
-                self._send(batch)
                 self._look_for_readers(read)
+                self._send(batch)
             except Exception as error:  # redis-py lets others through than its own, and none ends the thread of all commands
                 if self._closing.is_set():
                     return
@@ -261,7 +261,7 @@ class OutputStreams:
                     self.changed.wait_for(lambda: self._at_once or self._closing.is_set(), began + GATHER_S - time.monotonic())
 
     def _send(self, batch: list[tuple[OutputStream, list[_Entry]]]) -> None:
-        """Send entries and forget them. Raises what redis-py raises, with nothing forgotten, also what the store answers with an error."""
+        """Send entries, and forget those of each stream that the store took. Raises what redis-py raises, and an error in an answer."""
         with self._store.pipeline(transaction=False) as pipe:
             for stream, entries in batch:
                 for entry in entries:
@@ -271,16 +271,20 @@ class OutputStreams:
                     }
                     pipe.xadd(stream.key, fields, id=entry.id, maxlen=entry.most_kept, approximate=False)
                 pipe.expire(stream.key, OUTPUT_TTL_S)
-            answers = pipe.execute(raise_on_error=False)
-        for answer in answers:
-            if isinstance(answer, ResponseError) and _REPEATED not in str(answer):
-                self._store.connection_pool.disconnect(inuse_connections=False)  # as LEAVE_REPLICAS does, which sees no answer here
-                raise answer
+            answers = iter(pipe.execute(raise_on_error=False))
+        errors: list[ResponseError] = []
         with self.changed:
-            for stream, _ in batch:
+            for stream, entries in batch:
+                said = list(islice(answers, len(entries) + 1))
+                if refused := [each for each in said if isinstance(each, ResponseError) and _REPEATED not in str(each)]:
+                    errors += refused
+                    continue
                 stream.sent()
                 if not stream.entries:
                     del self._waiting[stream.key]
+        if errors:
+            self._store.connection_pool.disconnect(inuse_connections=False)  # as LEAVE_REPLICAS does, which sees no answer here
+            raise errors[0]
 
     def _look_for_readers(self, streams: list[OutputStream]) -> None:
         """Learn how far streams have been read. Raises what redis-py raises."""
