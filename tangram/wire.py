@@ -77,9 +77,9 @@ An argument that was not given is absent. What is marked ° may be a *blob refer
 it is large (`tangram.blobs`). Bytes (`data`, `body`) are otherwise base64 text, all else is itself.
 
 What a worker reports as `finished` has, of a request to an outside API, `answer`: `{"status", "retry_after_s", "tokens",
-"requests"}`, the last three where there is something to say; and `waits_again`, true, where the API refused it and its
-grant said `may_wait_again`: then no result is stored, and the scheduler grants the action once more. The same holds for a `cpu.open`
-that its node could not carry out: another node opens the environment.
+"requests"}`, the last three where there is something to say. The status is 0 where requests went out and no answer came. The report has
+`waits_again`, true, where the API refused it and its grant said `may_wait_again`: then no result is stored, and the scheduler grants the
+action once more. The same holds for a `cpu.open` that its node could not carry out: another node opens the environment.
 
 A *payload* is the JSON result that the tasks of this system store in the Celery result backend:
 `{"status", "value", "reason", "cause", "dop", "act": {"queue_s", "background_s", "overhead_s", "execution_s"}}`, with status

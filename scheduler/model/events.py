@@ -114,7 +114,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The answer of an outside API: its HTTP status, the seconds of its `Retry-After`, its cost in tokens.
+    """The answer of an outside API: its HTTP status, 0 where none came, the seconds of its `Retry-After`, its cost in tokens.
 
     `requests` counts the requests that the worker really sent. A value that the answer does not give is None.
     """

@@ -113,6 +113,16 @@ def test_what_passes_is_repeated_so_many_times_at_most(
     assert claimed.answer is not None and claimed.answer["requests"] == sent
 
 
+@pytest.mark.parametrize("timeout_s", [60.0, 0.5])
+def test_a_call_that_fails_says_how_many_requests_went_out(called: Calling, node: Node, moody: Any, timeout_s: float) -> None:
+    address, seen = moody
+    path = "broken/99" if timeout_s > 1 else "drips/1"
+    with pytest.raises(ActionError):
+        called(f"http://{address}/{path}", timeout_s=timeout_s)
+    answer = node.call("a").answer
+    assert answer is not None and (answer["status"], answer["requests"]) == (0, len(seen))
+
+
 @pytest.mark.parametrize("kind", ["502", "broken"])
 def test_a_request_that_is_not_idempotent_is_sent_once(called: Calling, moody: Any, kind: str) -> None:
     address, seen = moody

@@ -39,7 +39,7 @@ def test_a_request_is_told_to_go_once_its_connection_is_made(requests: Requests,
         return stream
 
     monkeypatch.setattr(anyio, "connect_tcp", connect_and_tell)
-    requests.send(outgoing(f"http://127.0.0.1:{server[0]}/"), lambda: done.append("goes")).result(60)
+    requests.send(outgoing(f"http://127.0.0.1:{server[0]}/"), lambda sent: done.append("goes")).result(60)
     assert done == ["connected", "goes"]
 
 
@@ -64,7 +64,7 @@ def test_a_request_waits_for_its_time_and_tells_when_it_goes(requests: Requests,
     # Given a request that may go in a fifth of a second, and one that may go at once
     for not_before in (time.time() + 0.2, 0.0):
         before, count = time.time(), len(sent)
-        answer = requests.send(outgoing(f"http://127.0.0.1:{server[0]}/", not_before), lambda: sent.append(time.time())).result(60)
+        answer = requests.send(outgoing(f"http://127.0.0.1:{server[0]}/", not_before), lambda _: sent.append(time.time())).result(60)
         # Then it goes at its time, and that is what is reported, once
         assert answer.status_code == 200
         assert len(sent) == count + 1
@@ -123,7 +123,7 @@ def test_an_answer_is_unpacked_once_and_up_to_its_bounds(
 def test_a_request_without_a_connection_is_never_sent(requests: Requests) -> None:
     sent: list[float] = []
     with pytest.raises(httpx.ConnectError):
-        requests.send(outgoing("http://127.0.0.1:9/"), lambda: sent.append(time.time())).result(60)
+        requests.send(outgoing("http://127.0.0.1:9/"), lambda _: sent.append(time.time())).result(60)
     assert sent == []
 
 

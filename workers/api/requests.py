@@ -2,7 +2,7 @@
 
 An idempotent request is repeated here when its connection broke, or when the answer was 502, 503 or 504 without `Retry-After`.
 Such failures pass within a second or not at all. There are two repeats at most, within the action's timeout, and the action keeps its
-place in the quota meanwhile. The number of requests is reported with the answer, and the scheduler charges them to the account.
+place in the quota meanwhile. The number of requests that went out is reported with the end, and the scheduler charges them to the account.
 An action that the server asks to wait for longer waits in the scheduler's queue and holds nothing (`scheduler/quotas/answers.py`).
 """
 
@@ -51,7 +51,7 @@ class Answer:
     """A server's answer; `body` holds at most the limit, and `truncated` says whether there was more.
 
     A body that is packed as gzip, once, has been unpacked; one that is packed otherwise is as it came.
-    The keys of `headers` are in lower case. `requests` were sent until it came, `execution_s` seconds after the first.
+    The keys of `headers` are in lower case. `requests` went out until it came, `execution_s` seconds after the first was begun.
     """
 
     status_code: int
@@ -95,11 +95,11 @@ class Requests:
         # What anyio imports on its first use would make the first request later than quotas allow for.
         self._loop.submit(lambda: anyio.sleep(0)).result()
 
-    def send(self, outgoing: Outgoing, on_sent: Callable[[], None] = lambda: None) -> Pending[Answer]:
+    def send(self, outgoing: Outgoing, on_sent: Callable[[int], None] = lambda sent: None) -> Pending[Answer]:
         """Begin a request.
 
         Its result is the answer. It raises what httpx raises, `HostRefused`, or `TimeoutError` after `timeout_s`. `on_sent` is
-        called in the loop's thread when the first request goes out, its connection made.
+        called in the loop's thread whenever a request goes out, its connection made, with how many have by then.
         """
         return self._loop.submit(lambda: self._send(outgoing, on_sent))
 
@@ -112,26 +112,21 @@ class Requests:
             self._clients[hosts, limit] = self._loop.client(NamedHosts(hosts, self._tls, 2 * limit + _BESIDE_BODY_BYTES))
         return self._clients[hosts, limit]
 
-    async def _send(self, outgoing: Outgoing, on_sent: Callable[[], None]) -> Answer:
+    async def _send(self, outgoing: Outgoing, on_sent: Callable[[int], None]) -> Answer:
         early_s = min(outgoing.not_before - clock.time(), LONGEST_LEAD_S)
         if early_s > 0:
             await asyncio.sleep(early_s)
-        began, sent, announced = clock.monotonic(), 0, False
+        began, sent = clock.monotonic(), 0
 
         async def trace(event: str, info: object) -> None:
-            nonlocal announced
-            if not announced and event.endswith(_GOES_OUT):
-                announced = True
-                on_sent()
-
-        async def once() -> Answer:
             nonlocal sent
-            sent += 1
-            return await self._once(outgoing, trace)
+            if event.endswith(_GOES_OUT):
+                sent += 1
+                on_sent(sent)
 
         try:
             with anyio.fail_after(outgoing.timeout_s):
-                answer: Answer = await _retrying(outgoing)(once)
+                answer: Answer = await _retrying(outgoing)(self._once, outgoing, trace)
         except zlib.error as error:
             raise httpx.DecodingError(f"the answer is no gzip data: {error}") from error
         return replace(answer, requests=sent, execution_s=clock.monotonic() - began)

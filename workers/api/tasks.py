@@ -49,7 +49,13 @@ def call(self: PayloadTask, quota: str, method: str, url: str, headers: Any = No
         not_before=action.grant.get("not_before", 0.0),
         hosts=Hosts.named(action.grant.get("hosts", ())),
     )
-    sent = here.requests.send(outgoing, lambda: node.note_sent(action))
+
+    def note_sent(requests: int) -> None:
+        if requests == 1:
+            node.note_sent(action)
+        action.answer = {"status": 0, "requests": requests}
+
+    sent = here.requests.send(outgoing, note_sent)
 
     def stop(reason: str) -> None:
         sent.cancel()
