@@ -70,9 +70,13 @@ class _Question:
 def explain(connection: Connection, action: AnyRow, scheduler: Mapping[str, Any] | None, now: float) -> tuple[Fact, ...]:
     """Return what a waiting action, a row of `actions`, waits for, the nearest cause first.
 
-    A running one that is in the background waits for cores, and one whose environment is paused for memory; of any other nothing is said.
+    A running one waits for its node where that is silent, for cores in the background, and for memory where its environment is paused. Of
+    any other nothing is said.
     """
     ask = _Question(connection, action, DeclaredAction.from_header(header_of(action)), scheduler or {}, now)
+    if action.status == RUNNING:
+        for node in connection.execute(select(table(Node)).where(Node.name == action.node, Node.state == NODE_SILENT)):
+            _say_silent(ask, node)
     if action.status == RUNNING and _rows(ask, Action.id == action.id, Action.background.is_(True)):
         _cores_of_environment(ask)
         _share(ask)

@@ -284,17 +284,19 @@ def test_why_names_a_draining_node_where_that_keeps_an_action_waiting(engine: En
 
 
 def test_why_names_a_silent_node_also_where_an_action_is_bound_to_it(engine: Engine, write: Any) -> None:
-    # Given a node that is silent, an environment on it, and what could only run there
+    # Given a node that is silent, an environment on it, what could only run there, and a request that may be under way
     write(
-        make.node("silent", NOW - 20, name="n1", cores=2, kinds=["cpu"]),
+        make.node("silent", NOW - 20, name="n1", cores=2, kinds=["cpu", "api"]),
         make.environment("open", NOW - 400, node="n1"),
+        make.received("call", NOW - 60, kind="api.call", environment=None, cost={"quota:search": [1]}),
+        make.granted("call", NOW - 59, node="n1"),
         make.received("open", NOW - 9, kind="cpu.open", environment="e2"),
         make.received("build", NOW - 8, kind="build", environment=None, cost={"cores": [2]}),
         make.received("within", NOW - 5, cost={"cores": [1]}, environment="e1"),
     )
     facts = texts(engine, {})
     silent = "Node n1 is silent: nothing begins there until it beats again. If it does not, it is lost."
-    assert facts["open"] == facts["within"] == [silent] and facts["build"][0] == silent
+    assert facts["open"] == facts["within"] == facts["call"] == [silent] and facts["build"][0] == silent
 
 
 def test_why_names_the_nodes_of_the_shard_of_an_action_alone(engine: Engine, write: Any) -> None:
