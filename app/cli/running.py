@@ -30,11 +30,14 @@ def up(
     """
     from app.cli.demo import tiny_services
     from app.local import stack
+    from app.services_file import check_models, load_services_file
     from scheduler.policies import make_policy
 
     settings = Settings()
     policy = policy or settings.policy
     make_policy(policy)
+    if settings.services_file is not None:  # else each process that reads it ends, is started again and is given up
+        check_models(settings.services_file, load_services_file(settings.services_file))
     for name in ("gateway_port", "web_port", "metrics_port"):
         if port := getattr(settings, name):
             _check_free(port, f"TANGRAM_{name.upper()}", settings.stack_file)
@@ -85,7 +88,7 @@ def _check_free(port: int, setting: str, stack_file: Path) -> None:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                raise
+                raise UsageError(f"{setting}: port {port} cannot be used: {error.strerror}") from error
             from psutil import CONN_LISTEN, AccessDenied, net_connections
 
             from app.local.embedded import StackFile
@@ -184,8 +187,10 @@ def _serve_http(package: str, what: str, host: str, port: int) -> None:
     try:
         server.serve(settings, database_of(settings), host, port)
     except OSError as error:
-        if error.errno != errno.EADDRINUSE:
+        if isinstance(error, TangramError):
             raise
+        if error.errno != errno.EADDRINUSE:
+            raise TangramError(f"{host} port {port} cannot be used: {error.strerror or error}") from error
         setting = f"TANGRAM_{package.upper()}_PORT"
         problem = "the port is taken by another program: choose another one"
         raise TangramError(f"{problem}, with --port or the setting {setting} of `tangram up`") from error

@@ -28,6 +28,7 @@ LINE = (
 )
 NOWHERE = {"TANGRAM_BROKER_URL": "redis://127.0.0.1:1/0", "TANGRAM_RESULT_URL": "redis://127.0.0.1:1/0"}
 HEAD = '{"schema": "tangram.trace/1"}'
+MODEL = '[services.rm]\nengine = "torch"\nmodel = "model"\ntask = "score"\ncells = [1]\nmemory_mb = 100\n'
 JOURNAL = {"DATABASE_URL": "sqlite:///x.sqlite"}
 
 
@@ -239,9 +240,23 @@ def test_a_port_that_is_taken_is_refused_before_anything_starts(tmp_path: Path, 
     assert not (tmp_path / "state").exists()
 
 
+def test_an_address_that_cannot_be_had_is_named(tmp_path: Path) -> None:
+    database = new_journal(tmp_path / "j.sqlite")
+    done = tangram(tmp_path, "web", "--host", "192.0.2.1", "--port", "8090", TANGRAM_DATABASE_URL=database, **NOWHERE)
+    refused(done, "192.0.2.1 port 8090 cannot be used: Cannot assign requested address")
+
+
+@pytest.mark.parametrize(("text", "said"), [(None, "No such file"), ('[services.rm]\ntask = "score"\n', "services.rm"), (MODEL, "model")])
+def test_a_services_file_that_cannot_be_used_is_refused_before_anything_starts(tmp_path: Path, text: str | None, said: str) -> None:
+    if text is not None:
+        (tmp_path / "services.toml").write_text(text)
+    refused(forked("up", cwd=tmp_path, TANGRAM_SERVICES_FILE="services.toml"), "services.toml: ", said)
+    assert not (tmp_path / "state").exists()
+
+
 def test_ports_that_there_are_not_are_refused_before_anything_starts(tmp_path: Path) -> None:
     services = str(tmp_path / "services.toml")
-    Path(services).write_text("")
+    Path(services).write_text("[quotas.search]\nrate_per_s = 10\n")
     done = forked("up", cwd=tmp_path, TANGRAM_METRICS_PORT="65534", TANGRAM_SERVICES_FILE=services)
     refused(done, "TANGRAM_METRICS_PORT", "use 1 to 65531")
     assert not list((tmp_path / "state").iterdir())
@@ -287,9 +302,7 @@ def test_a_module_of_tasks_that_there_is_not_is_said_before_the_worker_looks_for
 
 def test_a_model_folder_that_is_none_is_said(tmp_path: Path, redis_urls: object) -> None:
     (tmp_path / "model").mkdir()
-    (tmp_path / "services.toml").write_text(
-        '[services.rm]\nengine = "torch"\nmodel = "model"\ntask = "score"\ncells = [1]\nmemory_mb = 100\n'
-    )
+    (tmp_path / "services.toml").write_text(MODEL)
     urls = {"TANGRAM_BROKER_URL": redis_urls.broker, "TANGRAM_RESULT_URL": redis_urls.result}  # type: ignore[attr-defined]
     refused(tangram(tmp_path, "worker", "gpu", TANGRAM_SERVICES_FILE="services.toml", **urls), "model")
     refused(tangram(tmp_path, "worker", "gpu", TANGRAM_SERVICES_FILE="missing.toml", **urls), "missing.toml")
