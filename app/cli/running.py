@@ -16,6 +16,8 @@ from app.cli.common import AsJson, UsageError, app, importing, log_to_stderr, ma
 from tangram.errors import StackUnreachable, TangramError
 from tangram.settings import Settings
 
+Include = Annotated[list[str] | None, typer.Option(help="A further module with Celery tasks; may be repeated.")]
+
 
 @app.command()
 def up(
@@ -23,6 +25,7 @@ def up(
     nodes: Annotated[int, typer.Option(min=1, max=1000, help="CPU nodes.")] = 1,
     cores: Annotated[int | None, typer.Option(min=1, max=100_000, help="Cores per node; by default those of this machine.")] = None,
     cells: Annotated[int, typer.Option(min=1, max=1000, help="GPU cells of the GPU node.")] = 2,
+    include: Include = None,
 ) -> None:
     """Run the whole system on this machine.
 
@@ -58,6 +61,7 @@ def up(
         web_port=settings.web_port,
         metrics_port=settings.metrics_port,
         shards=settings.shards,
+        include=tuple(include or ()),
     )
     stop = stop_on_signals()
     with stack.start(plan, settings.state_dir) as started:
@@ -117,7 +121,7 @@ def scheduler() -> None:
 @app.command()
 def worker(
     pool: Annotated[str, typer.Argument(help="cpu, gpu or api.")],
-    include: Annotated[list[str] | None, typer.Option(help="A further module with Celery tasks; may be repeated.")] = None,
+    include: Include = None,
     log_level: Annotated[str, typer.Option(help="Celery's log level.")] = "WARNING",
 ) -> None:
     """Run the worker of a node."""

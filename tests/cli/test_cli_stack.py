@@ -32,6 +32,12 @@ from tangram import Client
 with Client() as client, client.open(trajectory="t") as env:
     print(env.exec("echo from the environment").stdout, end="")
 """
+TASKS = """
+from app.celery import app
+from app.routing import action
+@action(app, cores=[1])
+def double(number): return 2 * number
+"""
 TRACE = """{"schema": "tangram.trace/1"}
 {"schema": "tangram.trace/1", "job": "cli", "trajectory": "t1", "arrival_s": 0.0, "steps": [{"think_s": 0.0, "action": \
 {"kind": "cpu.exec", "units": [1], "work_s": 0.05, "command": "touch a"}}, {"think_s": 0.1, "actions": [{"kind": "cpu.exec", \
@@ -46,6 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("cli")
     (path / "trace.jsonl").write_text(TRACE)
     (path / "services.toml").write_text("[quotas.search]\nrate_per_s = 10\n")
+    (path / "mine.py").write_text(TASKS)
     return path
 
 
@@ -53,7 +60,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def up(real_component: None, folder: Path) -> Iterator[subprocess.Popen[str]]:
     """Run `tangram up`, with metrics and a gateway, for the tests of this file."""
     port, metrics = free_port(), str(free_ports(6))
-    with started(folder, "up", "--cores", "2", TANGRAM_METRICS_PORT=metrics, TANGRAM_GATEWAY_PORT=str(port)) as process:
+    ports = {"TANGRAM_METRICS_PORT": metrics, "TANGRAM_GATEWAY_PORT": str(port)}
+    with started(folder, "up", "--cores", "2", "--include", "mine", **ports) as process:
         assert process.stderr is not None
         line = process.stderr.readline()
         assert line.startswith("the stack is up"), line + process.stderr.read()
@@ -91,6 +99,12 @@ def test_a_client_in_another_process_finds_the_stack(up: subprocess.Popen[str], 
     words = [sys.executable, "-c", CLIENT]
     client = subprocess.run(words, env=environment(folder), capture_output=True, text=True, timeout=200, check=False)
     assert (client.stdout, client.stderr) == ("from the environment\n", "")
+
+
+def test_a_celery_task_of_the_folder_runs(up: subprocess.Popen[str], folder: Path) -> None:
+    words = [sys.executable, "-c", "import mine; print(mine.double.delay(21).get(timeout=60))"]
+    client = subprocess.run(words, env=environment(folder), cwd=folder, capture_output=True, text=True, timeout=200, check=False)
+    assert (client.stdout, client.stderr) == ("42\n", "")
 
 
 def test_a_live_replay_uses_the_stack_and_is_reported_as_a_page_and_as_a_trace_that_replays(
