@@ -34,6 +34,15 @@ def fork_server_of(box: ProcessSandbox) -> int:
     return process.pid
 
 
+def test_it_finds_the_libraries_that_its_python_needs_and_commands_see_nothing_of_that(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/python/lib")
+    with closing(make(tmp_path / "box", "none")) as box:
+        assert printed(open_one(box), 'echo "${LD_LIBRARY_PATH-unset}"') == "unset\n"
+        assert "LD_LIBRARY_PATH=/opt/python/lib" in Path(f"/proc/{fork_server_of(box)}/environ").read_text().split("\0")
+
+
 def test_the_connection_to_a_killed_supervisor_ends_once_nothing_is_left(sandbox_alone: ProcessSandbox) -> None:
     # Given a session with a process out of reach of its shell, and a fork server that does nothing for now
     env = open_one(sandbox_alone)

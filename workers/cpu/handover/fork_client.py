@@ -205,11 +205,12 @@ class ForkClient:
             if self._base is not None and self.keeps:
                 passed[0] = listening.enter_context(listen(self._base)).fileno()
             go_anywhere()
+            libraries = os.environ.get("LD_LIBRARY_PATH")  # a Python of a cluster's `module load` may not start without
             self._process = subprocess.Popen(
                 [*PYTHON, "workers.cpu.handover.fork_server", str(self._keep_s), *map(str, passed), self._freezer or ""],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
-                env=ENVIRONMENT,
+                env=ENVIRONMENT if libraries is None else {**ENVIRONMENT, "LD_LIBRARY_PATH": libraries},
                 cwd="/",
                 start_new_session=True,
                 pass_fds=[descriptor for descriptor in passed if descriptor >= 0],
