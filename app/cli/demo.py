@@ -171,6 +171,8 @@ def _compare(found: dict[str, dict[str, Any]], state_dir: Path, page: Path | Non
     if others > MOST_OTHERS * all_cores:
         busy = f"other programs kept {others:.1f} of {all_cores} cores busy in this pair of runs"
         verdict += f" But {busy}, so these figures say little: repeat it when they are idle."
+    if failed := max(found[policy]["failed"] for policy in POLICIES):
+        verdict += f" But {failed} of {after['actions']} actions did not succeed: see the logs in {state_dir}."
     figures = state_dir / "report.json"
     figures.write_text(json.dumps(found, indent=2), encoding="utf-8")
     journals = [found[policy]["database"].removeprefix("sqlite:///") for policy in POLICIES]
