@@ -154,6 +154,7 @@ def _put_in_place(draft: Path, folder: Path, mark: dict[str, object]) -> None:
 def _write_model(folder: Path, kind: Kind, seed: int, hidden: int) -> None:
     """Draw the weights from the seed and save model and tokenizer."""
     import torch
+    from safetensors import SafetensorError
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
     from transformers.utils.logging import disable_progress_bar
 
@@ -183,8 +184,11 @@ def _write_model(folder: Path, kind: Kind, seed: int, hidden: int) -> None:
             if parameter.dim() > 1:
                 parameter.normal_(0.0, 1.5 / parameter.shape[1] ** 0.5, generator=draws)
     disable_progress_bar()
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    try:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    except SafetensorError as error:  # as on a full disk
+        raise ConfigError(f"{folder}: the model cannot be written: {error}") from error
     for file in folder.iterdir():
         file.chmod(0o644)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -79,3 +81,10 @@ def test_a_bad_folder_is_one_line_and_exit_2(tmp_path: Path, capsys: pytest.Capt
     assert main([str(tmp_path / "file")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "file" in line
+
+
+def test_a_disk_without_room_for_the_weights_is_one_line_and_exit_2(tmp_path: Path) -> None:
+    words = ["bash", "-c", 'ulimit -f 64 && exec "$@"', "limited", sys.executable, "-m", "app.tiny_models", str(tmp_path / "models")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "the model cannot be written" in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
