@@ -138,7 +138,7 @@ def act_report_in(connection: Connection, selection: Selection) -> ActReport:
     held = func.sum(Action.unit_s)
     reserved = (
         select(Action.kind, Action.job, Action.resource, held)
-        .where(Action.resource.in_((CORES, CELLS)), *where)
+        .where(Action.resource.in_((CORES, CELLS)), Action.ended_at.is_not(None), *where)
         .group_by(Action.kind, Action.job, Action.resource)
     )
     for kind, job, resource, seconds in connection.execute(reserved):

@@ -216,7 +216,8 @@ class Fold:
 
     def _resized(self, entry: ActionResized) -> None:
         action = self._of(entry.id)
-        row = {"units": entry.units, "core_ids": entry.core_ids, "background": entry.background, "resized_at": entry.at}
+        row = {"units": entry.units, "core_ids": entry.core_ids, "background": entry.background}
+        row |= {"resized_at": entry.at, "unit_s": entry.unit_s}
         if action.has_ended:
             return
         if entry.attempt < action.first_granted:
@@ -235,7 +236,7 @@ class Fold:
             held = {name: action.change[name] for name in HELD}
             action.earlier.append({**held, "action": clean(entry.id), "attempt": action.change["attempts"], "released_at": entry.at})
         gone = dict.fromkeys(("node", "units", "core_ids", "cell_ids", "background", "resized_at"))
-        action.change.update({"status": WAITING, "reason": clean(entry.reason), **gone})
+        action.change.update({"status": WAITING, "reason": clean(entry.reason), "unit_s": entry.unit_s, **gone})
 
     def _ended(self, entry: ActionEnded) -> None:
         end, action = entry.end, self._of(entry.end.id)

@@ -73,7 +73,8 @@ class Action(Base):
 
     `position` orders actions by reception. `action_class` is the class that the trainer gave, else the kind.
     `header` is what no other column says of its declaration; `header_of` returns the whole. `cause` says why it has ended so, and `fault`
-    whose fault that is (`tangram/ends.py`). `unit_s` are the core- or cell-seconds that all its grants held.
+    whose fault that is (`tangram/ends.py`). `unit_s` are the core- or cell-seconds that all its grants held. Before the end they are those
+    until the latest grant or resize.
 
     Where the worker grants memory by action, `memory_mb` is the most that its environment held while it ran, `resident_mb` what that held
     after it. `excerpt` is what is kept of a command: its text, exit code and last lines.

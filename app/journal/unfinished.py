@@ -128,6 +128,6 @@ def load_unfinished(connection: Connection, shard: int = 0, between: Callable[[]
 
 def _unfinished_action(row: Row[Any]) -> UnfinishedAction:
     if row.status != RUNNING:
-        return filled(UnfinishedAction, row, header=header_of(row), grant=None, granted_at=None)
+        return filled(UnfinishedAction, row, header=header_of(row), unit_s=row.unit_s or 0.0, grant=None, granted_at=None)
     held = filled(GrantFacts, row, attempt=row.attempts, core_ids=tuple(row.core_ids), cell_ids=tuple(row.cell_ids))
-    return filled(UnfinishedAction, row, header=header_of(row), grant=Grant(**shared(GrantFacts, held)))
+    return filled(UnfinishedAction, row, header=header_of(row), unit_s=row.unit_s or 0.0, grant=Grant(**shared(GrantFacts, held)))

@@ -139,7 +139,8 @@ def holdings(subject: Subject, resource: str) -> Iterator[tuple[Action, Span]]:
         earlier_s = grant.resized_at - grant.granted_at
         if earlier_s > 0:
             known = action.unit_s is not None and action.attempts == 1
-            held = ((action.unit_s or 0.0) - units * (end - grant.resized_at)) / earlier_s if known else float(grant.units)
+            later_s = end - grant.resized_at if action.ended_at is not None else 0.0  # before its end, `unit_s` is that until the resize
+            held = ((action.unit_s or 0.0) - units * later_s) / earlier_s if known else float(grant.units)
             yield action, Span(grant.granted_at, grant.resized_at, max(0.0, held))
 
 

@@ -183,7 +183,7 @@ class Core:
         if event.id in state.waiting or event.id in state.running:
             return
         waiting = state.make_waiting(event.id, event.action, event.submitted_at, now if event.received_at is None else event.received_at)
-        waiting.attempt = event.attempt
+        waiting.attempt, waiting.unit_s = event.attempt, event.unit_s
         state.enter(waiting)
         refused = self._admission.queue_refusal(waiting.action) if event.received_at is None else None
         refused = refused or self._admission.refusal(waiting.action, now)

@@ -71,7 +71,8 @@ class Ends:
         """Have the durations learn from an action that succeeded."""
         waiting, execution_s = running.waiting, finished.execution_s
         held_s = max(running.held_since - running.granted_at - running.background_s_at(running.held_since), 1e-9)
-        held_units = waiting.unit_s / held_s if waiting.attempt == 1 and waiting.unit_s else float(running.grant.units)
+        mean_units = min(waiting.unit_s / held_s, waiting.units[-1]) if waiting.attempt == 1 else 0.0
+        held_units = mean_units or float(running.grant.units)
         # The work of a resized action is the sum over its grants. Otherwise it is the time that the worker measured.
         resized = (running.since > running.granted_at or running.grant.background) and running.done_s > 0
         work_s = running.done_at(running.held_since) if resized else execution_s * running.speed
@@ -93,11 +94,12 @@ class Ends:
     ) -> None:
         """Note the end of a running action. `finished` is its worker's report.
 
-        Without a report, the time since the start of the action counts as execution.
+        Without a report, the time since the start of the action counts as execution. A time that would be negative, since the clock was
+        set back or the scheduler before had another one, counts as 0.
         """
         waiting = running.waiting
         self._breaker.ended(waiting, status, cause, now)
-        held_s, queue_s = now - running.granted_at, running.granted_at - waiting.received_at
+        held_s, queue_s = max(0.0, now - running.granted_at), max(0.0, running.granted_at - waiting.received_at)
         if finished is not None:
             slept_s = min(finished.slept_s, finished.waited_s)
             background_s = min(finished.waited_s - slept_s, held_s)

@@ -42,7 +42,7 @@ class Recovery:
         if event.id in state.running or event.id in state.waiting:
             return
         waiting = state.make_waiting(event.id, action, event.submitted_at, event.received_at)
-        waiting.attempt = grant.attempt
+        waiting.attempt, waiting.unit_s = grant.attempt, event.unit_s
         node = state.nodes.get(grant.node)
         if action.kind == "cpu.open":
             self._opening(waiting, event, now)

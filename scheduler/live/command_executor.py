@@ -159,7 +159,7 @@ class CommandExecutor:
                 ACTION.next(self._action_state(command.id), "waiting")
                 log.warning("action %s waits again: %s", command.id, command.reason)
                 del self.granted[command.id]  # no result of that try counts: it was given up or withdrawn, or has ended without one
-                self._entries.append(ActionRequeued(id=command.id, reason=command.reason, at=now))
+                self._entries.append(ActionRequeued(id=command.id, reason=command.reason, at=now, unit_s=self._unit_s(command.id)))
             case commands.NoteEnvironment():
                 self._note_environment(command, now)
             case commands.NoteNode():
@@ -248,9 +248,15 @@ class CommandExecutor:
         waiting = running.waiting
         return max((amount for amount in waiting.units if amount <= min(waiting.best, node.spec.cores)), default=grant.units)
 
+    def _unit_s(self, action_id: str) -> float:
+        """Return the unit-seconds that an action has held so far. Those of one that ends by the same event come with its end."""
+        running, waiting = self._core.state.running.get(action_id), self._core.state.waiting.get(action_id)
+        waiting = running.waiting if running is not None else waiting
+        return waiting.unit_s if waiting is not None else 0.0
+
     def _resize(self, command: commands.Resize, now: float) -> None:
         self.resizes += 1
-        self._entries.append(filled(ActionResized, command, at=now))
+        self._entries.append(filled(ActionResized, command, at=now, unit_s=self._unit_s(command.id)))
         self.regrant(command.node, command.id, command)
 
     def regrant(self, node: str, action_id: str, grant: Grant | commands.Resize) -> None:

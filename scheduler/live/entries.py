@@ -39,7 +39,7 @@ class ActionGranted(GrantFacts):
 class ActionResized:
     """The `attempt`-th try of an action holds these cores from now on.
 
-    In the background it holds none, and `units` counts its earlier cores.
+    In the background it holds none, and `units` counts its earlier cores. `unit_s` are the core-seconds that it has held until now.
     """
 
     id: str
@@ -48,13 +48,18 @@ class ActionResized:
     units: int
     background: bool
     at: float
+    unit_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionRequeued(Requeue):
-    """A granted action went back to the queue: its node was lost or never got the action, or an outside API refused the request."""
+    """A granted action went back to the queue: its node was lost or never got the action, or an outside API refused the request.
+
+    `unit_s` are the core- or cell-seconds that it has held until now.
+    """
 
     at: float
+    unit_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,13 +153,14 @@ class UnfinishedAction(ActionReceived):
     """An unfinished action, by the journal of the scheduler before this one.
 
     `grant` is what it holds after all resizes. Its try began at `granted_at`, and the last resize was at `resized_at`. `attempts`
-    counts its grants.
+    counts its grants. `unit_s` are the core- or cell-seconds that it had held before its grant, or until the last resize.
     """
 
     grant: Grant | None
     granted_at: float | None = None
     attempts: int = 0
     resized_at: float | None = None
+    unit_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

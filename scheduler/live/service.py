@@ -210,7 +210,8 @@ class Service:
             why = poison.reason_of(found)
             self._executor.stop(commands.Stop(id=action_id, node=grant.node, attempt=grant.attempt, reason=why, cause=poison.CAUSE))
         granted_at = now if kept.granted_at is None else kept.granted_at
-        queue_s = granted_at - kept.received_at
+        queue_s = max(0.0, granted_at - kept.received_at)
+        held_s = max(0.0, now - (kept.resized_at or granted_at))
         background_s, execution_s = (stored.background_s, stored.execution_s) if stored is not None else (0.0, 0.0)
         end = commands.Finish(
             id=action_id,
@@ -224,7 +225,7 @@ class Service:
             execution_s=execution_s,
             cpu_s=stored.cpu_s if stored is not None else 0.0,
             dop=0 if grant is None else grant.units,
-            unit_s=0.0 if grant is None else len(grant.core_ids + grant.cell_ids) * (now - granted_at),
+            unit_s=kept.unit_s + (0.0 if grant is None else len(grant.core_ids + grant.cell_ids) * held_s),
             cause=poison.CAUSE if stored is None else cause_of(stored.status, stored.cause),
             kind=kind,
         )

@@ -30,8 +30,8 @@ Text = Annotated[str, Field(strict=True)]
 class Submitted:
     """An action came in. `submitted_at` is the trainer's clock, trusted only if it lies in the past.
 
-    If an earlier scheduler had received the action, `received_at` is the time of that, and `attempt` counts the tries that lost
-    their node. Such actions start only at the next event of another type. By then all of them are known.
+    If an earlier scheduler had received the action, `received_at` is the time of that, `attempt` counts the tries that lost their node,
+    and `unit_s` are the unit-seconds that these held. Such actions start only at the next event of another type. By then all are known.
     """
 
     id: str
@@ -39,15 +39,16 @@ class Submitted:
     submitted_at: float
     received_at: float | None = None
     attempt: int = 0
+    unit_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
     """By the journal, an action that an earlier scheduler had granted is still running.
 
-    The action has held its `grant` since `resized_at`, or from the start with None. For a `cpu.open`, `close_requested` and
-    `close_cause` are the reason and the cause to close the environment as soon as it stands. If its node is gone, its driver has given the
-    try up, and `ended` is the result that its worker had stored before.
+    The action has held its `grant` since `resized_at`, or from the start with None, and had `unit_s` unit-seconds before. If it is a
+    `cpu.open`, `close_requested` and `close_cause` say why to close the environment as soon as it stands. If its node is gone, its driver
+    has given the try up, and `ended` is the result that its worker had stored before.
     """
 
     id: str
@@ -57,6 +58,7 @@ class Resumed:
     granted_at: float
     grant: Grant
     resized_at: float | None = None
+    unit_s: float = 0.0
     close_requested: str = ""
     close_cause: str = ""
     ended: StoredEnd | None = None
@@ -149,13 +151,12 @@ class EndFacts:
 class Finished(EndFacts):
     """A worker has ended an action: its processes are gone and its result is stored.
 
-    With `waits_again` no result is stored. An outside API has refused the action, and the grant allows the action to wait again.
-    `waited_s` are the seconds in the background, less the core-seconds got in the background; `execution_s` excludes them. The action
-    slept by its own will for `slept_s` of them, which count as execution in the ACT; the others are its background part. `told_by`
-    names the source of this end: the worker's report, a stored result, or the scheduler, which then has to store a result.
-    `memory_mb` is the most that the action's environment held while it ran, `resident_mb` what the environment holds after its last
-    running action; None if unknown. `allowance_serial` is the number of the last allowance of this scheduler that the worker had
-    taken in by then, 0 for none; None if the worker does not say.
+    With `waits_again` no result is stored. An outside API has refused the action, and the grant allows that. `waited_s` are the seconds in
+    the background, less the core-seconds got in the background; `execution_s` excludes them. The action slept by its own will for `slept_s`
+    of them, which count as execution in the ACT; the others are its background part. `told_by` names the source of this end: the worker's
+    report, a stored result, or the scheduler, which then has to store a result. `memory_mb` is the most that the action's environment held
+    while it ran, `resident_mb` what the environment holds after its last running action; None if unknown. `allowance_serial` is the number
+    of the last allowance of this scheduler that the worker had taken in, 0 for none; None if the worker does not say.
     """
 
     attempt: Count

@@ -15,8 +15,9 @@ from sqlalchemy import event
 
 from app.journal.figures import Selection
 from app.journal.retention import DAY_S, Retention
-from app.report.subject import read_subject
+from app.report.subject import holdings, read_subject
 from bench.figures.reporting import write_many
+from scheduler.live.entries import ActionResized
 from tests.cli.forked import forked
 from tests.report.conftest import opened
 from tests.report.scene import ZERO, Scene, now
@@ -291,6 +292,17 @@ def test_actions_that_come_while_a_job_is_read_are_not_told_as_old_ones(scene: S
     # Then the report is of before, and all of it
     assert (len(found.history.actions), dict(found.figures.total.by_status), found.rolled_up) == (1, {"succeeded": 1}, 0)
     assert read_subject(scene.engine, "coding", None, Selection(jobs=("coding",)), ZERO + 4.0).figures.total.by_status["waiting"] == 1
+
+
+def test_what_a_running_action_held_before_its_resize_is_what_is_written(scene: Scene) -> None:
+    # Given an action that still runs, which held four cores for 5 s and two for 5 s, and one since
+    name = scene.action(0.0, 0.0, cores=(0, 1, 2, 3))
+    scene.write(ActionResized(id=name, attempt=1, core_ids=(0,), units=1, background=False, at=ZERO + 10.0, unit_s=30.0))
+    # When its report is made 20 s after that
+    subject = read_subject(scene.engine, "coding", None, Selection(jobs=("coding",)), ZERO + 30.0)
+    # Then it held three on average, then one
+    assert [tuple(span) for _, span in holdings(subject, "cores")] == [(ZERO + 10.0, ZERO + 30.0, 1), (ZERO, ZERO + 10.0, 3.0)]
+    assert subject.figures.total.core_s_reserved == 0.0, "the sum is that of actions that have ended"
 
 
 def test_two_runs_of_two_journals_are_compared(scene: Scene, tmp_path: Path) -> None:

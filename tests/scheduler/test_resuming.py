@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,34 @@ def test_cores_that_two_grants_name_belong_to_the_first_and_are_counted_once() -
     assert core.state.shares._held["a"]["cores"] == 2.0
     assert group.free == 6
     assert list(group.running) == ["other"]
+
+
+def test_what_an_action_held_under_an_earlier_scheduler_counts_at_its_end() -> None:
+    # Given an action that held two cores for 4 s and then one, and another one that waits again after it held two for 3 s
+    core = Core(make_core("elastic", Limits()).policy)
+    core.handle(events.NodeJoined(node=NODE), 0.0)
+    action = Action(kind="build", cost=Cost.of(cores=1))
+    before = replace(resumed("resized", action, Grant(node="n0", core_ids=(0,))), resized_at=4.0, unit_s=8.0)
+    again = events.Submitted(id="again", action=action, submitted_at=0.0, received_at=0.0, attempt=1, unit_s=6.0)
+    # When the next scheduler goes on with both
+    for event in (before, again, events.Tick()):
+        core.handle(event, 5.0)
+    ends = [core.handle(events.Finished(id=name, attempt=at, status="succeeded"), 10.0) for name, at in (("resized", 1), ("again", 2))]
+    # Then what they held before is in what they held
+    assert [command.unit_s for out in ends for command in out if isinstance(command, Finish)] == [8.0 + 6.0, 6.0 + 5.0]
+
+
+def test_no_part_of_an_act_is_negative_when_the_clock_is_behind_that_of_an_earlier_scheduler() -> None:
+    # Given an action that was received and granted at a time which for the next scheduler is still to come
+    core = Core(make_core("elastic", Limits()).policy)
+    core.handle(events.NodeJoined(node=NODE), 80.0)
+    kept = resumed("a", Action(kind="build", cost=Cost.of(cores=1)), Grant(node="n0", core_ids=(0,)))
+    core.handle(replace(kept, submitted_at=99.0, received_at=100.0, granted_at=99.5), 80.0)
+    # When it ends
+    out = core.handle(events.Finished(id="a", attempt=1, status="succeeded", started_at=100.0, execution_s=2.0, waited_s=1.0), 82.0)
+    # Then each of its parts is a time
+    (end,) = (command for command in out if isinstance(command, Finish))
+    assert min(end.queue_s, end.background_s, end.overhead_s, end.execution_s, end.unit_s) >= 0.0
 
 
 @pytest.mark.parametrize("policy", ["elastic", "elastic without preemption"])

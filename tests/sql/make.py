@@ -32,12 +32,13 @@ def granted(id: str = "a1", at: float = 101.0, *, attempt: int = 1, **changes: A
 
 def resized(id: str = "a1", at: float = 101.5, *, attempt: int = 1, core_ids: tuple[int, ...] = (4,), units: int = 0) -> Entry:
     """To one core of two; without any, to the background, where `units` are those that it had."""
-    return ActionResized(id=id, attempt=attempt, core_ids=core_ids, units=len(core_ids) or units, background=not core_ids, at=at)
+    held = {"core_ids": core_ids, "units": len(core_ids) or units, "background": not core_ids}
+    return ActionResized(id=id, attempt=attempt, at=at, unit_s=at - 100.0, **held)
 
 
 def requeued(id: str = "a1", at: float = 102.0) -> ActionRequeued:
     """After the loss of its node."""
-    return ActionRequeued(id=id, reason="node n1 was lost", at=at)
+    return ActionRequeued(id=id, reason="node n1 was lost", at=at, unit_s=at - 100.0)
 
 
 def ended(id: str = "a1", at: float = 103.0, excerpt: dict[str, Any] | None = None, **changes: Any) -> ActionEnded:

@@ -97,6 +97,7 @@ def test_unfinished_actions_come_back_in_order_of_reception_with_what_they_hold(
     found = journal.unfinished().actions
     assert [action.id for action in found] == ["z", "running", "again"]
     assert [(action.grant, action.granted_at) for action in found] == [(None, None), held(make.granted("running")), (None, None)]
+    assert [action.unit_s for action in found] == [0.0, 0.0, 2.0]
     assert found[0].header == received[0].header
     assert (found[0].message, found[0].submitted_at, found[0].received_at) == ('["args"]', 99.5, 100.0)
 
@@ -117,6 +118,7 @@ def test_what_a_resized_action_holds_now_is_what_comes_back(engine: Engine) -> N
             "grows": held(make.granted("grows", units=3, core_ids=(), background=True)),
             "stays": held(make.granted("stays")),
         }
+        assert [action.unit_s for action in journal.unfinished().actions] == [3.0, 0.0]
         row = tables.rows(engine, "grants")[0]
         assert (row["granted_at"], row["resized_at"]) == (101.0, 103.0)
         # And what it held last is what stays written, whatever crosses with its end
