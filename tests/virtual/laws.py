@@ -55,6 +55,12 @@ CALM_S = 30.0
 AGREED_S = 5.0
 """For how long nothing has changed when shards have heard of each other."""
 
+ROUNDED_S = 1e-3
+"""By how much the parts of an ACT may differ from the whole."""
+
+UNCOUNTED_S, UNCOUNTED = 4.0, 0.05
+"""By how many unit-seconds, and by which part of them, an action may hold more or less than is counted: four units are written 1 s late."""
+
 LATE_S = 6.0
 """How long a message to a node is under way at most, with the time until it is looked at."""
 
@@ -152,15 +158,23 @@ def after_a_write(run: Run) -> list[str]:
     broken = []
     by_core: dict[tuple[str, int, int], str] = {}  # by shard, too: one that a node has left hears of that when it counts as lost
     by_cell: dict[tuple[str, int], list[str]] = {}
-    for node, shard, core_ids, cell_ids, action, service in run.database.execute(
-        "select g.node, a.shard, g.core_ids, g.cell_ids, g.action, a.service from grants g join actions a on a.id = g.action"
-        " where g.released_at is null and a.ended_at is null and g.attempt = a.attempts"
+    holding: dict[str, int] = {}
+    for node, shard, core_ids, cell_ids, action, service, units, background, header in run.database.execute(
+        "select g.node, a.shard, g.core_ids, g.cell_ids, g.action, a.service, g.units, g.background, a.header"
+        " from grants g join actions a on a.id = g.action where g.released_at is null and a.ended_at is null and g.attempt = a.attempts"
     ):
+        held = json.loads(core_ids) + json.loads(cell_ids)
+        cost = json.loads(header).get("cost", {})
+        amounts = cost.get("cores", cost.get("cells", [0]))
+        if (held or background) and (units not in amounts or len(held) != (0 if background else units)):
+            broken.append(f"a grant is one of the amounts: {action} holds {held} as {units} of {amounts} on {node}")
+        holding[action] = len(held)
         for core in json.loads(core_ids):
             if by_core.setdefault((node, shard, core), action) != action:
                 broken.append(f"no unit is granted twice: core {core} of {node} to {action} and {by_core[node, shard, core]}")
         for cell in json.loads(cell_ids) if service is not None else ():
             by_cell.setdefault((node, cell), []).append(service)
+    run.accounts.note(run.world.now, holding)
     for where, services in by_cell.items():
         if len(set(services)) > 1 or len(services) > SERVICES[services[0]]["max_concurrency"]:
             broken.append(f"no unit is granted twice: cell {where} to calls of {services}")
@@ -195,8 +209,15 @@ def left(run: Run) -> list[str]:
         found.append(f"environment {name} is {state} in the journal")
     for (name,) in run.database.execute("select id from actions join messages on action = id where ended_at is not null"):
         found.append(f"the end of {name} is not published")
-    document = json.loads(run.network.broker.value(SCHEDULER_KEY) or "{}")
-    found += [f"{one['running']} places of quota {name}" for name, one in document.get("quotas", {}).items() if one["running"]]
+    for shard in range(run.scenario.shards):
+        document = json.loads(run.network.broker.value(of_shard(SCHEDULER_KEY, shard)) or "{}")
+        found += [f"{one['running']} places of quota {name}" for name, one in document.get("quotas", {}).items() if one["running"]]
+        found += [f"{one['waiting']} in a queue: {one}" for one in document.get("queues", [])]
+        starting = document.get("starting", {})
+        found += [f"{starting[what]} opens in the figures" for what in ("now", "waiting") if starting.get(what)]
+        found += [f"a share of job {name}: {one}" for name, one in document.get("jobs", {}).items() if one["share"]]
+        memory = {name: one["memory"] for name, one in document.get("nodes", {}).items() if one["memory"]}
+        found += [f"memory of {name}: {one}" for name, one in memory.items() if one["granted_mb"] or one["paused_count"]]
     for node in run.nodes:
         if _lives(node) and run.ledger.cores.get(f"{node.name}/{node.starts}"):
             found.append(f"{node.name} still runs {run.ledger.cores[f'{node.name}/{node.starts}']}")
@@ -211,6 +232,7 @@ def _lives(node: object) -> bool:
 def at_the_end(run: Run) -> list[str]:
     """Laws about what everybody knows in the end."""
     broken = [f"nothing is left anywhere: {what}" for what in left(run)] + (_shards(run) if run.scenario.shards > 1 else [])
+    broken += _accounts(run)
     journal = {row[0]: row for row in run.database.execute("select id, status, cause, reason, kind from actions")}
     emptied_at = _last(run, "broker comes back empty")
     told_at = {told.action: told.told_at or 0.0 for trainer in run.trainers for told in trainer.told}
@@ -224,6 +246,26 @@ def at_the_end(run: Run) -> list[str]:
         lives = trainer.process is not None and (trainer.process.alive or trainer.closed)
         for told in trainer.told if lives else ():
             broken += _told(run, trainer, told, journal.get(told.action))
+    return broken
+
+
+def _accounts(run: Run) -> list[str]:
+    """Laws of what the journal says an action took and held. Times of several clocks compare only where none of them was set."""
+    parts, times = ("queue_s", "background_s", "overhead_s", "execution_s", "unit_s", "cpu_s"), ("received_at", "granted_at", "started_at")
+    columns, broken = ("act_s", "submitted_at", "ended_at", *parts, *times), []
+    ended = f"select id || ', ' || kind || ', ' || status, id, {', '.join(columns)} from actions where ended_at is not null"
+    for name, action, *figures in run.database.execute(ended):
+        of = dict(zip(columns, figures, strict=True))
+        if min(of[part] for part in parts) < 0.0:
+            broken.append(f"accounts are right: {name} took a negative time: {of}")
+        if _last(run, "clock steps") >= 0:
+            continue
+        known = [of[one] for one in ("submitted_at", *times, "ended_at") if of[one] is not None]
+        if known != sorted(known) or abs(of["act_s"] - (of["ended_at"] - of["submitted_at"])) > ROUNDED_S:
+            broken.append(f"accounts are right: {name} has times that do not go together: {of}")
+        held, counted = run.accounts.unit_s.get(action, 0.0), of["unit_s"]
+        if abs(counted - held) > UNCOUNTED_S + UNCOUNTED * held:
+            broken.append(f"accounts are right: {name} held {held:.3f} unit-seconds, {counted:.3f} are counted: {of}")
     return broken
 
 

@@ -62,6 +62,21 @@ QUIET_S = 240.0
 
 
 @dataclass
+class Accounts:
+    """What actions have held by the journal, in unit-seconds."""
+
+    unit_s: dict[str, float] = field(default_factory=dict)
+    _holding: dict[str, int] = field(default_factory=dict)
+    _since: float = 0.0
+
+    def note(self, now: float, holding: dict[str, int]) -> None:
+        """Take in how many units each action holds from now on."""
+        for action, units in self._holding.items():
+            self.unit_s[action] = self.unit_s.get(action, 0.0) + units * (now - self._since)
+        self._holding, self._since = holding, now
+
+
+@dataclass
 class Run:
     """One run of a scenario."""
 
@@ -77,6 +92,7 @@ class Run:
     schedulers: list[Process] = field(default_factory=list)
     leaders: dict[int, Process] = field(default_factory=dict)
     """Which scheduler has come to lead last, by shard."""
+    accounts: Accounts = field(default_factory=Accounts)
     harmed: set[int] = field(default_factory=set)
     """The shards that a fault may have touched."""
     broken: list[str] = field(default_factory=list)

@@ -18,6 +18,9 @@ from scheduler.core.memory import STEP_MB, Memory
 from scheduler.core.memory_books import Book, NodeMemory
 from scheduler.core.nodes import may_run_elsewhere
 from scheduler.live import heartbeats
+from scheduler.live.command_executor import CommandExecutor
+from scheduler.model import state
+from scheduler.model.state import State
 from tangram import session
 from tangram.life_signs import SIGN_S
 from tests.virtual.clock import EPOCH
@@ -27,6 +30,7 @@ from tests.virtual.shrink import law_of, shortest
 from tests.virtual.trainer import Rollout, Step
 from workers.node import Node
 
+COUNT = State.count
 ROOT = Path(__file__).parents[2]
 COMMAND = {"work_s": 5.0, "parallel": 0.0, "exit": 0, "print": 7, "units": (1,)}
 SPREAD_S = SIGN_S + 1.0
@@ -188,6 +192,29 @@ def test_a_seed_shows_that_environments_grow_beyond_what_is_free() -> None:
         broken = broken_laws(scenario(87))
 
     assert [law_of(law) for law in broken[:1]] == ["what environments may use is there"]
+
+
+def elastic(cores: int, *faults: Fault) -> Scenario:
+    """Return a command on two cores that goes down to one when another one comes, and grows again."""
+    grows = {**COMMAND, "work_s": 40.0, "parallel": 0.9, "units": (1, 2)}
+    rollout = replace(ROLLOUT, steps=(Step(0.0, "open"), Step(0.1, "exec", (grows,)), Step(0.0, "close")))
+    return Scenario(1, (cores,), (rollout, replace(later(4.0), job="b")), faults)
+
+
+@pytest.mark.parametrize(
+    ("of", "name", "instead", "law"),
+    [
+        (CommandExecutor, "_unit_s", lambda *_: 0.0, "accounts are right"),
+        (state, "granted_amounts", lambda action: tuple(3 * amount for amount in action.units), "a grant is one of the amounts"),
+        (State, "count", lambda self, running, sign: COUNT(self, running, max(0, sign)), "nothing is left anywhere"),
+    ],
+    ids=["a next scheduler does not know what was held", "a core that grants what was not asked for", "a share that stays"],
+)
+def test_a_defect_in_what_the_books_say_is_found(of: object, name: str, instead: object, law: str) -> None:
+    one = elastic(4 if of is state else 2, Fault(15.0, "kill scheduler", amount=1.0))
+    assert broken_laws(one) == []
+    with patch.object(of, name, instead):
+        assert law in map(law_of, broken_laws(one))
 
 
 def test_the_api_sees_a_request_whose_place_was_given_again_too_early() -> None:
