@@ -15,6 +15,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -50,9 +51,16 @@ SHOWN = {
 the same files, or none. What needs two cores, `cpuset` or a controller that nobody uses cannot run here."""
 
 
+class Booted(NamedTuple):
+    """How each test in the kernel ended, and what they said."""
+
+    outcomes: dict[str, str]
+    said: str
+
+
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Boot the kernel, and return how each test in it ended."""
+def booted(tmp_path_factory: pytest.TempPathFactory) -> Booted:
+    """Boot the kernel, and run the tests in it."""
     if not all(map(shutil.which, (KERNEL, "cc", "mkfs.ext4", "ip"))) or os.geteuid():
         needed("needs Debian's user-mode-linux, gcc, libc6-dev, e2fsprogs and iproute2, and root")
     folder = tmp_path_factory.mktemp("kernel")
@@ -77,12 +85,13 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
             if kernel.poll() is None:
                 os.killpg(kernel.pid, signal.SIGKILL)
                 kernel.wait()
-    print((folder / "output").read_text(errors="replace"))
-    assert (folder / "outcomes.json").exists(), "the kernel has ended before the tests in it"
-    return {name: outcome for name, (outcome, _) in json.loads((folder / "outcomes.json").read_text()).items()}
+    said = (folder / "output").read_text(errors="replace")
+    assert (folder / "outcomes.json").exists(), f"the kernel has ended before the tests in it: {said}"
+    return Booted({name: outcome for name, (outcome, _) in json.loads((folder / "outcomes.json").read_text()).items()}, said)
 
 
 @pytest.mark.parametrize("word", SHOWN)
-def test_a_suite_holds_with_version_2(word: str, outcomes: dict[str, str]) -> None:
-    found = {name: outcome for name, outcome in outcomes.items() if word in name}
+def test_a_suite_holds_with_version_2(word: str, booted: Booted) -> None:
+    found = {name: outcome for name, outcome in booted.outcomes.items() if word in name}
+    print(booted.said)  # which pytest shows where this fails
     assert found and set(found.values()) == {"passed"}, found
