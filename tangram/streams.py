@@ -9,6 +9,7 @@ A worker publishes the output of a command as a Redis stream (`tangram.wire`). T
 | the entry that says how the command has ended | its readers end, with the action's error where it ended without a result |
 | nothing, for `_GRACE_S` after the action's result was stored | the same: its worker is dead, or it never ran |
 | no answer, for `outage_s` | all readers end with `StackUnreachable`; trying goes on with the next one |
+| something else has the key of a stream | its readers end with `StackUnreachable`, and no others |
 
 The store blocks the thread until something comes, for `_BLOCK_S` at most; a new reader sends it an entry of its own (`_WAKE_PREFIX`).
 The thread ends when nobody reads.
@@ -26,7 +27,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
-from redis import Redis
+from redis import Redis, ResponseError
 
 from tangram.action import check_name
 from tangram.decode import read_meta, stored_value
@@ -185,7 +186,7 @@ class OutputReader:
                 down_since = down_since or time.monotonic()
                 if time.monotonic() - down_since >= self._outage_s:
                     for reading in readings:
-                        reading.end(StackUnreachable(f"the output of {reading.task_id} cannot be read: {error}"))
+                        reading.end(_unreadable(reading, error))
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
@@ -210,7 +211,16 @@ class OutputReader:
         positions[self._wake_key] = self._woken
         block_s = _SHORT_BLOCK_S if is_full else self._block_s
         block_s = max(_SHORT_BLOCK_S, min(block_s, self._next_check - time.monotonic()))
-        found: Any = self._store.xread(positions, count=_ENTRIES_AT_ONCE, block=round(block_s * 1000))
+        try:
+            found: Any = self._store.xread(positions, count=_ENTRIES_AT_ONCE, block=round(block_s * 1000))
+        except ResponseError as error:
+            if "WRONGTYPE" not in str(error):
+                raise
+            for key, group in wanted.items():
+                if self._store.type(key) not in (b"stream", b"none"):
+                    for reading in group:
+                        reading.end(_unreadable(reading, error))
+            return
         for raw, entries in _items(found):
             key = raw.decode()
             if key == self._wake_key:
@@ -270,6 +280,10 @@ def _take(reading: Reading, number: int, fields: dict[bytes, bytes]) -> None:
         reason, node, cause = (fields.get(name, b"").decode("utf-8", "replace") for name in (b"reason", b"node", b"cause"))
         reading.end(_error_of(status.decode(), reason, node, cause))
     reading.after = number
+
+
+def _unreadable(reading: Reading, error: Exception) -> StackUnreachable:
+    return StackUnreachable(f"the output of {reading.task_id} cannot be read: {error}")
 
 
 def _error_of(status: str, reason: str, node: str, cause: str) -> ActionError | None:

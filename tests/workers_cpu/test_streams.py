@@ -153,22 +153,25 @@ def test_what_is_no_answer_of_a_store_ends_no_thread(redis_urls: RedisUrls, tmp_
         assert [chunk.data for chunk in reading.result(60)] == [b"text"]
 
 
-def test_output_that_the_store_does_not_take_holds_up_its_own_command_alone(store: Redis, streams: OutputStreams) -> None:
+def test_a_key_that_something_else_has_costs_its_own_command_alone_its_output(store: Redis) -> None:
     # Given a command whose output has no room in the store, as somebody has put something else there
     store.set(OUTPUT_KEY_PREFIX + "refused", "in the way")
+    streams, reader = OutputStreams(store), OutputReader(store, 5.0, 600.0)
     refused, other = streams.open("refused"), streams.open("other")
-    refused.write("stdout", b"x")
-    # When another one prints more than goes out at once, and ends
-    for _ in range(ENTRIES_AT_ONCE + 1):
-        other.write("stdout", b"x" * ENTRY_BYTES)
-    other.end("succeeded")
-    # Then all of that comes
-    assert until(lambda: not other.entries)
-    assert sum(len(chunk.data) for chunk in read(store, "other")) == (ENTRIES_AT_ONCE + 1) * ENTRY_BYTES
-    # And the first one's, once there is room
-    store.delete(OUTPUT_KEY_PREFIX + "refused")
-    refused.end("succeeded")
-    assert [chunk.data for chunk in read(store, "refused")] == [b"x"]
+    with ThreadPoolExecutor() as pool, ExitStack() as after:
+        after.callback(reader.close, lambda: StackUnreachable("the test is over"))
+        reading = {name: pool.submit(lambda name=name: list(reader.read(name))) for name in ("refused", "other")}
+        refused.write("stdout", b"x")
+        # When another one prints more than goes out at once, and its worker ends
+        for _ in range(ENTRIES_AT_ONCE + 1):
+            other.write("stdout", b"x" * ENTRY_BYTES)
+        other.end("succeeded")
+        streams.close()
+        # Then all of that has gone out and is read, and who reads the first one is told
+        assert not other.entries
+        assert sum(len(chunk.data) for chunk in reading["other"].result(60)) == (ENTRIES_AT_ONCE + 1) * ENTRY_BYTES
+        with pytest.raises(StackUnreachable, match="the output of refused cannot be read"):
+            reading["refused"].result(60)
 
 
 def test_output_goes_to_the_new_primary_after_a_failover(own_redis: RedisServer, redis_urls: RedisUrls, store: Redis) -> None:

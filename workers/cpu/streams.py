@@ -13,6 +13,7 @@ in its pipe. A command that goes on printing blocks, as it would on any pipe. So
 | nobody reads, or the store is away, for `HELD_S` without any progress | the command goes on without its readers until one reads again |
 | meanwhile | what exceeds `BUFFER_BYTES` here, or `ALL_BUFFERS_BYTES` of all, is dropped; entries' ids tell how much |
 | the store is away for `PATIENCE_S` after the end of a command | the rest of its output is dropped |
+| something else has the key of the stream | what goes out meanwhile is dropped |
 
 Entries have at most `ENTRY_BYTES`. They are sent again where the store did not answer, which their ids make harmless. A key expires
 `OUTPUT_TTL_S` after its last entry. In the store a command keeps its last `KEPT_BYTES` of output.
@@ -49,8 +50,8 @@ _ENTRY_COST = 64
 ENTRIES_AT_ONCE = 16
 """Entries of one command in one pipeline."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
-_REPEATED = "equal or smaller"
-"""What Redis says of an entry whose id it has had."""
+_NOT_AGAIN = ("equal or smaller", "WRONGTYPE")
+"""What Redis says of an entry that is not sent again: it has had the id, or something else has the key."""
 END: Final = "end"
 
 
@@ -261,7 +262,7 @@ class OutputStreams:
                     self.changed.wait_for(lambda: self._at_once or self._closing.is_set(), began + GATHER_S - time.monotonic())
 
     def _send(self, batch: list[tuple[OutputStream, list[_Entry]]]) -> None:
-        """Send entries, and forget those of each stream that the store took. Raises what redis-py raises, and an error in an answer."""
+        """Send entries and forget them. Raises what redis-py raises, with nothing forgotten, also what the store answers with an error."""
         with self._store.pipeline(transaction=False) as pipe:
             for stream, entries in batch:
                 for entry in entries:
@@ -271,20 +272,16 @@ class OutputStreams:
                     }
                     pipe.xadd(stream.key, fields, id=entry.id, maxlen=entry.most_kept, approximate=False)
                 pipe.expire(stream.key, OUTPUT_TTL_S)
-            answers = iter(pipe.execute(raise_on_error=False))
-        errors: list[ResponseError] = []
+            answers = pipe.execute(raise_on_error=False)
+        for answer in answers:
+            if isinstance(answer, ResponseError) and not any(words in str(answer) for words in _NOT_AGAIN):
+                self._store.connection_pool.disconnect(inuse_connections=False)  # as LEAVE_REPLICAS does, which sees no answer here
+                raise answer
         with self.changed:
-            for stream, entries in batch:
-                said = list(islice(answers, len(entries) + 1))
-                if refused := [each for each in said if isinstance(each, ResponseError) and _REPEATED not in str(each)]:
-                    errors += refused
-                    continue
+            for stream, _ in batch:
                 stream.sent()
                 if not stream.entries:
                     del self._waiting[stream.key]
-        if errors:
-            self._store.connection_pool.disconnect(inuse_connections=False)  # as LEAVE_REPLICAS does, which sees no answer here
-            raise errors[0]
 
     def _look_for_readers(self, streams: list[OutputStream]) -> None:
         """Learn how far streams have been read. Raises what redis-py raises."""
