@@ -74,10 +74,10 @@ def test_a_session_that_did_not_end_is_ended_with_its_environment(env: Environme
 
 def test_a_shell_that_ended_is_followed_by_one_with_the_state_and_the_processes(bash_env: Environment) -> None:
     printed(bash_env, f"mkdir sub; cd sub; export Y='a  b'; f() {{ echo \"f $1\"; }}; sleep 312.8125{RUN} >/dev/null 2>&1 &")
-    printed(bash_env, "shopt -s expand_aliases; alias g='f 4' return=false builtin=false")
+    printed(bash_env, "shopt -s expand_aliases; export POSIXLY_CORRECT=1; alias f=false g='\\f 4' return=false builtin=false")
     sleepers(f"312.8125{RUN}")
     assert run(bash_env, "exit 3").exit_code == 3
-    assert printed(bash_env, 'basename $PWD; echo "$Y"; f 3; g') == "sub\na  b\nf 3\nf 4\n"
+    assert printed(bash_env, 'basename $PWD; echo "$Y"; \\f 3; g') == "sub\na  b\nf 3\nf 4\n"
     assert len(processes_with(f"312.8125{RUN}")) == 1
 
 

@@ -29,7 +29,8 @@ waits on the FIFO `go` and evaluates `text`. Why it looks as it does:
    follows. Until the state is complete, its first line is `return`, too. A shell may be ended as it saves, and half of a value, with the
    rest of an earlier one, would run as code. The state does not go through the standard output, where a DEBUG trap may print. bash
    is not traced meanwhile, as BASH_XTRACEFD may name a descriptor of the state. Aliases come before the functions, of which one may be
-   named `alias`. They are expanded only from the end of the state on, as they would change what it says.
+   named `alias`. They are expanded only from the end of the state on, as they would change what it says. A variable
+   or a startup file may have turned that on: POSIXLY_CORRECT, BASH_ENV.
 11. A program may be missing, or earlier commands may have put it out of reach. The PATH with which the shell starts, before it reads the
    saved state, tells which. The first is the caller's error, the second an exit code as of any shell.
 """
@@ -57,7 +58,8 @@ _BASH = " ".join(
         "command exec </dev/null >/dev/null 2>&1;",
         """builtin printf '%s %s\\n' "${{__tangram_run-ready}}" "$__tangram_code" <&2 2>&0 >|{done} || builtin exit "$__tangram_code";""",
         "case $- in *x*) builtin set +x; __tangram_code=x;; esac;",
-        "case ${{__tangram_run+set}} in set) {{ builtin printf '%s\\n' return >&6 && builtin export -p >&6 && builtin alias -p >&6 &&",
+        "case ${{__tangram_run+set}} in set) {{ builtin printf '%s\\n' return >&6 && builtin export -p >&6 &&",
+        "builtin printf '%s\\n' '\\builtin shopt -u expand_aliases' >&6 && builtin alias -p >&6 &&",
         "builtin declare -f >&6 && builtin printf '%s\\n' 'unset -f builtin'",
         """\"case :${{BASHOPTS-}}: in *:expand_aliases:*) builtin shopt -s expand_aliases;; esac\" '\\builtin return' >&6 &&""",
         "builtin printf '%6s\\n' : >&7; }} 6<>{state} 7<>{state};; esac;",
