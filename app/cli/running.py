@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 import logging
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -39,7 +41,9 @@ def up(
     settings = Settings()
     policy = policy or settings.policy
     make_policy(policy)
-    if settings.services_file is not None:  # else each process that reads it ends, is started again and is given up
+    if include:  # else each worker ends, is started again and is given up, as do those that read a services file
+        _import_all(include)
+    if settings.services_file is not None:
         check_models(settings.services_file, load_services_file(settings.services_file))
     for name in ("gateway_port", "web_port", "metrics_port"):
         if port := getattr(settings, name):
@@ -79,6 +83,22 @@ def up(
         if bare:
             output.note(f"environments of {', '.join(bare)} share /tmp and see what your user sees: bubblewrap would set them apart")
         started.supervise(stop, output.note)
+
+
+def _import_all(modules: Sequence[str]) -> None:
+    """Import what `--include` names. Raises `UsageError` where that is no module."""
+    from celery.utils.imports import cwd_in_path
+
+    if not all(modules):
+        raise UsageError("--include is empty: name a module")
+    for module in modules:
+        try:
+            with cwd_in_path():
+                importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if f"{module}.".startswith(f"{error.name}."):
+                raise UsageError(f"--include {module}: there is no module {error.name}") from error
+            raise
 
 
 def _check_free(port: int, setting: str, stack_file: Path) -> None:
@@ -125,8 +145,6 @@ def worker(
     log_level: Annotated[str, typer.Option(help="Celery's log level.")] = "WARNING",
 ) -> None:
     """Run the worker of a node."""
-    import importlib
-
     if pool not in ("cpu", "gpu", "api"):
         raise UsageError(f"worker {pool!r} is none of cpu, gpu, api")
     if log_level.upper() not in logging.getLevelNamesMapping():
@@ -135,19 +153,8 @@ def worker(
     if pool != "cpu" and settings.shard:
         raise UsageError(f"TANGRAM_SHARD={settings.shard}: shards other than 0 have CPU workers only")
     with importing():
-        from celery.utils.imports import cwd_in_path
-
         start = importlib.import_module("workers.start")
-    if not all(include or ()):
-        raise UsageError("--include is empty: name a module")
-    for module in include or ():  # first, as a worker that cannot begin ends the environments that it has adopted
-        try:
-            with cwd_in_path():
-                importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            if f"{module}.".startswith(f"{error.name}."):
-                raise UsageError(f"--include {module}: there is no module {error.name}") from error
-            raise
+    _import_all(include or ())  # first, as a worker that cannot begin ends the environments that it has adopted
     start.run(pool, settings, tuple(include or ()), log_level)
 
 
@@ -177,8 +184,6 @@ def web(
 
 def _serve_http(package: str, what: str, host: str, port: int) -> None:
     """Run the server of `app.PACKAGE`, whose libraries are in the extra PACKAGE; `what` names it in an error. Raises `TangramError`."""
-    import importlib
-
     from app.cli.state import database_of
 
     log_to_stderr()

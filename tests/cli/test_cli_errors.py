@@ -292,7 +292,9 @@ def test_a_stack_of_this_machine_says_which_addresses_it_does_not_take(tmp_path:
     assert done.stderr.splitlines()[0] == said
 
 
-def test_a_module_of_tasks_that_there_is_not_is_said_before_the_worker_looks_for_a_stack(tmp_path: Path) -> None:
+def test_a_module_of_tasks_that_there_is_not_is_said_before_anything_starts(tmp_path: Path) -> None:
+    refused(forked("up", "--include", "nope.tasks", cwd=tmp_path), "--include nope.tasks: there is no module nope")
+    assert not (tmp_path / "state").exists()
     refused(tangram(tmp_path, "worker", "api", "--include", "nope.tasks"), "--include nope.tasks: there is no module nope")
     refused(tangram(tmp_path, "worker", "api", "--include", ""), "--include is empty: name a module")
     # And one of the folder in which the worker is started is found
