@@ -67,8 +67,8 @@ class _StackFile(BaseModel):
 def find_addresses(settings: Settings) -> Addresses:
     """Return the addresses in `settings`, else those of the stack that runs in its state folder.
 
-    Raises `StackUnreachable` when there are none, or only one of the two. It does so, too, when one cannot be read or has a wrong word for
-    TLS, and when the result store is not Redis.
+    With TLS certificates are checked, unless an address says otherwise. Raises `StackUnreachable` when there are none, or only one of the
+    two. It does so, too, when one cannot be read or has a wrong word for TLS, and when the result store is not Redis.
     """
     given = {"TANGRAM_BROKER_URL": settings.broker_url, "TANGRAM_RESULT_URL": settings.result_url}
     missing = [name for name, url in given.items() if not url]
@@ -79,18 +79,39 @@ def find_addresses(settings: Settings) -> Addresses:
     else:
         found = read_stack_file(settings.stack_file, _StackFile)
         addresses = Addresses(found.broker_url, found.result_url)
-    for name, url in zip(given, (addresses.broker_url, addresses.result_url), strict=True):
-        try:
-            _ = [urlsplit(part).port for part in url.split(";")]
-        except ValueError:  # which may have a part of the password
-            raise StackUnreachable(f"{name} is no address: a port is a number, and / in a password is %2F") from None
+    urls = zip(given, (addresses.broker_url, addresses.result_url), strict=True)
+    addresses = Addresses(*(";".join(_checked(name, part) for part in url.split(";")) for name, url in urls))
     redis_url(addresses.result_url)
     broker_tls(addresses.broker_url)
     return addresses
 
 
+def _checked(name: str, url: str) -> str:
+    """Return the address `url` of the setting `name`; for Redis with TLS it says how certificates are checked. Raises `StackUnreachable`.
+
+    By default redis-py checks them, kombu does not, and Celery ends.
+    """
+    problem = f"{name} is no address: port and database are numbers; / @ # in a password are %2F %40 %23"
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:  # which may have a part of the password
+        raise StackUnreachable(problem) from None
+    is_redis = parts.scheme in ("redis", "rediss")
+    # What looks like a path may be the rest of a password.
+    if parts.scheme != "redis+socket" and ("@" in parts.path or parts.fragment or (is_redis and parts.path.strip("/").strip("0123456789"))):
+        raise StackUnreachable(problem)
+    if parts.scheme != "rediss":
+        return url
+    query = {"ssl_cert_reqs": "required", **dict(parse_qsl(parts.query))}
+    query["ssl_cert_reqs"] = word = query["ssl_cert_reqs"].lower().removeprefix("cert_")
+    if word not in ("required", "optional", "none"):
+        raise StackUnreachable(f"{name} has ssl_cert_reqs={word}, which is none of required, optional, none")
+    return parts._replace(query=urlencode(query)).geturl()
+
+
 def redis_url(url: str) -> str:
-    """Return the Celery result URL `url` as redis-py writes it; the two differ for Unix sockets and for TLS.
+    """Return the Celery result URL `url` as redis-py writes it; the two differ for Unix sockets.
 
     Raises `StackUnreachable` when it names something other than Redis: results are pushed over Redis, nothing else can do it.
     """
@@ -98,8 +119,6 @@ def redis_url(url: str) -> str:
     if parts.scheme not in REDIS_SCHEMES:
         raise StackUnreachable(f"the result store must be Redis ({', '.join(f'{s}://' for s in REDIS_SCHEMES)}), not {show(url)}")
     query = dict(parse_qsl(parts.query))
-    if "ssl_cert_reqs" in query:
-        query["ssl_cert_reqs"] = query["ssl_cert_reqs"].lower().removeprefix("cert_")
     if parts.scheme != "redis+socket":
         return parts._replace(query=urlencode(query)).geturl()
     query["db"] = query.pop("virtual_host", "0").strip("/") or "0"

@@ -61,8 +61,29 @@ def test_the_embedded_stack_is_found_by_its_file(tmp_path: Path) -> None:
 
 def test_settings_come_before_the_file(tmp_path: Path) -> None:
     (tmp_path / "stack.json").write_text("not read")
-    given = Settings(broker_url="amqp://b", result_url="rediss://r")
-    assert find_addresses(given) == Addresses("amqp://b", "rediss://r")
+    given = Settings(broker_url="amqp://b", result_url="redis://r")
+    assert find_addresses(given) == Addresses("amqp://b", "redis://r")
+
+
+@pytest.mark.parametrize(
+    ("query", "word"),
+    [
+        ("", "required"),
+        ("?ssl_cert_reqs=CERT_OPTIONAL", "optional"),
+        ("?ssl_cert_reqs=none", "none"),
+        ("?ssl_ca_certs=/ca.pem", "required"),
+    ],
+)
+def test_certificates_of_redis_are_checked_unless_its_address_says_otherwise(query: str, word: str) -> None:
+    link = find_link(Settings(broker_url=f"rediss://:p%40s@b/2{query}", result_url=f"rediss://:p%40s@r/2{query}"))
+    of_broker = link.app.connection_for_write().ssl["ssl_cert_reqs"]
+    of_store = link.store.connection_pool.connection_kwargs["ssl_cert_reqs"]
+    assert (ssl.VerifyMode(of_broker).name, of_store) == (f"CERT_{word.upper()}", word)
+
+
+def test_a_wrong_word_for_certificates_of_redis_is_named() -> None:
+    with pytest.raises(StackUnreachable, match="TANGRAM_RESULT_URL has ssl_cert_reqs=sometimes, which is none of required, optional, none"):
+        find_addresses(Settings(broker_url="redis://b", result_url="rediss://r?ssl_cert_reqs=sometimes"))
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"broker_url": 1}', "\x00"])
@@ -81,7 +102,18 @@ def test_half_an_address_is_refused_and_so_are_results_outside_of_redis_without_
     assert "geheim" not in show("redis://:geheim@host:1/0")
 
 
-@pytest.mark.parametrize("url", ["redis://:geheim/@h:1/0", "redis://[::1/0", "redis://h:1/0;redis://h:geheim/0"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:geheim/@h:1/0",
+        "redis://[::1/0",
+        "redis://h:1/0;redis://h:geheim/0",
+        "redis://:p@s/s:geheim@h:1/0",
+        "redis://:1#geheim@h:1/0",
+        "redis://h:1/geheim",
+        "amqps://u:p@s/geheim@h/v",
+    ],
+)
 def test_an_address_that_cannot_be_read_is_named_without_a_part_of_its_password(url: str) -> None:
     for name, settings in (
         ("TANGRAM_BROKER_URL", Settings(broker_url=url, result_url="redis://r")),
@@ -100,7 +132,6 @@ def test_an_address_that_cannot_be_read_is_named_without_a_part_of_its_password(
         ("redis+socket:///run/r.sock?virtual_host=3", {"path": "/run/r.sock", "db": 3}),
         ("redis+socket:///run/r.sock", {"path": "/run/r.sock", "db": 0}),
         ("redis+socket://:p%40s@/run/r.sock?virtual_host=/1", {"path": "/run/r.sock", "db": 1, "password": "p@s"}),
-        ("rediss://h/0?ssl_cert_reqs=CERT_REQUIRED", {"host": "h", "ssl_cert_reqs": "required"}),
     ],
 )
 def test_celery_addresses_mean_the_same_to_redis_py(celery: str, expected: dict[str, Any]) -> None:
