@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from celery import signals
+from redis import RedisError
 
 from app.action_task import NodeRuntime
 from app.celery import app
@@ -31,7 +32,8 @@ from app.preconditions import require_broker, require_store
 from app.runtime import runtime
 from app.services_file import ConfigError, ServicesFile, check_models, load_services_file
 from tangram.blobs import Blobs
-from tangram.connection import find_addresses, open_store
+from tangram.connection import find_addresses, open_store, show
+from tangram.errors import StackUnreachable
 from tangram.scheduler_watch import SchedulerWatch
 from tangram.settings import Settings
 from tangram.wire import WireNode, node_label
@@ -90,7 +92,10 @@ def run(pool: Pool, settings: Settings, include: Sequence[str] = (), log_level: 
     require_broker(app, settings.connect_timeout_s)
     watch = SchedulerWatch(settings.shard, settings.shards, settings.beat_s, "this node gets nothing to do")
     sole = UniqueName(store, node_name(pool, settings), settings.beat_s, watch.look)
-    sole.take()  # before anything of a worker before this one is cleared away
+    try:
+        sole.take()  # before anything of a worker before this one is cleared away
+    except RedisError as error:
+        raise StackUnreachable(f"the result store at {show(addresses.result_url)} does not take the name of the node: {error}") from None
     blobs = Blobs(store, patience_s=math.inf)
     prepared = _SET_UP[pool](settings, blobs)
     same = {name: getattr(settings, name) for name in ("beat_s", "usage_s", "timeout_s", "shard")}

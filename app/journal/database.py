@@ -61,6 +61,8 @@ def open_engine(url: str, *, connect_timeout_s: float = 5.0) -> Engine:
             event.listen(engine, "connect", _prepare_sqlite)
             event.listen(engine, "begin", _begin_sqlite)
             return engine
+        if "@" in (parsed.database or ""):  # with a part of the password
+            raise DatabaseError("database URL: not a database URL: / and @ in a password are %2F and %40")
         # A host that vanished would block a commit for minutes.
         options = {"connect_timeout": max(1, round(connect_timeout_s)), "tcp_user_timeout": 4000}
         options |= {"keepalives_idle": 2, "keepalives_interval": 1, "keepalives_count": 3}
@@ -131,7 +133,8 @@ def require_latest(engine: Engine) -> None:
     """
     found, needed = require_tables(engine), latest_revision()
     if found != needed:
-        raise DatabaseError(f"{shown(engine.url)}: the database is at revision {found}, {needed} is needed: run `tangram db upgrade`")
+        advice = "run `tangram db upgrade`" if found < needed else "a newer release wrote it, use that one"
+        raise DatabaseError(f"{shown(engine.url)}: the database is at revision {found}, {needed} is needed: {advice}")
 
 
 def open_latest(url: str, *, connect_timeout_s: float = 5.0) -> Engine:

@@ -19,7 +19,7 @@ from tangram.settings import Settings
 from tangram.wire import CONTROL_QUEUE
 from tests.cli.forked import environment, forked
 from tests.cli.support import tangram
-from tests.conftest import RedisUrls
+from tests.conftest import RedisServer, RedisUrls
 from tests.journals import new_journal
 
 LINE = (
@@ -149,6 +149,7 @@ def test_a_stack_that_is_not_there_is_said_soon(trace: None, tmp_path: Path, wor
         (["status"], "postgresql+psycopg://someone:secret@127.0.0.1:1/x", ""),
         (["status"], "mysql://x", "use sqlite"),
         (["status"], "nonsense", "not a database URL"),
+        (["status"], "postgresql+psycopg://someone:p@s/secret@127.0.0.1:1/x", "/ and @ in a password are %2F and %40"),
         (["report", "last"], "sqlite:///missing", "there is no such file"),
         (["health", "scheduler"], "sqlite:///missing", "there is no such file"),
         *(
@@ -300,6 +301,15 @@ def test_a_module_of_tasks_that_there_is_not_is_said_before_anything_starts(tmp_
     # And one of the folder in which the worker is started is found
     (tmp_path / "mine.py").touch()
     refused(tangram(tmp_path, "worker", "api", "--include", "mine", PYTHONSAFEPATH="1"), "no stack is running")
+
+
+def test_a_worker_says_that_its_user_of_redis_may_not_write(tmp_path: Path, own_redis: RedisServer) -> None:
+    with own_redis.client() as redis:
+        redis.execute_command("ACL", "SETUSER", "reader", "on", ">secret", "~*", "&*", "+@read", "+@connection")
+    url = own_redis.result.replace("://", "://reader:secret@")
+    done = tangram(tmp_path, "worker", "api", TANGRAM_BROKER_URL=url, TANGRAM_RESULT_URL=url)
+    refused(done, "does not take the name of the node: ", "has no permissions to run the 'set' command")
+    assert "secret" not in done.stderr
 
 
 def test_a_model_folder_that_is_none_is_said(tmp_path: Path, redis_urls: object) -> None:

@@ -197,16 +197,17 @@ def test_a_path_with_odd_characters_is_a_path(tmp_path: Path) -> None:
     assert (folder / "x.sqlite").exists()
 
 
-def test_a_journal_of_before_the_first_revision_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_a_journal_of_another_release_is_refused_in_one_line(tmp_path: Path) -> None:
     url = sqlite_url(tmp_path / "x.sqlite")
     upgrade(url)
     engine = open_engine(url)
-    with writing(engine).begin() as connection:
-        connection.execute(text("UPDATE alembic_version SET version_num = '0015'"))
-    for bring, advice in ((lambda: upgrade(url), "another version wrote it"), (lambda: require_latest(engine), "run `tangram db upgrade`")):
-        with pytest.raises(DatabaseError, match=f"0015.*{advice}") as caught:
-            bring()
-        assert "\n" not in str(caught.value)
+    for found, at_start in (("0015", "run `tangram db upgrade`"), ("9999", "a newer release wrote it, use that one")):
+        with writing(engine).begin() as connection:
+            connection.execute(text(f"UPDATE alembic_version SET version_num = '{found}'"))
+        for bring, advice in ((lambda: upgrade(url), "another version wrote it"), (lambda: require_latest(engine), at_start)):
+            with pytest.raises(DatabaseError, match=f"{found}.*{advice}") as caught:
+                bring()
+            assert "\n" not in str(caught.value)
     engine.dispose()
 
 
