@@ -67,7 +67,9 @@ class Slurm:
         files = (f"--{what}-file={folder}/munge.{what}" for what in ("key", "pid", "log", "seed"))
         munge = ["munged", "--foreground", "--force", f"--socket={folder}/munge.socket", *files]
         daemons = [munge, ["slurmctld", "-D"], ["slurmd", "-D", "-N", "n1"], ["slurmd", "-D", "-N", "n2"]]
-        self.variables = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "STACK_ADDRESS": "127.0.0.1"}
+        interfaces = Path("/proc/net/if_inet6")  # an address of IPv6 needs brackets in a URL
+        address = "::1" if interfaces.exists() and interfaces.read_text() else "127.0.0.1"
+        self.variables = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "STACK_ADDRESS": address}
         self.variables |= {"STACK_COMMAND": str(Path(sys.executable).with_name("tangram")), "STACK_LOCAL_DIR": str(folder / "own disk")}
         self.daemons = [self._start(words) for words in daemons]
 
