@@ -125,7 +125,7 @@ class Node:
             running = list(self._calls.values())
         self._stirred.set()
         if first:
-            self._reporter.put({"type": "left", "name": self.name})
+            self._reporter.put({"type": "left", "name": self.name, "incarnation": self._incarnation})
         self._reporter.stop(timeout_s)
         for call in running if first else ():
             self.stop(call.id, 0, f"node {self.name} is being stopped")

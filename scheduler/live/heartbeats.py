@@ -31,8 +31,9 @@ from scheduler.core.nodes import HANDS_OVER, RESTARTED, may_leave
 from scheduler.live.command_executor import CommandExecutor
 from scheduler.live.descriptions import node_spec, service_spec, services_of
 from scheduler.live.entries import NodeChanged
+from scheduler.live.incarnations import Incarnations
 from scheduler.live.instances import Instances, sensible
-from scheduler.live.successors import actions_that_go_on
+from scheduler.live.successors import actions_that_go_on, adopted_environments
 from scheduler.live.transport import Transport
 from scheduler.model import ServiceSpec, events
 from scheduler.model.commands import Stop
@@ -79,7 +80,7 @@ class Heartbeats:
         self.instances = Instances(handle, executor.note)
         self.busy_cores: dict[str, float] = {}
         """The mean number of busy cores of a node between its last two beats, if its worker measures it."""
-        self._incarnations: dict[str, str] = {}
+        self._incarnations = Incarnations()
         self._unheard: dict[str, None] = {}
         self._beat_at: dict[str, float] = {}
         self._due_for: dict[str, dict[Asked, int]] = {}
@@ -93,7 +94,7 @@ class Heartbeats:
     def resume(self, name: str, description: Mapping[str, Any], now: float) -> None:
         """Take over a node that was up when the scheduler before this one stopped."""
         self._executor.descriptions[name] = description
-        self._incarnations[name] = str(description.get("incarnation", ""))
+        self._incarnations.follow(name, str(description.get("incarnation", "")))
         self._unheard[name] = None
         self._join(description, now, resumed=True)
 
@@ -120,7 +121,7 @@ class Heartbeats:
     def forget_the_gone(self) -> None:
         """Drop the entries of gone nodes and ended actions."""
         nodes, running, waiting = self._core.state.nodes, self._core.state.running, self._core.state.waiting
-        for kept in (self._incarnations, self._beat_at, self.busy_cores, self._executor.descriptions, self._unheard, self._due_for):
+        for kept in (self._incarnations.now, self._beat_at, self.busy_cores, self._executor.descriptions, self._unheard, self._due_for):
             for name in [name for name in kept if name not in nodes]:
                 del kept[name]
         self.instances.forget([name for name in self.instances.nodes() if name not in nodes])
@@ -165,7 +166,7 @@ class Heartbeats:
         """Grant nothing more to a node whose worker hands over, and say so behind all that was granted before."""
         if not node.silent:
             self._handle(events.NodeSilent(name=node.spec.name, reason=HANDS_OVER, hands_over=True), now)
-        self._transport.send_control(node.spec.name, "tangram.let_go", {"incarnation": self._incarnations[node.spec.name]})
+        self._transport.send_control(node.spec.name, "tangram.let_go", {"incarnation": self._incarnations.now[node.spec.name]})
         self._handle(replace(self._beat_of(description), excused=True), now)
         self._sweep(node.spec.name, description)
 
@@ -182,6 +183,12 @@ class Heartbeats:
             self._handle(events.NodeLost(name=name, reason=reason, left=left, ended=ended, lost=lost), now)
         return ended is not None
 
+    def leave(self, name: str, incarnation: str, now: float) -> None:
+        """Give a node up whose worker was stopped. Older workers do not name their incarnation."""
+        if incarnation in ("", self._incarnations.now.get(name)):
+            self.lose(name, "its worker was stopped", now, left=True)
+        self._incarnations.end(name, incarnation)
+
     def _give_up(self, action_ids: Iterable[str]) -> tuple[events.StoredEnd, ...] | None:
         """Let no more results of running actions count; return those that are stored. None if the store does not say."""
         running = {action_id: self._core.state.running[action_id] for action_id in action_ids}
@@ -194,17 +201,19 @@ class Heartbeats:
         name, incarnation = description["name"], str(description.get("incarnation", ""))
         said = sensible(name, description.get("instances", ()))
         known = name in self._core.state.nodes
+        if self._incarnations.are_over(name, incarnation):
+            return
         if description.get("leaving") is True:
-            if known and self._incarnations.get(name) == incarnation:
+            if known and self._incarnations.now.get(name) == incarnation:
                 self._let_go(self._core.state.nodes[name], description, now)
             return
-        if known and self._incarnations.get(name) != incarnation and (adopted := self._adopted(description)):
+        if known and self._incarnations.now.get(name) != incarnation and (adopted := adopted_environments(self._core.state, description)):
             if not self._replace_worker(name, description, adopted, now):
                 return  # a later beat says so again
-        elif not known or self._incarnations.get(name) != incarnation:
+        elif not known or self._incarnations.now.get(name) != incarnation:
             if not self.lose(name, RESTARTED, now, lost=self._losses(description)):
                 return  # a later beat says so again
-            self._incarnations[name] = incarnation
+            self._incarnations.follow(name, incarnation)
             self._unheard.pop(name, None)
             self._executor.descriptions[name] = {k: v for k, v in description.items() if k not in _OF_NOW}
             self._join(description, now)
@@ -239,13 +248,6 @@ class Heartbeats:
         running = frozenset(description["running"])
         return events.NodeBeat(name=description["name"], running=running, environments=standing, lost=lost, allowed=allowed)
 
-    def _adopted(self, description: Mapping[str, Any]) -> frozenset[str]:
-        """Return the environments of a known node that its next worker has adopted; none where that worker offers something else."""
-        node = self._core.state.nodes[description["name"]]
-        if node_spec(description) != node.spec:
-            return frozenset()
-        return frozenset(one for one in description["environments"] if one in node.environments)
-
     def _losses(self, description: Mapping[str, Any]) -> tuple[events.Loss, ...]:
         """Return why environments that are believed to stand have ended or were not adopted, as their node says."""
         return tuple(
@@ -263,7 +265,7 @@ class Heartbeats:
             return False
         counts = (len(adopted), len(running))
         log.warning("another worker goes on with node %s, with %d of its environments and %d actions", name, *counts)
-        self._incarnations[name] = str(description.get("incarnation", ""))
+        self._incarnations.follow(name, str(description.get("incarnation", "")))
         self._executor.descriptions[name] = {k: v for k, v in description.items() if k not in _OF_NOW}
         lost = self._losses(description)
         self._handle(events.WorkerReplaced(name=name, environments=adopted, ended=ended, lost=lost, running=running), now)

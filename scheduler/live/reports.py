@@ -74,6 +74,7 @@ class Left(_Report):
     """The worker was stopped."""
 
     name: Word
+    incarnation: Text = ""
 
 
 class _Described(BaseModel):

@@ -370,7 +370,7 @@ class Service:
             case reports.Unknown():
                 self._heartbeats.answer_unknown(said.id, said.attempt, now, said.at)
             case reports.Left():
-                self._heartbeats.lose(said.name, "its worker was stopped", now, left=True)
+                self._heartbeats.leave(said.name, said.incarnation, now)
 
     def _handle(self, event: events.Event, now: float) -> None:
         before, began = self._core.decisions, time.perf_counter()

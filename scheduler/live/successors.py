@@ -1,4 +1,4 @@
-"""Which actions of a node go on when another worker goes on with the node.
+"""Which environments and actions of a node go on when another worker goes on with the node.
 
 | an action in an environment that the worker has adopted | goes on                                                        |
 |---------------------------------------------------------|----------------------------------------------------------------|
@@ -14,9 +14,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from typing import Any
 
+from scheduler.live.descriptions import node_spec
 from scheduler.live.transport import Transport
 from scheduler.model import Running
 from scheduler.model.state import State
+
+
+def adopted_environments(state: State, description: Mapping[str, Any]) -> frozenset[str]:
+    """Return the environments of a known node that its next worker has adopted; none where that worker offers something else."""
+    node = state.nodes[description["name"]]
+    if node_spec(description) != node.spec:
+        return frozenset()
+    return frozenset(one for one in description["environments"] if one in node.environments)
 
 
 def actions_that_go_on(

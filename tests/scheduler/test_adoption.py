@@ -59,6 +59,26 @@ def test_what_runs_in_an_environment_that_is_not_adopted_ends_with_the_reason(ad
     assert ends["once"].reason == restarted
 
 
+@pytest.mark.parametrize("left", [False, True], ids=["replaced", "left"])
+@pytest.mark.parametrize("kind", ["beat", "left"])
+def test_what_a_worker_has_said_says_nothing_of_its_node_once_another_one_is_there(left: bool, kind: str) -> None:
+    # Given a node whose worker has gone, and the next one, which runs a command
+    cluster = Waiting()
+    before = dict(cluster.nodes["n"])
+    if left:
+        cluster.told({"type": "left", "name": "n", "incarnation": "1"})
+    cluster.beat(incarnation="2")
+    cluster.open("e")
+    cluster.exec("x", "e")
+    states = cluster.states()
+    # When a report of the worker before comes late, since a replaced scheduler had taken it, then the node stays
+    cluster.told({"type": "left", "name": "n", "incarnation": "1"} if kind == "left" else {"type": "beat", "node": before})
+    assert cluster.states() == states and cluster.running == ["x"] and list(cluster.core.state.environments) == ["e"]
+    # And it goes when its own worker leaves
+    cluster.told({"type": "left", "name": "n", "incarnation": "2"})
+    assert cluster.states()[-1] == ("left", "its worker was stopped")
+
+
 def test_an_environment_that_is_being_closed_is_closed_by_the_next_worker() -> None:
     # Given a node that closes an environment, and another one; when its next worker has both
     cluster = Waiting()
