@@ -272,10 +272,9 @@ class _Renewal:
         self._next = 0.0
 
     def still_leading(self) -> bool:
-        now = clock.time()
-        if now < self._next:
+        if clock.monotonic() < self._next:
             return self._lease.epoch is not None
-        self._next = now + self._lease.ttl_s / _LOOKS
+        now, self._next = clock.time(), clock.monotonic() + self._lease.ttl_s / _LOOKS
         try:
             if self._count.acquire(now) is not None:
                 return self._lease.renew(now)

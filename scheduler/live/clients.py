@@ -6,7 +6,7 @@ nor at once when a scheduler starts:
 | what happened | a client is given |
 |---|---|
 | nothing: the store has known its last sign all the time | `limit_s` since that sign |
-| the store was away, or this process stood still | `limit_s` since that was over, at least |
+| the store was away, this process stood still, or its clock was set | `limit_s` since that was over, at least |
 | a scheduler starts | `START_S` since the start, at least |
 | the store has lost its key | `limit_s` since that was seen |
 """
@@ -47,9 +47,9 @@ class Clients:
 
     def check(self, now: float) -> None:
         """Report clients that are gone to the core, if it is time to check."""
-        if not self._limit_s or now - self._checked_at < self._limit_s / CHECKS:
+        if not self._limit_s or abs(now - self._checked_at) < self._limit_s / CHECKS:
             return
-        stood_still = now - self._checked_at > self._limit_s / 2
+        stood_still = abs(now - self._checked_at) > self._limit_s / 2
         self._checked_at = now
         watched = self._watched()
         silences = self._transport.silences(watched) if watched else {}

@@ -133,7 +133,7 @@ class Heartbeats:
         if self._transport.lost_connections != self._lost_connections:
             self._lost_connections, self._whole_since = self._transport.lost_connections, now
             self._excused_until = float("inf")
-        stalled = now - self._looked_at > HOUSEKEEPING_S + (self._core.state.limits.beat_s or 0.0)
+        stalled = abs(now - self._looked_at) > HOUSEKEEPING_S + (self._core.state.limits.beat_s or 0.0)
         if not self._transport.caught_up or stalled or now < self._excused_until:
             for name in list(self._core.state.nodes):
                 self._count_beat(name, now, excused=True)
@@ -221,7 +221,7 @@ class Heartbeats:
         elif description.get("services") != self._executor.descriptions[name].get("services"):
             self._describe_anew(name, description, now)
         # Beats that have piled up unread are all old. One of them counts in full, and the rest only as signs of life.
-        if now - self._beat_at.get(name, float("-inf")) < (self._core.state.limits.beat_s or 0.0) / 2:
+        if abs(now - self._beat_at.get(name, float("-inf"))) < (self._core.state.limits.beat_s or 0.0) / 2:
             self._count_beat(name, now)
             return
         self._beat_at[name] = now

@@ -241,7 +241,8 @@ class Service:
         until = min(self._next_housekeeping, wake if wake is not None else self._next_housekeeping)
         batch = self._transport.receive(max(0.0, min(until - now, HOUSEKEEPING_S)))
         now = self._clock()
-        housekeeping = now >= self._next_housekeeping
+        # A clock that was set back must not keep it waiting: nobody else would prolong the lease, or look for silent nodes.
+        housekeeping = not 0.0 < self._next_housekeeping - now <= HOUSEKEEPING_S
         if housekeeping and not self._still_leading():
             return False
         # Control requests come last. A cancel must find its submissions, even if it came with or before them.

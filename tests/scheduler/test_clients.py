@@ -158,6 +158,14 @@ def test_nobody_is_gone_because_the_scheduler_stood_still() -> None:
     assert watch.gone == []
 
 
+def test_a_client_is_found_gone_though_the_clock_was_set_back() -> None:
+    watch = Watch(a=0.0, b=0.0)
+    watch.wait(100, "a", "b")
+    watch.now -= 900.0
+    watch.wait(70, "a")
+    assert [client for client, _ in watch.gone] == ["b"]
+
+
 def test_with_a_limit_of_0_nobody_ever_goes() -> None:
     watch = Watch(a=None, b=1e6, limit_s=0.0)
     watch.wait(1000)

@@ -53,6 +53,30 @@ def test_a_node_is_silent_after_three_beats_and_lost_after_its_time() -> None:
     assert cluster.broker.end("x") == ("lost", "environment_lost")
 
 
+def test_a_clock_that_is_set_back_hides_neither_silence_nor_beats_and_ends_no_housekeeping() -> None:
+    # Given an environment; when the scheduler's clock is set back by a minute
+    cluster = Waiting()
+    cluster.open("e")
+    cluster.now -= 60.0
+    looks = cluster.looks
+    cluster.wait(BEAT_S)
+    assert cluster.looks > looks, "the lease is prolonged"
+    # Then beats count in full: an environment that they do not name any more is lost
+    cluster.beat()
+    cluster.beat()
+    assert not cluster.core.state.environments
+    # And a node without beats is silent
+    cluster.silence()
+    assert cluster.states() == [UP, SILENT]
+
+
+def test_a_node_of_which_nothing_is_heard_since_a_clock_was_set_back_is_silent() -> None:
+    cluster = Waiting()
+    cluster.now -= 60.0
+    cluster.silence(5.0)
+    assert cluster.states() == [UP, SILENT]
+
+
 def test_a_node_that_beats_and_takes_up_nothing_is_silent_until_it_does_or_its_time_is_over() -> None:
     # Given a node that was cut off: it beats again, but what it was handed does not reach it yet
     cluster = Waiting("a")

@@ -136,6 +136,15 @@ def test_a_standby_whose_clock_is_ahead_by_a_whole_lease_takes_it_only_when_its_
     assert [name for name, _ in led] == ["1", "0"] and 12.0 < led[1][1] < 15.0, log
 
 
+def test_a_leader_whose_clock_is_set_back_goes_on_to_lead() -> None:
+    """Given schedulers with nothing to do, when first the clock of one is behind and then that of the other, then the same one leads on."""
+    steps = ((3.0, 0, -20.0), (11.0, 0, 20.0), (11.0, 1, -20.0))
+    faults = tuple(Fault(at_s, "clock steps", number, amount=amount) for at_s, number, amount in steps)
+    broken, log, _, _ = story(Scenario(1, (2,), (later(20.0),), faults))
+    assert broken == []
+    assert sum("leads" in line for line in log) == 1, log
+
+
 def test_while_no_scheduler_of_a_shard_runs_the_others_go_on() -> None:
     """Given environments on three shards, when both schedulers of one stand still, then what is there waits, and all else goes on."""
     rollouts = tuple(replace(later(6.0), name=f"t{number}", begins_s=SPREAD_S) for number in range(3))
