@@ -68,7 +68,9 @@ class Ends:
         self._out.append(Stop(id=running.waiting.id, node=running.grant.node, attempt=running.grant.attempt, reason=reason, cause=cause))
 
     def learn(self, running: Running, finished: events.Finished) -> None:
-        """Have the durations learn from an action that succeeded."""
+        """Have the durations learn from an action that succeeded, if its work is known."""
+        if not running.work_is_known:
+            return
         waiting, execution_s = running.waiting, finished.execution_s
         held_s = max(running.held_since - running.granted_at - running.background_s_at(running.held_since), 1e-9)
         mean_units = min(waiting.unit_s / held_s, waiting.units[-1]) if waiting.attempt == 1 else 0.0

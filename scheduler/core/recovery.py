@@ -50,6 +50,7 @@ class Recovery:
         expected_end = event.granted_at + waiting.duration_s(grant.units) if grant.units in waiting.units else event.granted_at
         since = event.granted_at if event.resized_at is None else event.resized_at
         running = Running(waiting, grant, event.granted_at, expected_end, since=since, held_since=since)
+        running.work_is_known = event.resized_at is None
         state.running[waiting.id] = running
         state.count(running, 1)
         self._pools.quotas.resume(running, now)

@@ -256,6 +256,8 @@ class Running:
     background_cpu_s: float = 0.0
     on_cores_since: float = 0.0
     sent_at: float | None = None
+    work_is_known: bool = True
+    """Whether `done_s` and `background_s` are complete. The journal does not keep what they were at a resize under an earlier scheduler."""
     units: int = field(init=False)
     """Its present degree of parallelism."""
     speed: float = field(init=False)

@@ -66,6 +66,19 @@ def test_what_an_action_held_under_an_earlier_scheduler_counts_at_its_end() -> N
     assert [command.unit_s for out in ends for command in out if isinstance(command, Finish)] == [8.0 + 6.0, 6.0 + 5.0]
 
 
+@pytest.mark.parametrize("resized", [False, True])
+def test_an_action_that_was_resized_under_an_earlier_scheduler_teaches_no_duration(resized: bool) -> None:
+    # Given an action that has held four cores since the start, or since it had one; when it ends under the next scheduler
+    core = Core(make_core("elastic", Limits()).policy)
+    core.handle(events.NodeJoined(node=NODE), 0.0)
+    action = Action(kind="build", cost=Cost.of(cores=(1, 2, 4)), curve=Amdahl(1.0), job="a")
+    kept = resumed("a", action, Grant(node="n0", units=4, core_ids=(0, 1, 2, 3)))
+    core.handle(replace(kept, resized_at=30.0, unit_s=30.0) if resized else kept, 35.0)
+    core.handle(events.Finished(id="a", attempt=1, status="succeeded", execution_s=40.0), 40.0)
+    # Then its work is learned only if all of its time passed on these cores: 160 s on one, where the resized one had 70
+    assert core.state.durations.error().predictions == (0 if resized else 1)
+
+
 def test_no_part_of_an_act_is_negative_when_the_clock_is_behind_that_of_an_earlier_scheduler() -> None:
     # Given an action that was received and granted at a time which for the next scheduler is still to come
     core = Core(make_core("elastic", Limits()).policy)
