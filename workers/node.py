@@ -116,9 +116,9 @@ class Node:
         self._reporter.put(report)
 
     def leave(self, timeout_s: float = 5.0) -> None:
-        """Report that the node goes, wait until all reports are out, and stop what runs. Idempotent.
+        """Report that the node goes, stop what runs, and wait until all reports are out. Idempotent.
 
-        From then on nothing counts that happens here: the scheduler has other plans for what ran.
+        From then on nothing counts that happens here: the scheduler may have what ran begin elsewhere at once.
         """
         with self._lock:
             first, self._has_left = not self._has_left, True
@@ -126,9 +126,9 @@ class Node:
         self._stirred.set()
         if first:
             self._reporter.put({"type": "left", "name": self.name, "incarnation": self._incarnation})
-        self._reporter.stop(timeout_s)
         for call in running if first else ():
             self.stop(call.id, 0, f"node {self.name} is being stopped")
+        self._reporter.stop(timeout_s)
 
     def hand_over(self, limit_s: float) -> bool:
         """Say that another worker goes on with this node, and return once no try is claimed here any more.

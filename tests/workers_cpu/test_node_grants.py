@@ -69,6 +69,14 @@ def test_a_claim_outlives_the_timeout_of_its_action() -> None:
     assert store.pttl(f"{CLAIM_KEY_PREFIX}a:1") > 1000 * (timeout_s + CLAIM_TTL_S / 2)
 
 
+def test_a_node_that_leaves_stops_what_runs_before_it_waits_for_its_reports(node: Node) -> None:
+    """Else what the scheduler has begin elsewhere at once runs at both nodes until the last report is out."""
+    were_out = list[bool]()
+    node.attach(claim(node), lambda _: were_out.append(node._reporter.has_joined.is_set()))
+    node.leave()
+    assert were_out == [False]
+
+
 def test_a_stop_that_overtakes_its_grant_stops_the_call_at_once(node: Node) -> None:
     # Given a stop of a try that has not come; when it comes and begins; then it is stopped, and the next try is not
     node.stop("a", 1, "its job was cancelled")
