@@ -121,7 +121,8 @@ def scenario(seed: int, *, memory: bool = True) -> Scenario:
     drawn = _with_memory(drawn, random.Random(f"memory {seed}")) if memory else drawn
     drawn = _with_services(drawn, random.Random(f"services {seed}"))
     drawn = _with_shards(drawn, random.Random(f"shards {seed}")) if seed % 3 == 2 else drawn
-    return _with_calls(drawn, random.Random(f"calls {seed}"))
+    drawn = _with_calls(drawn, random.Random(f"calls {seed}"))
+    return _with_a_clock_set_back(drawn, random.Random(f"set back {seed}"))
 
 
 def _of_the_broker(draw: random.Random) -> list[Fault]:
@@ -238,6 +239,15 @@ def _with_calls(drawn: Scenario, draw: random.Random) -> Scenario:
     ]
     in_order = tuple(sorted((*drawn.faults, *faults), key=lambda fault: fault.at_s))
     return replace(drawn, rollouts=(*drawn.rollouts, *calls), faults=in_order, apis=apis)
+
+
+def _with_a_clock_set_back(drawn: Scenario, draw: random.Random) -> Scenario:
+    """Set the clock of a scheduler, a node or a trainer back in an eighth of all scenarios."""
+    if draw.random() >= 0.125:
+        return drawn
+    amount = -draw.choice((0.5, 2.0, 8.0, 20.0))
+    back = replace(_fault(draw, "clock steps"), target=draw.randrange(12), amount=amount)
+    return replace(drawn, faults=tuple(sorted((*drawn.faults, back), key=lambda fault: fault.at_s)))
 
 
 def _call(draw: random.Random) -> dict[str, Any]:
