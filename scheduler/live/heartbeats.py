@@ -94,7 +94,7 @@ class Heartbeats:
     def resume(self, name: str, description: Mapping[str, Any], now: float) -> None:
         """Take over a node that was up when the scheduler before this one stopped."""
         self._executor.descriptions[name] = description
-        self._incarnations.follow(name, str(description.get("incarnation", "")))
+        self._incarnations.follow(name, str(description.get("incarnation", "")), now)
         self._unheard[name] = None
         self._join(description, now, resumed=True)
 
@@ -187,7 +187,7 @@ class Heartbeats:
         """Give a node up whose worker was stopped. Older workers do not name their incarnation."""
         if incarnation in ("", self._incarnations.now.get(name)):
             self.lose(name, "its worker was stopped", now, left=True)
-        self._incarnations.end(name, incarnation)
+        self._incarnations.end(name, incarnation, now)
 
     def _give_up(self, action_ids: Iterable[str]) -> tuple[events.StoredEnd, ...] | None:
         """Let no more results of running actions count; return those that are stored. None if the store does not say."""
@@ -201,7 +201,7 @@ class Heartbeats:
         name, incarnation = description["name"], str(description.get("incarnation", ""))
         said = sensible(name, description.get("instances", ()))
         known = name in self._core.state.nodes
-        if self._incarnations.are_over(name, incarnation):
+        if self._incarnations.is_over(name, incarnation, now):
             return
         if description.get("leaving") is True:
             if known and self._incarnations.now.get(name) == incarnation:
@@ -213,7 +213,7 @@ class Heartbeats:
         elif not known or self._incarnations.now.get(name) != incarnation:
             if not self.lose(name, RESTARTED, now, lost=self._losses(description)):
                 return  # a later beat says so again
-            self._incarnations.follow(name, incarnation)
+            self._incarnations.follow(name, incarnation, now)
             self._unheard.pop(name, None)
             self._executor.descriptions[name] = {k: v for k, v in description.items() if k not in _OF_NOW}
             self._join(description, now)
@@ -265,7 +265,7 @@ class Heartbeats:
             return False
         counts = (len(adopted), len(running))
         log.warning("another worker goes on with node %s, with %d of its environments and %d actions", name, *counts)
-        self._incarnations.follow(name, str(description.get("incarnation", "")))
+        self._incarnations.follow(name, str(description.get("incarnation", "")), now)
         self._executor.descriptions[name] = {k: v for k, v in description.items() if k not in _OF_NOW}
         lost = self._losses(description)
         self._handle(events.WorkerReplaced(name=name, environments=adopted, ended=ended, lost=lost, running=running), now)

@@ -7,10 +7,11 @@ import json
 import pytest
 
 from scheduler.live.entries import NodeChanged
+from scheduler.live.incarnations import REMEMBERED_S
 from scheduler.model import commands
 from tangram.wire import GRANT_HEADER, node_queue
 
-from .test_silent_nodes import UP, Waiting
+from .test_silent_nodes import BEAT_S, UP, Waiting
 
 RESTARTED = ("lost", "its worker was restarted")
 
@@ -77,6 +78,20 @@ def test_what_a_worker_has_said_says_nothing_of_its_node_once_another_one_is_the
     # And it goes when its own worker leaves
     cluster.told({"type": "left", "name": "n", "incarnation": "2"})
     assert cluster.states()[-1] == ("left", "its worker was stopped")
+
+
+def test_a_worker_that_was_taken_for_an_earlier_one_is_believed_once_it_goes_on() -> None:
+    # Given a scheduler that knows of the next worker, when a late beat of the one before has it take the two for each other
+    cluster = Waiting()
+    cluster.beat(incarnation="0")
+    # Then the worker that beats on has the node again
+    until = cluster.now + REMEMBERED_S + BEAT_S
+    while cluster.now < until:
+        cluster.wait(BEAT_S)
+        cluster.beat(incarnation="1")
+    cluster.open("e")
+    cluster.exec("x", "e")
+    assert cluster.running == ["x"]
 
 
 def test_an_environment_that_is_being_closed_is_closed_by_the_next_worker() -> None:
