@@ -36,14 +36,15 @@ os.environ["PATH"] = os.pathsep.join(["/usr/local/sbin", "/usr/local/bin", "/usr
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LONGEST = (
-    *("test_version_2.py", "test_vllm_real_models.py", "test_web_browser.py", "test_gateway_e2b.py", "test_distributions.py"),
-    *("test_tutorial.py", "test_report_page.py", "test_engine_answers.py", "test_upgrade.py", "test_hosts.py", "test_slurm.py"),
+    *("test_version_2.py", "test_engine_answers.py", "test_vllm_real_models.py", "test_web_browser.py", "test_gateway_e2b.py"),
+    *("test_distributions.py", "test_tutorial.py", "test_report_page.py", "test_upgrade.py", "test_hosts.py", "test_slurm.py"),
     *("test_docker_cli.py", "test_compose_worker.py", "test_metrics_prometheus.py", "test_services.py", "test_snippets.py"),
     "test_live_celery.py",
 )
 PLACES = {**{name: place - len(LONGEST) for place, name in enumerate(LONGEST)}, "test_virtual_seeds.py": 1}
-"""The files that take longest come first; one that shares a stack brings its folder. Seeds come last: each goes to whichever process is
-free. All other files keep their order."""
+"""The files that take longest come first; one that shares a stack brings its folder. Of vLLM's two files the one with a single test is
+the second: a process takes its next file as it begins the last test of one. Seeds come last: each goes to whichever process is free. All
+other files keep their order."""
 
 
 @pytest.fixture(scope="session")
