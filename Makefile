@@ -66,7 +66,7 @@ $(STAMP): pyproject.toml tangram/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed; this is %d.%d: make PYTHON=python3.12 …" % sys.version_info[:2])'
 	@echo "building $(VENV) (once) …"
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) install -c constraints.txt pip  # the one that Python brings may take twice the processor time
+	@$(PIP) install -c constraints.txt pip  # the one that Python brings may take half as much processor time again
 	@$(PIP) install -c constraints.txt -e './tangram[verl]' -e '.[gateway,web,metrics,otel,report,gpu,postgres,containers,bench,clients,docs,dev]'
 	@touch $@
 
@@ -85,9 +85,9 @@ FORKS = $$($(BIN)/python -c 'import os; print(min(8, 4 * os.cpu_count()))')
 test: $(STAMP)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not real and not long' -p no:xdist -p tests.forks --forks $(FORKS)
 
-# What test-real runs is in two parts that follow one another: vLLM bears nothing but itself beside it, and all else is mostly waiting or on one core, as
-# the booted kernel. ONLY picks parts, which then follow one another. A fork runs the tests that share a stack. A test that fails has a second
-# try after all parts.
+# What test-real runs is in two parts that follow one another: vLLM bears nothing but itself beside it, and all else is mostly waiting or on
+# one core, as the booted kernel. ONLY picks parts, which then follow one another. A fork runs the tests that share a stack. A test that fails
+# has a second try after all parts.
 REAL_PARTS := stacks containers kernel vllm
 FOLDERS_containers := tests/containers tests/deployment tests/sandboxes
 FOLDERS_kernel := tests/kernel

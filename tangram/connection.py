@@ -11,6 +11,7 @@ import socket
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
+from string import digits
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
@@ -99,7 +100,7 @@ def _checked(name: str, url: str) -> str:
         raise StackUnreachable(problem) from None
     is_redis = parts.scheme in ("redis", "rediss")
     # What looks like a path may be the rest of a password.
-    if parts.scheme != "redis+socket" and ("@" in parts.path or parts.fragment or (is_redis and parts.path.strip("/").strip("0123456789"))):
+    if parts.scheme != "redis+socket" and ("@" in parts.path or parts.fragment or (is_redis and parts.path.strip("/").strip(digits))):
         raise StackUnreachable(problem)
     if parts.scheme != "rediss":
         return url

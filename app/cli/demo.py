@@ -79,7 +79,7 @@ def run_demo(
         machine = {"wall_s": wall_s, "others_cores": (busy_elsewhere_s() - busy_before) / wall_s}
         return {**result.document, **_core_seconds(result.document["database"], result.document["run"]), **machine}
 
-    return _compare(pair_of(replay, say, once=once), state_dir, page)
+    return compare(pair_of(replay, say, once=once), state_dir, page)
 
 
 def pair_of(replay: Callable[[str, str], dict[str, Any]], say: Callable[[str], None], *, once: bool = False) -> dict[str, dict[str, Any]]:
@@ -153,7 +153,8 @@ def _times(before: float, after: float, less: str, more: str) -> str:
     return f"{before / after:.1f} × {less}" if after <= before else f"{after / before:.1f} × {more}"
 
 
-def _compare(found: dict[str, dict[str, Any]], state_dir: Path, page: Path | None) -> DemoResult:
+def compare(found: dict[str, dict[str, Any]], state_dir: Path, page: Path | None) -> DemoResult:
+    """Return the comparison of a pair of replays, and write its figures and, with `page`, its report."""
     rows = [(name, tuple(form.format(found[policy][key]) for policy in POLICIES)) for name, key, form in _ROWS]
     before, after = (found[policy] for policy in POLICIES)
     if not all(found[policy]["mean_act"] and found[policy]["core_s_reserved"] for policy in POLICIES):

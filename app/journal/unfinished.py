@@ -1,4 +1,4 @@
-"""What a scheduler that begins reads from the journal: all that had not ended, and what ended so lately that it may come again."""
+"""What a new scheduler reads from the journal: all that has not ended, and the latest ends, since their messages may come again."""
 
 from __future__ import annotations
 

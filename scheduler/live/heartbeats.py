@@ -121,7 +121,7 @@ class Heartbeats:
     def forget_the_gone(self) -> None:
         """Drop the entries of gone nodes and ended actions."""
         nodes, running, waiting = self._core.state.nodes, self._core.state.running, self._core.state.waiting
-        for kept in (self._incarnations.now, self._beat_at, self.busy_cores, self._executor.descriptions, self._unheard, self._due_for):
+        for kept in (self._incarnations.current, self._beat_at, self.busy_cores, self._executor.descriptions, self._unheard, self._due_for):
             for name in [name for name in kept if name not in nodes]:
                 del kept[name]
         self.instances.forget([name for name in self.instances.nodes() if name not in nodes])
@@ -166,7 +166,7 @@ class Heartbeats:
         """Grant nothing more to a node whose worker hands over, and say so behind all that was granted before."""
         if not node.silent:
             self._handle(events.NodeSilent(name=node.spec.name, reason=HANDS_OVER, hands_over=True), now)
-        self._transport.send_control(node.spec.name, "tangram.let_go", {"incarnation": self._incarnations.now[node.spec.name]})
+        self._transport.send_control(node.spec.name, "tangram.let_go", {"incarnation": self._incarnations.current[node.spec.name]})
         self._handle(replace(self._beat_of(description), excused=True), now)
         self._sweep(node.spec.name, description)
 
@@ -185,7 +185,7 @@ class Heartbeats:
 
     def leave(self, name: str, incarnation: str, now: float) -> None:
         """Give a node up whose worker was stopped. Older workers do not name their incarnation."""
-        if incarnation in ("", self._incarnations.now.get(name)):
+        if incarnation in ("", self._incarnations.current.get(name)):
             self.lose(name, "its worker was stopped", now, left=True)
         self._incarnations.end(name, incarnation, now)
 
@@ -200,17 +200,17 @@ class Heartbeats:
         """Let a node join if it, or its incarnation, is unknown. Otherwise count the beat."""
         name, incarnation = description["name"], str(description.get("incarnation", ""))
         said = sensible(name, description.get("instances", ()))
-        known = name in self._core.state.nodes
+        known, is_other = name in self._core.state.nodes, self._incarnations.current.get(name) != incarnation
         if self._incarnations.is_over(name, incarnation, now):
             return
         if description.get("leaving") is True:
-            if known and self._incarnations.now.get(name) == incarnation:
+            if known and not is_other:
                 self._let_go(self._core.state.nodes[name], description, now)
             return
-        if known and self._incarnations.now.get(name) != incarnation and (adopted := adopted_environments(self._core.state, description)):
+        if known and is_other and (adopted := adopted_environments(self._core.state, description)):
             if not self._replace_worker(name, description, adopted, now):
                 return  # a later beat says so again
-        elif not known or self._incarnations.now.get(name) != incarnation:
+        elif not known or is_other:
             if not self.lose(name, RESTARTED, now, lost=self._losses(description)):
                 return  # a later beat says so again
             self._incarnations.follow(name, incarnation, now)

@@ -22,15 +22,15 @@ class Incarnations:
     """The incarnation of each node's worker, and those that are over: they have left, or another worker of the same name came later."""
 
     def __init__(self) -> None:
-        self.now: dict[str, str] = {}
+        self.current: dict[str, str] = {}
         self._over: dict[tuple[str, str], float] = {}
 
     def follow(self, name: str, incarnation: str, now: float) -> None:
         """Take note of the worker that is behind a name from now on."""
-        before = self.now.get(name, incarnation)
+        before = self.current.get(name, incarnation)
         if before != incarnation:
             self.end(name, before, now)
-        self.now[name] = incarnation
+        self.current[name] = incarnation
 
     def end(self, name: str, incarnation: str, now: float) -> None:
         """Take note that a worker is over."""

@@ -30,8 +30,8 @@ Text = Annotated[str, Field(strict=True)]
 class Submitted:
     """An action came in. `submitted_at` is the trainer's clock, trusted only if it lies in the past.
 
-    If an earlier scheduler had received the action, `received_at` is the time of that, `attempt` counts the tries that lost their node,
-    and `unit_s` are the unit-seconds that these held. Such actions start only at the next event of another type. By then all are known.
+    An earlier scheduler may have received it: then `received_at` says when. `attempt` counts the tries that lost their node, and `unit_s`
+    the unit-seconds that these held. Such actions start only at the next event of another type. By then all are known.
     """
 
     id: str

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.cli.demo import MOST_OTHERS, POLICIES, _compare, pair_of
+from app.cli.demo import MOST_OTHERS, POLICIES, compare, pair_of
 from app.local.stack import cores_here
 from tangram import TangramError
 
@@ -58,7 +58,7 @@ def test_the_first_pair_counts_where_the_second_one_fails() -> None:
 def test_the_verdict_names_the_actions_that_did_not_succeed(tmp_path: Path) -> None:
     def verdict(failed: int) -> str:
         replayed = defaultdict(lambda: 1.0, {"database": "sqlite:///x", "actions": 89, "others_cores": CALM})
-        return _compare({POLICIES[0]: replayed | {"failed": 0}, POLICIES[1]: replayed | {"failed": failed}}, tmp_path, None).verdict
+        return compare({POLICIES[0]: replayed | {"failed": 0}, POLICIES[1]: replayed | {"failed": failed}}, tmp_path, None).verdict
 
     assert "67 of 89 actions did not succeed" in verdict(67)
     assert "succeed" not in verdict(0)

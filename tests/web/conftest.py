@@ -123,7 +123,8 @@ def browser(real_component: None) -> Iterator[Browser]:
     pytest.importorskip("playwright", reason="playwright is not installed")
     from playwright.sync_api import sync_playwright  # half a second that other tests do not need
 
-    # Chromium without what draws windows takes half the CPU time; so does Chromium itself, past Debian's launcher `chromium`.
+    # Debian's launcher `chromium` takes twice the CPU time of the program that it starts, and that takes up to twice that of Chromium
+    # without windows.
     lighter = ("chromium-headless-shell", "/usr/lib/chromium/chromium")
     names = (os.environ.get("TANGRAM_TEST_CHROMIUM", ""), *lighter, "chromium", "chromium-browser", "google-chrome")
     found = next((path for name in names if (path := shutil.which(name))), None)
