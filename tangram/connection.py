@@ -7,6 +7,7 @@ no message, no thread, no retry beyond the first contact.
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 from dataclasses import dataclass
@@ -16,7 +17,6 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from celery import Celery
-from kombu.utils.url import maybe_sanitize_url
 from pydantic import BaseModel, ValidationError
 from redis import BlockingConnectionPool, Redis, ResponseError
 from redis.backoff import NoBackoff
@@ -47,6 +47,7 @@ redis-py closes a connection before it tries a command again. Here it makes no f
 """
 
 M = TypeVar("M", bound=BaseModel)
+_TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 REDIS_SCHEMES = ("redis", "rediss", "redis+socket")
 
 
@@ -83,14 +84,13 @@ def find_addresses(settings: Settings) -> Addresses:
     urls = zip(given, (addresses.broker_url, addresses.result_url), strict=True)
     addresses = Addresses(*(";".join(_checked(name, part) for part in url.split(";")) for name, url in urls))
     redis_url(addresses.result_url)
-    broker_tls(addresses.broker_url)
     return addresses
 
 
 def _checked(name: str, url: str) -> str:
-    """Return the address `url` of the setting `name`; for Redis with TLS it says how certificates are checked. Raises `StackUnreachable`.
+    """Return the address `url` of the setting `name`; with TLS it says how certificates are checked. Raises `StackUnreachable`.
 
-    By default redis-py checks them, kombu does not, and Celery ends.
+    By default redis-py checks them, kombu does not, and Celery ends. A connection that finds no file of certificates would not name it.
     """
     problem = f"{name} is no address: port and database are numbers; / @ # in a password are %2F %40 %23"
     try:
@@ -102,12 +102,20 @@ def _checked(name: str, url: str) -> str:
     # What looks like a path may be the rest of a password.
     if parts.scheme != "redis+socket" and ("@" in parts.path or parts.fragment or (is_redis and parts.path.strip("/").strip(digits))):
         raise StackUnreachable(problem)
-    if parts.scheme != "rediss":
+    if parts.scheme not in ("rediss", "amqps"):
         return url
     query = {"ssl_cert_reqs": "required", **dict(parse_qsl(parts.query))}
     query["ssl_cert_reqs"] = word = query["ssl_cert_reqs"].lower().removeprefix("cert_")
     if word not in ("required", "optional", "none"):
         raise StackUnreachable(f"{name} has ssl_cert_reqs={word}, which is none of required, optional, none")
+    words = {word for word in query if word.startswith("ssl_")}
+    if parts.scheme == "amqps" and (unknown := words - {"ssl_cert_reqs", *_TLS_FILES}):
+        raise StackUnreachable(f"{name} has {min(unknown)}, which there is not for amqps://")
+    for word in words.intersection(_TLS_FILES):
+        try:
+            Path(query[word]).read_bytes()
+        except OSError as error:
+            raise StackUnreachable(f"{name} has {word}={query[word]}, which cannot be read: {error.strerror}") from None
     return parts._replace(query=urlencode(query)).geturl()
 
 
@@ -130,24 +138,19 @@ def redis_url(url: str) -> str:
 def broker_tls(broker_url: str) -> tuple[str, dict[str, Any] | None]:
     """Return an `amqps://` address without its words for TLS, and these as Celery's `broker_use_ssl`; another address as it is, and None.
 
-    The words are those of `rediss://`. kombu would hand them on under names that connections to RabbitMQ do not know. The name of the host
-    is checked. Raises `StackUnreachable` where a word is wrong.
+    The address comes from `find_addresses`. kombu would hand the words on under names that connections to RabbitMQ do not know. The name
+    of the host is checked. Of several addresses, the words and the name of the first count.
     """
-    parts = urlsplit(broker_url)
-    if parts.scheme != "amqps":
+    addresses = [urlsplit(one) for one in broker_url.split(";")]
+    if addresses[0].scheme != "amqps":
         return broker_url, None
-    query = dict(parse_qsl(parts.query))
-    tls: dict[str, Any] = {name.removeprefix("ssl_"): query.pop(name) for name in list(query) if name.startswith("ssl_")}
-    word = tls.pop("cert_reqs", "required").upper().removeprefix("CERT_")
-    try:
-        tls["cert_reqs"] = ssl.VerifyMode[f"CERT_{word}"]
-    except KeyError:
-        raise StackUnreachable(f"the broker at {show(broker_url)}: ssl_cert_reqs is none of required, optional, none") from None
-    if unknown := tls.keys() - {"cert_reqs", "ca_certs", "certfile", "keyfile"}:
-        raise StackUnreachable(f"the broker at {show(broker_url)}: there is no ssl_{min(unknown)} for amqps://")
+    words = dict(parse_qsl(addresses[0].query))
+    tls: dict[str, Any] = {name.removeprefix("ssl_"): value for name, value in words.items() if name.startswith("ssl_")}
+    tls["cert_reqs"] = ssl.VerifyMode[f"CERT_{tls['cert_reqs'].upper()}"]
     if tls["cert_reqs"] != ssl.CERT_NONE:
-        tls["server_hostname"] = parts.hostname
-    return parts._replace(query=urlencode(query)).geturl(), tls
+        tls["server_hostname"] = addresses[0].hostname
+    others = [urlencode([pair for pair in parse_qsl(one.query) if not pair[0].startswith("ssl_")]) for one in addresses]
+    return ";".join(one._replace(query=query).geturl() for one, query in zip(addresses, others, strict=True)), tls
 
 
 def open_store(result_url: str, connect_timeout_s: float, connections: int = STORE_CONNECTIONS) -> Redis:
@@ -206,7 +209,7 @@ def find_link(settings: Settings) -> Link:
 
 def show(url: str) -> str:
     """Return `url` for people: without its password."""
-    return str(maybe_sanitize_url(url))
+    return re.sub("://([^:@/]*):.*@", r"://\1:**@", url)
 
 
 def read_stack_file(path: Path, kind: type[M]) -> M:
