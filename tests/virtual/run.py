@@ -43,7 +43,7 @@ from tests.virtual.network import SLOW_S, Network, VirtualJournal, VirtualLease,
 from tests.virtual.node import APP, VirtualNode
 from tests.virtual.sandbox import Ledger
 from tests.virtual.scenario import Fault, Scenario
-from tests.virtual.trainer import Trainer
+from tests.virtual.trainer import Operator, Rollout, Step, Trainer
 from workers.cpu.memory import allowance
 
 SCHEDULERS = 2
@@ -98,6 +98,10 @@ class Run:
     broken: list[str] = field(default_factory=list)
     shared: dict[tuple[str, str, str], float] = field(default_factory=dict)
     """The commands that hold a core together, and since when."""
+    draining: set[str] = field(default_factory=set)
+    """The nodes that were draining at the last write."""
+    granted: set[tuple[str, int]] = field(default_factory=set)
+    """The tries of actions that were granted then."""
     shown: list[tuple[int, object]] = field(default_factory=list)
     """What schedulers have shown last, by shard: epochs and jobs."""
     shown_at: float = 0.0
@@ -132,9 +136,12 @@ class Run:
             trainer.start([rollout for rollout in scenario.rollouts if rollout.job == job])
         for fault in scenario.faults:
             world.later(fault.at_s, partial(self._inflict, fault))
+        operator = Operator(self.network, self.settings, "operator", is_noted=self._is_noted)
+        drains = [(self.nodes[number % len(self.nodes)].name, at_s, lasts_s) for number, at_s, lasts_s in scenario.drains]
+        operator.start([Rollout(name, "operator", at_s, (Step(0.0, "drain"), Step(lasts_s, "undo"))) for name, at_s, lasts_s in drains])
         last_s = scenario.calm_from_s
         self._supervise()
-        self._until(lambda: world.now > last_s and all(map(_is_over, self.trainers)), last_s + ENDS_S)
+        self._until(lambda: world.now > last_s and all(map(_is_over, (*self.trainers, operator))), last_s + ENDS_S)
         if not self.broken:
             self._until(lambda: not laws.left(self), QUIET_S)
             self.broken += laws.at_the_end(self)
@@ -157,6 +164,10 @@ class Run:
             return bool(self.broken) or condition()
 
         world.run_until(over, limit_s)
+
+    def _is_noted(self, node: str, draining: bool) -> bool:
+        """Say whether the journal has a node as draining, or not draining."""
+        return self.database.execute("select draining from nodes where name = ?", (node,)).fetchall() == [(draining,)]
 
     # Schedulers
 
@@ -341,6 +352,8 @@ def running(scenario: Scenario, event_log: Path | None = None) -> Iterator[Run]:
             "breaker_least": scenario.breaker_least,
             "shards": scenario.shards,
             "starting_limit": scenario.starting_limit,
+            "policy": scenario.policy,
+            "without": scenario.without,
         }
     )
     run = Run(scenario, world, network, database, engine, Ledger(), settings)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from scheduler.policies import PARTS
 from tests.virtual.trainer import Rollout, Step
 
 FAULTS = (
@@ -45,6 +46,9 @@ CHAINS = (
     ("freeze scheduler", "messages lost"),
 )
 """Faults that follow one another while the first one lasts."""
+
+POLICIES = ("paper", "fcfs", "fixed:1", "fixed:2")
+"""What a quarter of all scenarios have instead of `elastic`. Under `static`, actions would wait for ever for what environments hold."""
 
 SHARDS = 3
 """How many a third of all scenarios have."""
@@ -86,6 +90,11 @@ class Scenario:
     """Shards; CPU nodes are dealt to them in turn."""
     starting_limit: int = 64
     """Environments that may be opening at once, over all shards."""
+    policy: str = "elastic"
+    without: tuple[str, ...] = ()
+    """Parts of the policy `elastic` that are switched off."""
+    drains: tuple[tuple[int, float, float], ...] = ()
+    """Nodes that an operator drains, from when, and for how long."""
     starved: float = 0.0
     """With which probability a thread loses its turn where it may."""
 
@@ -122,7 +131,8 @@ def scenario(seed: int, *, memory: bool = True) -> Scenario:
     drawn = _with_services(drawn, random.Random(f"services {seed}"))
     drawn = _with_shards(drawn, random.Random(f"shards {seed}")) if seed % 3 == 2 else drawn
     drawn = _with_calls(drawn, random.Random(f"calls {seed}"))
-    return _with_a_clock_set_back(drawn, random.Random(f"set back {seed}"))
+    drawn = _with_a_clock_set_back(drawn, random.Random(f"set back {seed}"))
+    return _with_another_order(drawn, random.Random(f"order {seed}"))
 
 
 def _of_the_broker(draw: random.Random) -> list[Fault]:
@@ -248,6 +258,21 @@ def _with_a_clock_set_back(drawn: Scenario, draw: random.Random) -> Scenario:
     amount = -draw.choice((0.5, 2.0, 8.0, 20.0))
     back = replace(_fault(draw, "clock steps"), target=draw.randrange(12), amount=amount)
     return replace(drawn, faults=tuple(sorted((*drawn.faults, back), key=lambda fault: fault.at_s)))
+
+
+def _with_another_order(drawn: Scenario, draw: random.Random) -> Scenario:
+    """Have half of all scenarios under another policy or with a part less, a third with priorities, and a third drain a node."""
+    policy = draw.choice((*POLICIES, *["elastic"] * 12))
+    without = (draw.choice(PARTS),) if policy == "elastic" and draw.random() < 0.33 else ()
+    rollouts, drains = drawn.rollouts, drawn.drains
+    if draw.random() < 0.33:
+        rollouts = tuple(
+            replace(one, steps=tuple(replace(step, priority=draw.choice((0, 3, 3, 9))) for step in one.steps)) for one in rollouts
+        )
+    if draw.random() < 0.33:
+        node = draw.randrange(len(drawn.cores) + len(drawn.cells) + drawn.apis)
+        drains = ((node, round(draw.uniform(0.0, 20.0), 3), draw.choice((0.5, 4.0, 20.0))),)
+    return replace(drawn, policy=policy, without=without, rollouts=rollouts, drains=drains)
 
 
 def _call(draw: random.Random) -> dict[str, Any]:

@@ -226,6 +226,13 @@ def test_a_defect_in_what_the_books_say_is_found(of: object, name: str, instead:
         assert law in map(law_of, broken_laws(one))
 
 
+def test_an_open_on_a_draining_node_is_found() -> None:
+    one = Scenario(1, (2,), (replace(ROLLOUT, begins_s=5.0),), (), drains=((0, 1.0, 30.0),))
+    assert broken_laws(one) == []
+    with patch.object(state.Node, "takes_new", property(lambda self: not self.silent)):
+        assert [law_of(law) for law in broken_laws(one)] == ["nothing begins on a draining node"]
+
+
 def test_the_api_sees_a_request_whose_place_was_given_again_too_early() -> None:
     """Given an API that takes two requests, and has them, when one of two nodes is cut off for a while, then its request goes out once."""
     request = {"work_s": 12.0, "idempotent": True, "answers": (200,)}

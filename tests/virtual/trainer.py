@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 from urllib.parse import quote
@@ -15,7 +15,7 @@ from celery import Celery
 from app.broker.memory import SCHEME, use
 from app.broker.memory_store import MemoryStore
 from tangram import calls, clock
-from tangram.action import Action, Cost
+from tangram.action import DEFAULT_PRIORITY, Action, Cost
 from tangram.calls import Place
 from tangram.connection import Link
 from tangram.elasticity import make_curve
@@ -29,6 +29,9 @@ from tests.virtual.api import URL
 from tests.virtual.clock import Process
 from tests.virtual.gpu import SERVICES
 from tests.virtual.network import Network
+
+ASKS_EVERY_S = 5.0
+"""After how long an operator asks again for what the journal does not say yet."""
 
 
 @dataclass
@@ -65,6 +68,7 @@ class Step:
     think_s: float
     does: str
     commands: tuple[dict[str, Any], ...] = ()
+    priority: int = DEFAULT_PRIORITY
 
 
 @dataclass(frozen=True)
@@ -142,12 +146,13 @@ class Trainer:
         place: Place | None = None
         for step in rollout.steps:
             clock.sleep(step.think_s)
+            submit = partial(self._all, session, step.priority)
             if step.does == "work":
-                self._all(session, [Action(kind="virtual.work", job=self.job, **one) for one in map(_work, step.commands)])
+                submit([Action(kind="virtual.work", job=self.job, **one) for one in map(_work, step.commands)])
             elif step.does == "score":
-                self._all(session, [Action(kind="virtual.score", job=self.job, **_score(**one)) for one in step.commands], step.commands)
+                submit([Action(kind="virtual.score", job=self.job, **_score(**one)) for one in step.commands], step.commands)
             elif step.does == "call":
-                self._all(session, [_call(self.job, **one) for one in step.commands], step.commands)
+                submit([_call(self.job, **one) for one in step.commands], step.commands)
             elif step.does in ("cancel", "cancel job"):
                 whom = (rollout.name, None) if step.does == "cancel" else (None, self.job)
                 waiting = [one for one in self.told if not one.times and one.kind != "cpu.close"] if step.does == "cancel job" else []
@@ -160,24 +165,27 @@ class Trainer:
                     self.job, trajectory=rollout.name, memory_mb=rollout.memory_mb, lease_s=rollout.lease_s, queue_timeout_s=120.0
                 )
                 opening = session.loads.place(opening)
-                if self._all(session, [opening], open_environment=True):
+                if submit([opening], open_environment=True):
                     place = calls.place_of(opening)
             elif place is None:
                 continue
             elif step.does == "exec":
                 actions = [_command(place, f"s{number}", **one) for number, one in enumerate(step.commands)]
-                self._all(session, actions, step.commands)
+                submit(actions, step.commands)
             elif step.does == "renew":
                 self._ask(partial(session.renew_lease, place, 5.0))
             elif step.does == "file":
-                self._all(session, [calls.write_file(place, "a", b"x")])
-                self._all(session, [calls.read_file(place, "a")])
+                submit([calls.write_file(place, "a", b"x")])
+                submit([calls.read_file(place, "a")])
             elif step.does == "close":
-                self._all(session, [calls.close_environment(place)])
+                submit([calls.close_environment(place)])
                 place = None
 
-    def _all(self, session: Session, actions: Sequence[Action], asked: Sequence[Any] = (), open_environment: bool = False) -> bool:
+    def _all(
+        self, session: Session, priority: int, actions: Sequence[Action], asked: Sequence[Any] = (), open_environment: bool = False
+    ) -> bool:
         """Submit actions together and wait for all; return whether all went well."""
+        actions = [replace(one, priority=priority) for one in actions]
         handles = [session.open_environment(one) if open_environment else session.submit(one) for one in actions]
         told = [
             self._note(handle, one, what) for handle, one, what in zip(handles, actions, [*asked, *[None] * len(actions)], strict=False)
@@ -214,6 +222,22 @@ class Trainer:
             self.session.wait_for(ask())
             return True
         return False
+
+
+@dataclass
+class Operator(Trainer):
+    """Somebody who drains nodes and puts them back into service, and asks until the journal says so. Rollouts have the names of nodes."""
+
+    is_noted: Callable[[str, bool], bool] = field(kw_only=True)
+
+    def _steps(self, rollout: Rollout) -> None:
+        assert self.session is not None
+        for step in rollout.steps:
+            clock.sleep(step.think_s)
+            draining = step.does == "drain"
+            while not self.is_noted(rollout.name, draining):
+                self._ask(partial(self.session.drain, rollout.name, draining=draining))
+                clock.sleep(ASKS_EVERY_S)
 
 
 def _command(
