@@ -9,7 +9,7 @@ mkdir /dev/pts /dev/shm /run/disk
 mount -t devpts devpts /dev/pts
 mount -t tmpfs tmpfs /dev/shm
 ln -s /proc/self/fd /dev/fd
-mount -t ext4 /dev/ubda /run/disk
+mount -t ext4 "${DISK:-/dev/ubda}" /run/disk
 ip link set lo up
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
 echo "+cpu +memory +pids" >/sys/fs/cgroup/cgroup.subtree_control
