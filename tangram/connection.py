@@ -90,7 +90,7 @@ def find_addresses(settings: Settings) -> Addresses:
 def _checked(name: str, url: str) -> str:
     """Return the address `url` of the setting `name`; with TLS it says how certificates are checked. Raises `StackUnreachable`.
 
-    By default redis-py checks them, kombu does not, and Celery ends. A connection that finds no file of certificates would not name it.
+    By default redis-py checks them, kombu does not, and Celery ends. A connection that lacks a file of certificates would not name it.
     """
     problem = f"{name} is no address: port and database are numbers; / @ # in a password are %2F %40 %23"
     try:
@@ -108,14 +108,15 @@ def _checked(name: str, url: str) -> str:
     query["ssl_cert_reqs"] = word = query["ssl_cert_reqs"].lower().removeprefix("cert_")
     if word not in ("required", "optional", "none"):
         raise StackUnreachable(f"{name} has ssl_cert_reqs={word}, which is none of required, optional, none")
-    words = {word for word in query if word.startswith("ssl_")}
-    if parts.scheme == "amqps" and (unknown := words - {"ssl_cert_reqs", *_TLS_FILES}):
+    unknown = [word for word in query if word.startswith("ssl_") and word not in ("ssl_cert_reqs", *_TLS_FILES)]
+    if parts.scheme == "amqps" and unknown:
         raise StackUnreachable(f"{name} has {min(unknown)}, which there is not for amqps://")
-    for word in words.intersection(_TLS_FILES):
+    for file in _TLS_FILES:
         try:
-            Path(query[word]).read_bytes()
+            if file in query:
+                Path(query[file]).open("rb").close()
         except OSError as error:
-            raise StackUnreachable(f"{name} has {word}={query[word]}, which cannot be read: {error.strerror}") from None
+            raise StackUnreachable(f"{name} has {file}={query[file]}, which cannot be read: {error.strerror}") from None
     return parts._replace(query=urlencode(query)).geturl()
 
 
@@ -209,7 +210,7 @@ def find_link(settings: Settings) -> Link:
 
 def show(url: str) -> str:
     """Return `url` for people: without its password."""
-    return re.sub("://([^:@/]*):.*@", r"://\1:**@", url)
+    return re.sub("(?s)://([^:@/]*):.*@", r"://\1:**@", url)
 
 
 def read_stack_file(path: Path, kind: type[M]) -> M:

@@ -99,7 +99,8 @@ def test_half_an_address_is_refused_and_so_are_results_outside_of_redis_without_
     with pytest.raises(StackUnreachable, match="must be Redis") as caught:
         find_addresses(Settings(broker_url="redis://b", result_url="db+postgresql://me:geheim@host/db"))
     assert "geheim" not in str(caught.value)
-    assert show("amqp://me:ge@heim@[::1]:1//") == "amqp://me:**@[::1]:1//"
+    assert "geheim" not in show("redis://:geheim@host:1/0")
+    assert show("amqp://me:ge@heim@[::1]:1//") == show("amqp://me:ge\nheim@[::1]:1//") == "amqp://me:**@[::1]:1//"
 
 
 @pytest.mark.parametrize(

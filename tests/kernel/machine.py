@@ -2,7 +2,7 @@
 
 `python -m tests.kernel.machine WORDS…` runs pytest with these words there. The machine sees the files of this one, and writes nothing to
 them. It shows what user-mode Linux cannot: containers, and several cores. QEMU works out each instruction, so all takes some ten times as
-long, and tests that bound processor time may fail. With `ACCEL=kvm` it is as fast as it is elsewhere, where KVM runs a kernel of Debian.
+long, and tests that bound processor time may fail. `ACCEL=kvm` leaves that to the processor; it was not tried.
 
 It needs root, and Debian's qemu-system-x86, linux-image-cloud-amd64, busybox-static, cpio, e2fsprogs, kmod and docker.io.
 """

@@ -61,7 +61,7 @@ ROUNDED_S = 1e-3
 UNCOUNTED_S, UNCOUNTED = 4.0, 0.05
 """By how many unit-seconds, and by which part of them, an action may hold more or less than is counted: four units are written 1 s late.
 
-What a scheduler decides while it does not reach the broker counts from then on, and is written when it reaches it again.
+What a scheduler decides counts at once. While it does not reach the broker, four units may be written later by all that time.
 """
 
 LATE_S = 6.0
@@ -263,7 +263,7 @@ def _accounts(run: Run) -> list[str]:
     """Laws of what the journal says an action took and held. Times of several clocks compare only where none of them was set."""
     parts, times = ("queue_s", "background_s", "overhead_s", "execution_s", "unit_s", "cpu_s"), ("received_at", "granted_at", "started_at")
     columns, broken = ("act_s", "submitted_at", "ended_at", *parts, *times), []
-    unreached_s = sum(fault.lasts_s for fault in run.scenario.faults if fault.kind in ("broker away", "cut scheduler"))
+    unreached = [fault for fault in run.scenario.faults if fault.kind in ("broker away", "cut scheduler")]
     ended = f"select id || ', ' || kind || ', ' || status, id, {', '.join(columns)} from actions where ended_at is not null"
     for name, action, *figures in run.database.execute(ended):
         of = dict(zip(columns, figures, strict=True))
@@ -275,6 +275,8 @@ def _accounts(run: Run) -> list[str]:
         if known != sorted(known) or abs(of["act_s"] - (of["ended_at"] - of["submitted_at"])) > ROUNDED_S:
             broken.append(f"accounts are right: {name} has times that do not go together: {of}")
         held, counted = run.accounts.unit_s.get(action, 0.0), of["unit_s"]
+        from_s, to_s = of["submitted_at"] - EPOCH, of["ended_at"] - EPOCH
+        unreached_s = sum(max(0.0, min(to_s, one.at_s + one.lasts_s) - max(from_s, one.at_s)) for one in unreached)
         if abs(counted - held) > UNCOUNTED_S * (1.0 + unreached_s) + UNCOUNTED * held:
             broken.append(f"accounts are right: {name} held {held:.3f} unit-seconds, {counted:.3f} are counted: {of}")
     return broken

@@ -264,15 +264,15 @@ def _with_another_order(drawn: Scenario, draw: random.Random) -> Scenario:
     """Have half of all scenarios under another policy or with a part less, a third with priorities, and a third drain a node."""
     policy = draw.choice((*POLICIES, *["elastic"] * 12))
     without = (draw.choice(PARTS),) if policy == "elastic" and draw.random() < 0.33 else ()
-    rollouts, drains = drawn.rollouts, drawn.drains
+    rollouts = drawn.rollouts
     if draw.random() < 0.33:
         rollouts = tuple(
             replace(one, steps=tuple(replace(step, priority=draw.choice((0, 3, 3, 9))) for step in one.steps)) for one in rollouts
         )
     if draw.random() < 0.33:
         node = draw.randrange(len(drawn.cores) + len(drawn.cells) + drawn.apis)
-        drains = ((node, round(draw.uniform(0.0, 20.0), 3), draw.choice((0.5, 4.0, 20.0))),)
-    return replace(drawn, policy=policy, without=without, rollouts=rollouts, drains=drains)
+        drawn = replace(drawn, drains=((node, round(draw.uniform(0.0, 20.0), 3), draw.choice((0.5, 4.0, 20.0))),))
+    return replace(drawn, policy=policy, without=without, rollouts=rollouts)
 
 
 def _call(draw: random.Random) -> dict[str, Any]:
