@@ -16,7 +16,7 @@ from tangram.ends import fault_of
 from tangram.errors import ActionError, StackUnreachable
 from tangram.results import ExecResult
 from tangram.shards import FIRST, shard_of
-from tangram.wire import RESULT_KEY_PREFIX, SCHEDULER_KEY, of_shard
+from tangram.wire import RESULT_KEY_PREFIX, SCHEDULER_KEY, node_label, of_shard
 from tests.virtual.api import LIMITS, RETRY_AFTER_S
 from tests.virtual.clock import EPOCH, MONOTONIC
 from tests.virtual.gpu import SERVICES
@@ -169,11 +169,13 @@ def after_a_write(run: Run) -> list[str]:
         " a.environment is not null and a.kind != 'cpu.open'"
         " from grants g join actions a on a.id = g.action where g.released_at is null and a.ended_at is null and g.attempt = a.attempts"
     ):
-        held = json.loads(core_ids) + json.loads(cell_ids)
-        cost = json.loads(header).get("cost", {})
+        held, header = json.loads(core_ids) + json.loads(cell_ids), json.loads(header)
+        cost = header.get("cost", {})
         amounts = cost.get("cores", cost.get("cells", [0]))
         if (held or background) and (units not in amounts or len(held) != (0 if background else units)):
             broken.append(f"a grant is one of the amounts: {action} holds {held} as {units} of {amounts} on {node}")
+        if not {node_label(node)}.issuperset(header.get("requires", ())):
+            broken.append(f"an environment is where it may be: {action} requires {header['requires']} and was granted to {node}")
         granted.add((action, attempt))
         if node in draining & run.draining and not may_begin and (action, attempt) not in run.granted:
             broken.append(f"nothing begins on a draining node: {action} was granted to {node}")
@@ -197,11 +199,32 @@ def after_a_write(run: Run) -> list[str]:
     opening = [name for (name,) in run.database.execute("select id from actions where kind = 'cpu.open' and status = 'running'")]
     if len(opening) > run.scenario.starting_limit:
         broken.append(f"no more opens at once than may: {opening}")
+    broken += _limits(run)
     drawing = {name for (name,) in run.database.execute("select id from actions where quota is not null and kind = 'virtual.work'")}
     times = [at for at, name in run.network.granted if name in drawing]
     is_on_time = not run.scenario.starved and _last(run, "clock steps", "freeze scheduler", "slow network") < 0
     if is_on_time and len(times) > 1 and times[-1] - times[-2] < LEAST_GAP_S:
         broken.append(f"no quota is exceeded: grants at {times[-2]:.3f} and {times[-1]:.3f}")
+    return broken
+
+
+def _limits(run: Run) -> list[str]:
+    """Laws of what the fleet, its nodes and its jobs may have."""
+    limits, broken = run.scenario, []
+    if limits.environments_max is not None:
+        crowded = "select node, count(*) from environments where state in ('opening', 'open', 'closing') group by node having count(*) > ?"
+        crowds = run.database.execute(crowded, (limits.environments_max,))
+        broken += [f"no more environments of a node than may: {node} has {count}" for node, count in crowds]
+    waiting = "select job, shard, count(*) from actions where status = 'waiting' and attempts = 0 and kind != 'cpu.close'"
+    queues = run.database.execute(f"{waiting} group by job, shard having count(*) > ?", (limits.queue_limit,))
+    broken += [f"no more of a job wait than may: {count} of {job} in shard {shard}" for job, shard, count in queues]
+    restarts = "kill scheduler", "freeze scheduler", "cut scheduler", "journal away", "clock steps", "broker away"
+    if _last(run, *restarts) < 0:  # a scheduler that takes over may start one at once
+        by_shard: dict[int, float] = {}
+        for shard, at in run.database.execute("select shard, granted_at from actions where kind = 'cpu.open' order by granted_at"):
+            if at is not None and at - by_shard.get(shard, 0.0) < limits.shards / limits.starts_per_s - ROUNDED_S:
+                broken.append(f"no more starts a second than may: in shard {shard} at {by_shard[shard] - EPOCH:.3f} and {at - EPOCH:.3f}")
+            by_shard[shard] = at or 0.0
     return broken
 
 
@@ -256,6 +279,7 @@ def at_the_end(run: Run) -> list[str]:
         lives = trainer.process is not None and (trainer.process.alive or trainer.closed)
         for told in trainer.told if lives else ():
             broken += _told(run, trainer, told, journal.get(told.action))
+        broken += _in_order(run, trainer)
     return broken
 
 
@@ -279,6 +303,25 @@ def _accounts(run: Run) -> list[str]:
         unreached_s = sum(max(0.0, min(to_s, one.at_s + one.lasts_s) - max(from_s, one.at_s)) for one in unreached)
         if abs(counted - held) > UNCOUNTED_S * (1.0 + unreached_s) + UNCOUNTED * held:
             broken.append(f"accounts are right: {name} held {held:.3f} unit-seconds, {counted:.3f} are counted: {of}")
+    return broken
+
+
+def _in_order(run: Run, trainer: Trainer) -> list[str]:
+    """Laws of the commands that share a session, where the broker neither loses submissions nor delivers them in another order."""
+    if _last(run, "messages late", "submissions lost", "broker comes back empty") >= 0:
+        return []
+    begins: dict[str, int] = {}
+    for number, one in enumerate(run.ledger.runs):
+        begins.setdefault(one.action, number)
+    last: dict[str, tuple[int, str]] = {}
+    broken = []
+    for told in trainer.told:
+        if told.session and told.action in begins:
+            begun = begins[told.action], told.action
+            latest = max(begun, last.get(told.session, begun))
+            if begun < latest:
+                broken.append(f"commands of a session run in order: {told.action} ran before {latest[1]}, which was submitted first")
+            last[told.session] = latest
     return broken
 
 
@@ -332,6 +375,8 @@ def _told(run: Run, trainer: Trainer, told: Told, row: tuple[str, str, str, str,
     if row[1] != told.status and not forgotten:
         broken.append(f"the journal agrees: {name} ended as {told.status} ({told.error or told.value}), the journal says {row}")
     runs = [one for one in run.ledger.runs if one.action == told.action]
+    if runs and isinstance(told.error, ActionError) and told.error.cause in ("queue_full", "queue_timeout", "impossible"):
+        broken.append(f"what is refused does not run: {name} ended by {told.error.cause}, it ran {runs}")
     if isinstance(told.error, ActionError) and fault_of(told.error.cause) == "program":
         broken.append(f"no failure of ours is a score: {name} ended as {told.status} by {told.error.cause}: {told.error}")
     if isinstance(told.value, ExecResult):

@@ -352,6 +352,9 @@ def running(scenario: Scenario, event_log: Path | None = None) -> Iterator[Run]:
             "breaker_least": scenario.breaker_least,
             "shards": scenario.shards,
             "starting_limit": scenario.starting_limit,
+            "queue_limit": scenario.queue_limit,
+            "starts_per_s": scenario.starts_per_s,
+            "environments_max": scenario.environments_max,
             "policy": scenario.policy,
             "without": scenario.without,
         }

@@ -95,6 +95,12 @@ class Scenario:
     """Parts of the policy `elastic` that are switched off."""
     drains: tuple[tuple[int, float, float], ...] = ()
     """Nodes that an operator drains, from when, and for how long."""
+    queue_limit: int = 100_000
+    """Waiting actions of a job after which further ones are rejected."""
+    starts_per_s: float = 200.0
+    """Environments that may begin to open per second, over all shards."""
+    environments_max: int | None = None
+    """Environments of each node."""
     starved: float = 0.0
     """With which probability a thread loses its turn where it may."""
 
@@ -132,7 +138,8 @@ def scenario(seed: int, *, memory: bool = True) -> Scenario:
     drawn = _with_shards(drawn, random.Random(f"shards {seed}")) if seed % 3 == 2 else drawn
     drawn = _with_calls(drawn, random.Random(f"calls {seed}"))
     drawn = _with_a_clock_set_back(drawn, random.Random(f"set back {seed}"))
-    return _with_another_order(drawn, random.Random(f"order {seed}"))
+    drawn = _with_another_order(drawn, random.Random(f"order {seed}"))
+    return _with_limits(drawn, random.Random(f"limits {seed}"))
 
 
 def _of_the_broker(draw: random.Random) -> list[Fault]:
@@ -273,6 +280,32 @@ def _with_another_order(drawn: Scenario, draw: random.Random) -> Scenario:
         node = draw.randrange(len(drawn.cores) + len(drawn.cells) + drawn.apis)
         drawn = replace(drawn, drains=((node, round(draw.uniform(0.0, 20.0), 3), draw.choice((0.5, 4.0, 20.0))),))
     return replace(drawn, policy=policy, without=without, rollouts=rollouts)
+
+
+def _with_limits(drawn: Scenario, draw: random.Random) -> Scenario:
+    """Bound what jobs, nodes and the fleet may have in an eighth of all scenarios each, and what rollouts ask for in a quarter each.
+
+    That are a node of their choice, one session for the commands of a step, and an end of their wait for cores.
+    """
+    limits = {"queue_limit": draw.choice((2, 5)), "starts_per_s": draw.choice((1.0, 3.0)), "environments_max": draw.choice((1, 2))}
+    drawn = replace(drawn, **{limit: value for limit, value in limits.items() if draw.random() < 0.125})
+    chooses, shares, gives_up = (draw.random() < 0.25 for _ in range(3))
+
+    def limited(step: Step) -> Step:
+        commands = [*step.commands, *([_command(draw)] if shares else [])]
+        for command in commands:
+            if shares:
+                command["session"] = "shared"
+            if gives_up and draw.random() < 0.5:
+                command["queue_timeout_s"] = draw.choice((0.3, 2.0, 8.0))
+        return replace(step, commands=tuple(commands))
+
+    rollouts = []
+    for rollout in drawn.rollouts:
+        node = f"n{draw.randrange(len(drawn.cores))}" if chooses and draw.random() < 0.5 else ""
+        steps = (limited(step) if step.does == "exec" else step for step in rollout.steps)
+        rollouts.append(replace(rollout, node=node, steps=tuple(steps)))
+    return replace(drawn, rollouts=tuple(rollouts))
 
 
 def _call(draw: random.Random) -> dict[str, Any]:

@@ -198,7 +198,7 @@ def test_a_seed_shows_that_environments_grow_beyond_what_is_free() -> None:
         return True
 
     with patch.object(Memory, "_grow", grow):
-        broken = broken_laws(scenario(87))
+        broken = broken_laws(scenario(226))
 
     assert [law_of(law) for law in broken[:1]] == ["what environments may use is there"]
 

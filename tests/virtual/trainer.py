@@ -25,6 +25,7 @@ from tangram.publisher import ControlRequest
 from tangram.results import ExecResult
 from tangram.session import Session
 from tangram.settings import Settings
+from tangram.wire import node_label
 from tests.virtual.api import URL
 from tests.virtual.clock import Process
 from tests.virtual.gpu import SERVICES
@@ -43,6 +44,8 @@ class Told:
     idempotent: bool
     submitted_at: float
     asked: Any = None
+    session: str = ""
+    """The session of a command, with its environment."""
     cancelled_at: float | None = None
     times: int = 0
     told_at: float | None = None
@@ -81,6 +84,8 @@ class Rollout:
     steps: tuple[Step, ...]
     memory_mb: int = 64
     lease_s: float | None = None
+    node: str = ""
+    """The only node on which its environment may be, if that is given."""
 
 
 @dataclass
@@ -162,7 +167,12 @@ class Trainer:
                 place = None
             elif step.does == "open":
                 opening = calls.open_environment(
-                    self.job, trajectory=rollout.name, memory_mb=rollout.memory_mb, lease_s=rollout.lease_s, queue_timeout_s=120.0
+                    self.job,
+                    trajectory=rollout.name,
+                    memory_mb=rollout.memory_mb,
+                    lease_s=rollout.lease_s,
+                    queue_timeout_s=120.0,
+                    requires=[node_label(rollout.node)] if rollout.node else (),
                 )
                 opening = session.loads.place(opening)
                 if submit([opening], open_environment=True):
@@ -170,7 +180,7 @@ class Trainer:
             elif place is None:
                 continue
             elif step.does == "exec":
-                actions = [_command(place, f"s{number}", **one) for number, one in enumerate(step.commands)]
+                actions = [_command(place, **{"session": f"s{number}", **one}) for number, one in enumerate(step.commands)]
                 submit(actions, step.commands)
             elif step.does == "renew":
                 self._ask(partial(session.renew_lease, place, 5.0))
@@ -203,7 +213,8 @@ class Trainer:
         self._ask(partial(session.cancel_task, told.action))
 
     def _note(self, handle: Handle[Any], action: Action, asked: Any) -> Told:
-        told = Told(handle.id, action.kind, action.idempotent, clock.monotonic(), asked)
+        session = f"{action.environment} {action.arguments['session']}" if action.kind == "cpu.exec" else ""
+        told = Told(handle.id, action.kind, action.idempotent, clock.monotonic(), asked, session)
         self.told.append(told)
 
         def ended(_: bool) -> None:
@@ -242,15 +253,17 @@ class Operator(Trainer):
 
 def _command(
     place: Place,
-    session: str,
     *,
+    session: str,
     units: Sequence[int],
     timeout_s: float | None = None,
+    queue_timeout_s: float | None = None,
     idempotent: bool = False,
     cancel_s: float = 0.0,
     **work: Any,
 ) -> Action:
-    return calls.execute(place, json.dumps(work), units=units, timeout_s=timeout_s, session=session, idempotent=idempotent)
+    options = {"units": units, "timeout_s": timeout_s, "queue_timeout_s": queue_timeout_s, "session": session, "idempotent": idempotent}
+    return calls.execute(place, json.dumps(work), **options)  # type: ignore[arg-type]
 
 
 def _work(command: dict[str, Any]) -> dict[str, Any]:
