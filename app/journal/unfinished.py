@@ -40,6 +40,9 @@ from tangram import clock
 # Enough to know any message that comes again: publishers and brokers repeat theirs within minutes.
 ENDS_LOADED, ENDS_LOADED_S = 100_000, 3600.0
 
+AWAY_LOADED_S = 86_400.0
+"""How long actions wait for the services of a node that is away, whatever becomes of schedulers: over a night in which all is stopped."""
+
 SPENT_LOADED_S = 120.0
 """How far back what ended actions took of quotas still counts: rates are per second and per minute."""
 
@@ -77,6 +80,7 @@ def load_unfinished(connection: Connection, shard: int = 0, between: Callable[[]
         .order_by(Action.position)
     )
     nodes = select(table(Node)).where(Node.state.in_(NODE_HELD), Node.shard == shard).order_by(Node.joined_at, Node.name)
+    away = select(table(Node)).where(Node.state.not_in(NODE_HELD), Node.changed_at > clock.time() - AWAY_LOADED_S, Node.shard == shard)
     draining = select(Node.name).where(Node.draining).order_by(Node.name)  # of all shards: a node that joins another one drains on
     ended = select(Action.id).where(Action.ended_at > clock.time() - ENDS_LOADED_S, Action.shard == shard)
     ended = ended.order_by(Action.ended_at.desc()).limit(ENDS_LOADED)
@@ -107,6 +111,7 @@ def load_unfinished(connection: Connection, shard: int = 0, between: Callable[[]
             filled(EnvironmentChanged, row, at=row.changed_at, client=row.client or "") for row in connection.execute(environments)
         ],
         nodes=[filled(NodeChanged, row, at=row.changed_at) for row in connection.execute(nodes)],
+        away=[filled(NodeChanged, row, at=row.changed_at) for row in connection.execute(away.order_by(Node.changed_at, Node.name))],
         ended=tuple(connection.execute(ended).scalars().all()[::-1]),
         spent=tuple(SpentAction(header=header_of(row), granted_at=row.granted_at) for row in connection.execute(spent)),
         unpublished=tuple(filled(UnpublishedEnd, row, environment_lost_on=row.node or "") for row in connection.execute(unpublished)),

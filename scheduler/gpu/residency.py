@@ -69,12 +69,17 @@ class Residency:
             self._state.services.pop(name, None)
         return gone
 
+    def is_away(self, service: str) -> bool:
+        """Return whether a node that is away declares a service."""
+        away = (declared for node, declared in self._declared.items() if node not in self._state.nodes)
+        return any(declared is None or service in declared for declared in away)
+
     def declared(self, event: ServicesDeclared, now: float) -> list[str]:
-        """Have a node run its declared services from now on; return the services that no node declares any more."""
+        """Have a node run its declared services from now on; return the services that no node declares any more. It may be away."""
+        gone = self.gone(event.node, event.services)
         node = self._state.nodes.get(event.node)
         if node is None:
-            return []
-        gone = self.gone(event.node, event.services)
+            return gone
         node.spec, node.heard = replace(node.spec, services=event.services), True
         self._as_declared(self._groups[event.node])
         self._groups[event.node].touch()

@@ -7,10 +7,10 @@ Whatever a worker says is bounded here, by what the core can keep and the journa
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from scheduler.model import UNLIMITED, NodeSpec, ServiceSpec
+from scheduler.model import UNLIMITED, NodeSpec, ServiceSpec, events
 from tangram.action import is_name
 from tangram.elasticity import LARGEST_AMOUNT
 
@@ -71,6 +71,13 @@ def _domains_of(description: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
 def services_of(description: Mapping[str, Any]) -> list[ServiceSpec]:
     """Return the services that a worker offers."""
     return [service_spec(name, declared) for name, declared in description.get("services", {}).items()]
+
+
+def awaited_services(name: str, description: Mapping[str, Any]) -> Iterator[events.Event]:
+    """Yield the events by which the core knows what the node `name` declared before it was away."""
+    for service in services_of(description):
+        yield events.ServiceDescribed(service=service)
+    yield events.ServicesDeclared(node=name, services=frozenset(description.get("services", ())))
 
 
 def service_spec(name: str, declared: Mapping[str, Any]) -> ServiceSpec:

@@ -205,7 +205,8 @@ class Unfinished:
     `ended` are the ids of actions that ended recently. Further messages with these ids are old. `spent` are the ended actions that
     drew on quotas, in the order of their grants. `unpublished` are the ended actions whose trainers may still wait. `gone` are the
     recently closed or lost environments, the oldest first. `draining` are the names of the draining nodes, up or not. `set_aside`
-    are the messages that the core must not get. `pods` are the cores of pods, by environment.
+    are the messages that the core must not get. `pods` are the cores of pods, by environment. `away` are the nodes that were lost or left
+    within a day, and may come back.
     """
 
     actions: Sequence[UnfinishedAction]
@@ -218,6 +219,7 @@ class Unfinished:
     draining: Sequence[str] = ()
     set_aside: Sequence[SetAside] = ()
     pods: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    away: Sequence[NodeChanged] = ()
 
     def leases(self) -> Iterator[LeaseRenewed]:
         """Yield the leases of environments that did not stand yet. After a renewal, the open holds an old lease."""

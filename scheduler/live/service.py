@@ -28,6 +28,7 @@ from scheduler.core.core import Core
 from scheduler.live import poison, reports
 from scheduler.live.clients import Clients
 from scheduler.live.command_executor import CommandExecutor
+from scheduler.live.descriptions import awaited_services
 from scheduler.live.document import queues_and_shares
 from scheduler.live.entries import (
     EnvironmentChanged,
@@ -120,6 +121,8 @@ class Service:
             self._handle(gone, now)
         for name in unfinished.draining:
             self._handle(events.NodeDrained(name=name, draining=True), now)
+        for node in unfinished.away:
+            deal(poison.of_node(node.name, node.description, "reload"), now, partial(self._know_services, node, now))
         for node in unfinished.nodes:
             resume = partial(self._heartbeats.resume, node.name, node.description, now)
             deal(poison.of_node(node.name, node.description, "reload"), now, resume, partial(self._lose_node, node, now))
@@ -140,15 +143,16 @@ class Service:
         self._commit([])
         return len(unfinished.actions)
 
+    def _know_services(self, node: NodeChanged, now: float) -> None:
+        for event in awaited_services(node.name, node.description):
+            self._handle(event, now)
+
     def _resume_spent(self, spent: SpentAction, now: float) -> None:
         self._handle(events.Spent(action=Action.from_header(spent.header), at=spent.granted_at), now)
 
     def _lose_node(self, node: NodeChanged, now: float, found: SetAside) -> None:
         """Write down that a node is lost because its worker's messages are set aside. The core never hears of this node."""
-        reason = poison.reason_of(found)
-        self._executor.note(
-            NodeChanged(name=node.name, state=NODE.next(node.state, "lost"), description=node.description, at=now, reason=reason)
-        )
+        self._executor.note(replace(node, state=NODE.next(node.state, "lost"), at=now, reason=poison.reason_of(found)))
 
     def _resume_environments(self, unfinished: Unfinished, now: float) -> None:
         # Besides those that are set aside, a node is unknown that has joined another shard before it counted as lost here.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,31 @@ def test_a_scheduler_that_takes_up_much_renews_its_lease_meanwhile(tmp_path: Pat
     deployment.start()
     # Then it has looked at its lease again for each of them, so that no standby takes it for silent
     assert len(deployment.waiting) == 100 and deployment.looks >= 100
+    engine.dispose()
+
+
+def test_what_waits_for_a_service_of_a_node_that_is_away_waits_on_under_the_next_scheduler(tmp_path: Path) -> None:
+    # Given two nodes with a service each, one of which is gone, and an action that waits for that
+    engine = open_engine(new_journal(tmp_path / "journal.sqlite"))
+    deployment = Deployment(SqlJournal(engine), now=time.time())
+    deployment.start()
+    gpu: dict[str, Any] = {"kinds": ["gpu"], "cores": 0, "cells": 1, "instances": []}
+    deployment.join("away", services={"reward": {}}, **gpu)
+    deployment.join("up", services={"teacher": {}}, **gpu)
+    deployment.told({"type": "left", "name": "away", "incarnation": "1"})
+    score: dict[str, Any] = {"kind": "gpu.score", "service": "reward", "cost": {"cells": 1}}
+    deployment.submit("before", **score)
+    # When the next scheduler begins, and one action more comes
+    deployment.start()
+    deployment.submit("after", **score)
+    assert deployment.waiting == ["before", "after"]
+    # Then both go on once the node is back, unless it has come back without the service
+    deployment.join("away", services={"reward": {}}, **gpu | {"incarnation": "2"})
+    deployment.wait(0.5)
+    assert deployment.running[:1] == ["before"]
+    deployment.told({"type": "left", "name": "away", "incarnation": "2"})
+    deployment.join("away", services={}, **gpu | {"incarnation": "3"})
+    assert deployment.ends()["after"] == ("rejected", False)
     engine.dispose()
 
 
