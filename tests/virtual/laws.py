@@ -212,8 +212,8 @@ def _limits(run: Run) -> list[str]:
     """Laws of what the fleet, its nodes and its jobs may have."""
     limits, broken = run.scenario, []
     if limits.environments_max is not None:
-        crowded = "select node, count(*) from environments where state in ('opening', 'open', 'closing') group by node having count(*) > ?"
-        crowds = run.database.execute(crowded, (limits.environments_max,))
+        standing = "select node, count(*) from environments where state in ('opening', 'open', 'closing')"
+        crowds = run.database.execute(f"{standing} group by node, shard having count(*) > ?", (limits.environments_max,))
         broken += [f"no more environments of a node than may: {node} has {count}" for node, count in crowds]
     waiting = "select job, shard, count(*) from actions where status = 'waiting' and attempts = 0 and kind != 'cpu.close'"
     queues = run.database.execute(f"{waiting} group by job, shard having count(*) > ?", (limits.queue_limit,))
