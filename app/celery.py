@@ -25,13 +25,15 @@ def make_app(settings: Settings | None = None) -> Celery:
     """Build the application for the addresses of `settings`.
 
     Where no stack is known yet the application is still made, so that `celery -A app --help` works; it then says
-    that it cannot connect once it has to.
+    that it cannot connect once it has to. Raises `StackUnreachable` for an address that is wrong.
     """
     settings = settings or Settings()
     try:
         addresses = find_addresses(settings)
         broker_url, result_url = addresses.broker_url, addresses.result_url
     except StackUnreachable:
+        if settings.broker_url or settings.result_url:
+            raise
         broker_url = result_url = f"redis+socket://{settings.state_dir}/redis.sock?virtual_host=0"
     broker_url, tls = broker_tls(broker_url)
     celery = Celery("tangram", broker=broker_url, backend=result_url)

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from app.celery import make_app
 from app.journal.database import open_engine
 from app.journal.writing import SqlJournal
 from scheduler.live.entries import NodeChanged
-from tangram.errors import TangramError
+from tangram.errors import StackUnreachable, TangramError
 from tangram.settings import Settings
 from tangram.wire import CONTROL_QUEUE
 from tests.cli.forked import environment, forked
@@ -106,6 +107,11 @@ def test_without_words_the_help_is_shown(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "Usage" in done.stderr
     assert forked("--help", cwd=tmp_path).returncode == 0
+
+
+def test_celery_tools_look_nowhere_else_than_at_the_given_address() -> None:
+    with pytest.raises(StackUnreachable, match="TANGRAM_RESULT_URL is not set"):
+        make_app(Settings(broker_url="redis://b"))
 
 
 @pytest.mark.parametrize("text", ["not read", '{"broker_url": "redis://b", "result_url": "redis://r"}'])
