@@ -116,6 +116,7 @@ class Service:
             self._executor.ended.add(ended)
         for end in unfinished.unpublished:
             self._executor.publish_end(end)
+            self._executor.ended.add(end.id)  # its submission may not be acknowledged
         self._executor.environments.update((kept.id, kept.state) for kept in unfinished.environments)
         for gone in unfinished.gone:
             self._handle(gone, now)

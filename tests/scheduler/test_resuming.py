@@ -13,7 +13,7 @@ from app.journal.database import open_engine
 from app.journal.writing import SqlJournal
 from scheduler.core.core import Core
 from scheduler.cpu.cores import CoreGroup
-from scheduler.live.entries import ActionEnded, NodeChanged, SetAside, Unfinished, UnfinishedAction
+from scheduler.live.entries import ActionEnded, NodeChanged, SetAside, Unfinished, UnfinishedAction, UnpublishedEnd
 from scheduler.model import Grant, Limits, NodeSpec, events
 from scheduler.model.commands import Finish, Resize, Start
 from tangram.action import Action, Cost
@@ -193,6 +193,18 @@ def test_what_waits_for_a_service_of_a_node_that_is_away_waits_on_under_the_next
     deployment.join("away", services={}, **gpu | {"incarnation": "3"})
     assert deployment.ends()["after"] == ("rejected", False)
     engine.dispose()
+
+
+def test_a_submission_that_was_rejected_and_comes_again_is_not_taken_a_second_time() -> None:
+    # Given a scheduler that stood still when the journal had a rejection, and neither the client nor the broker had heard of it
+    deployment = Deployment()
+    deployment.journal.left = Unfinished(
+        actions=[], environments=[], nodes=[], unpublished=[UnpublishedEnd(id="a", message=deployed.MESSAGE, status="rejected", reason="")]
+    )
+    deployment.start()
+    deployment.join()
+    deployment.submit("a", "b")
+    assert deployment.running == ["b"] and deployment.broker.end("a") == ("rejected", "impossible")
 
 
 def test_an_action_that_is_set_aside_ends_once_the_store_says_how_its_worker_has_ended_it() -> None:
