@@ -86,14 +86,17 @@ class ScoreBody(ActivatedBody):
 
     @model_validator(mode="after")
     def _is_a_pair(self) -> Self:
-        given = self.model_fields_set & {name for pair in self._PAIRS for name in pair}
-        if given not in [set(pair) for pair in self._PAIRS]:
+        if self._given() not in self._PAIRS:
             raise PydanticCustomError("pair", "give queries and documents, queries and items, text_1 and text_2, or data_1 and data_2")
         return self
 
+    def _given(self) -> tuple[str, ...]:
+        """Return which of the texts are there: null is none."""
+        return tuple(name for name in ScoreBody.__annotations__ if getattr(self, name) is not None)
+
     def pairs(self) -> list[tuple[str, str]]:
         """Return prompts and responses. Raises `BadRequest` where their numbers do not fit."""
-        first, second = (_listed(getattr(self, name)) for pair in self._PAIRS if set(pair) <= self.model_fields_set for name in pair)
+        first, second = (_listed(getattr(self, name)) for name in self._given())
         if len(first) == 1:
             first = first * len(second)
         if len(first) != len(second):

@@ -71,7 +71,7 @@ def test_a_position_has_the_given_token_first_and_then_the_most_likely_ones(http
 
 def test_each_call_is_one_action_with_its_id_in_the_answer(served: Served) -> None:
     with served.http("counted") as http:
-        answer = http.post("/score", json={"model": "judge", "text_1": "q", "text_2": ["a", "b", "c"]}).json()
+        answer = http.post("/score", json={"model": "judge", "text_1": "q", "text_2": ["a", "b", "c"], "queries": None}).json()
     rows = served.live.rows("SELECT id, kind, service FROM actions WHERE job = 'counted'")
     assert rows == [(answer["id"].removeprefix("score-"), "gpu.score", "judge")]
 
@@ -131,6 +131,7 @@ LONG = [{"role": "user", "content": "a" * 100_000}]
         ("/classify", {"model": "teacher", "input": "a"}, "teacher is a service of task 'logprobs'"),
         ("/classify", {"model": "judge"}, "give either input or messages"),
         ("/score", {"model": "judge", "text_1": "q", "documents": ["a"]}, "text_1 and text_2"),
+        ("/score", {"model": "judge", "text_1": "q", "text_2": None}, "text_1 and text_2"),
         ("/score", {"model": "judge", "text_1": ["q", "r"], "text_2": ["a"]}, "2 texts cannot be paired with 1"),
         ("/v1/completions", {"model": "teacher", "prompt": "a", "prompt_logprobs": 1}, "token ids"),
         ("/v1/completions", {"model": "teacher", "prompt": [[5]], "prompt_logprobs": -1}, "prompt_logprobs: must be from 0 to 128, not -1"),
