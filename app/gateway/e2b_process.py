@@ -39,6 +39,7 @@ from app.gateway.e2b_messages import (
 )
 from app.gateway.e2b_output import answer, end_of
 from app.gateway.e2b_table import Process, Program, Table
+from app.gateway.errors import NotFound
 from app.gateway.shape import shape_router
 from tangram import input_messages
 from tangram.action import Action, command_class
@@ -108,7 +109,7 @@ async def connect(request: Request, sandbox: SandboxOf) -> Response:
     selector = parsed(SelectMessage, await only_message(request)).process
     try:
         process = await _find(sandbox, selector)
-    except RpcError:
+    except (RpcError, NotFound):
         if (ended := await sandbox.processes.ended(selector.pid, selector.tag)) is None:
             raise
         process = ended
@@ -122,6 +123,8 @@ async def list_processes(sandbox: SandboxOf) -> dict[str, Any]:
     """Return the processes that run."""
     table = sandbox.processes
     running = [process for process in await table.all() if await _is_alive(sandbox, process, table)]
+    if not running:
+        await _check_stands(sandbox)
     return {"processes": [_shown(process) for process in running]}
 
 
@@ -138,7 +141,7 @@ async def _was_sent(sandbox: Sandbox, name: str, number: int) -> bool:
     """Send a signal to the process of a number, and say whether there is one."""
     try:
         process = await _find(sandbox, Selector(pid=number))
-    except RpcError:
+    except (RpcError, NotFound):
         return False
     await _signal(sandbox, process, kill=name == "KILL")
     return True
@@ -252,8 +255,14 @@ async def _find(sandbox: Sandbox, selector: Selector) -> Process:
     else:
         process = await table.find(selector.pid)
     if process is None or not await _is_alive(sandbox, process, table):
+        await _check_stands(sandbox)
         raise RpcError("not_found", f"process with {f'tag {selector.tag}' if selector.tag else f'pid {selector.pid}'} not found")
     return process
+
+
+async def _check_stands(sandbox: Sandbox) -> None:
+    """Raise `NotFound` where the sandbox has ended by itself: that its process is not there would read as the process's own end."""
+    await sandbox.gateway.environments.look(sandbox.caller, sandbox.record.id)
 
 
 async def _find_reader(sandbox: Sandbox, selector: Selector) -> Process:

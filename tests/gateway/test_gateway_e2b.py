@@ -33,6 +33,10 @@ def test_a_sandbox_ends_with_its_timeout_and_a_longer_one_lasts(served: Served, 
     e2b.Sandbox.connect(connected.sandbox_id, timeout=300, **e2b_options)
     short = e2b.Sandbox.create(timeout=LEASE_S, **e2b_options)
     served.live.until(lambda: not short.is_running())
+    # That nothing runs in it is no news of its processes
+    for call in (short.commands.list, lambda: short.commands.kill(1), lambda: short.commands.connect(1)):
+        with pytest.raises(e2b.exceptions.SandboxNotRunningException, match="was not found"):
+            call()
     for lasting in (longer, connected):
         assert lasting.commands.run("echo there").stdout == "there\n"
         lasting.kill()
