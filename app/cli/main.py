@@ -72,6 +72,14 @@ def main() -> NoReturn:
         interrupts.append(number)
         signal.default_int_handler(number, frame)
 
+    def again(ignored: sys.UnraisableHookArgs) -> None:
+        if ignored.exc_type is not KeyboardInterrupt:
+            sys.__unraisablehook__(ignored)
+        else:  # it came while an object was finalised, where Python drops whatever is raised
+            signal.signal(signal.SIGALRM, interrupt)
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+
+    sys.unraisablehook = again
     # A command that has started a stack stops it, however it is asked to end. Commands that serve have handlers of their own.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # as SIGHUP after `nohup`, and SIGINT in the background of a script

@@ -359,6 +359,17 @@ def test_an_interrupt_that_a_library_takes_for_its_own_failure_is_one_line(tmp_p
     assert "Traceback" not in done.stderr
 
 
+def test_an_interrupt_while_an_object_is_finalised_is_not_lost(tmp_path: Path) -> None:
+    # Given a module in which an object is finalised just when the interrupt comes
+    (tmp_path / "finalising.py").write_text(
+        "import signal, time\nclass Last:\n    def __del__(self):\n        signal.raise_signal(signal.SIGTERM)\n"
+        "Last()\ntime.sleep(60)\nraise SystemExit\n"
+    )
+    # When a command imports it, then that ends as any interrupt
+    done = tangram(tmp_path, "up", "--include", "finalising")
+    assert (done.returncode, done.stderr) == (130, "tangram: interrupted\n")
+
+
 def test_an_interrupt_before_the_command_line_is_there_is_one_line(tmp_path: Path) -> None:
     # Given a server whose import is interrupted
     code = """
