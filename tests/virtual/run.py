@@ -188,6 +188,8 @@ class Run:
 
     def _schedule(self, process: Process, shard: int) -> None:
         settings, name = self._settings_of(shard), of_shard(SCHEDULER_LEASE, shard)
+        if self.scenario.standby and process.name.endswith(" 1"):
+            settings = settings.model_copy(update={"policy": self.scenario.standby, "without": ()})
         lease = VirtualLease(self.engine, name, f"{process.name} {len(self.log)} {self.world.now}", settings.takeover_s, patient=True)
         lease.network = self.network
         app = Celery("tangram", set_as_current=False)

@@ -91,6 +91,8 @@ class Scenario:
     starting_limit: int = 64
     """Environments that may be opening at once, over all shards."""
     policy: str = "elastic"
+    standby: str = ""
+    """The policy of the standby, where that has another one: an operator changes it by a restart."""
     without: tuple[str, ...] = ()
     """Parts of the policy `elastic` that are switched off."""
     drains: tuple[tuple[int, float, float], ...] = ()
@@ -300,6 +302,8 @@ def _with_limits(drawn: Scenario, draw: random.Random) -> Scenario:
                 command["queue_timeout_s"] = draw.choice((0.3, 2.0, 8.0))
         return replace(step, commands=tuple(commands))
 
+    if drawn.shards == 1 and draw.random() < 0.125:
+        drawn = replace(drawn, standby=draw.choice((*POLICIES, "elastic")))
     rollouts = []
     for rollout in drawn.rollouts:
         node = f"n{draw.randrange(len(drawn.cores))}" if chooses and draw.random() < 0.5 else ""
