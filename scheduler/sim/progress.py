@@ -22,11 +22,15 @@ from typing import Final
 
 from scheduler.learning.durations import speed_on
 from scheduler.model import Grant
+from scheduler.model.lifecycle import End
 from scheduler.sim.trace import TraceAction
 from tangram.elasticity import Table
 
 NEED_STEPS: Final = 16
 """Steps in which needs of a core are distinguished in the background."""
+
+ROUNDED_S: Final = 1e-6
+"""Work that may be missing by rounding."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +38,7 @@ class Live:
     """An action that has been submitted and has no result yet. `version` counts its planned ends; an earlier one is void.
 
     An action is `halted` until its program has started, and while it waits for memory. Meanwhile it keeps no core busy, and its work stands
-    still.
+    still. `ran_s` is its execution so far.
     """
 
     id: str
@@ -49,6 +53,7 @@ class Live:
     overhead_s: float = 0.0
     began_at: float = 0.0
     done_s: float = 0.0
+    ran_s: float = 0.0
     since: float = 0.0
     version: int = 0
     unit_seconds: float = 0.0
@@ -77,8 +82,18 @@ class Live:
 
     @property
     def left_s(self) -> float:
-        """The remaining work."""
-        return max(0.0, self.recorded.work_s - self.done_s)
+        """The remaining work, as far as the time limit allows."""
+        left_s = max(0.0, self.recorded.work_s - self.done_s)
+        if self.recorded.timeout_s is None:
+            return left_s
+        return min(left_s, max(0.0, self.recorded.timeout_s - self.ran_s) * (1.0 if self.background else self.speed))
+
+    def end(self) -> tuple[End, str]:
+        """Return how the action ends now, with the reason."""
+        limit_s = self.recorded.timeout_s
+        if limit_s is None or self.recorded.work_s - self.done_s <= ROUNDED_S:
+            return "succeeded", ""
+        return "timed_out", f"ran longer than {limit_s:g} s"
 
     def begin(self, grant: Grant, now: float, overhead_s: float) -> None:
         """Take up a grant. Work begins after `overhead_s`, which includes a restore."""
@@ -95,6 +110,7 @@ class Live:
         """Count the work on the action's own cores until now."""
         ran_s = max(0.0, now - self.since)
         self.done_s += ran_s * self.speed
+        self.ran_s += ran_s
         self.unit_seconds += ran_s * self.units
         self.cpu_s += ran_s * self.burning
         self.since = max(now, self.since)
@@ -103,6 +119,7 @@ class Live:
         """Count work that was done in the background until now."""
         cpu_s, ran_s = work_s * self.busy, work_s * min(1.0, self.busy)
         self.done_s += work_s
+        self.ran_s += work_s
         self.cpu_s += cpu_s
         self.background_cpu_s += cpu_s
         waited_s = max(0.0, now - self.since - ran_s)

@@ -1,10 +1,10 @@
 """The virtual-time driver: replays a trace against the same `Core` that the live service drives.
 
 Trajectories are little state machines: arrive, get an environment, think, submit a step's actions, wait for all of
-them, think again. Workers are a duration model. An action runs `work_s / (E(m)·m)` seconds on the m units of its grant, after a
-restore if the grant asks for it. Nothing else takes time, so `overhead_s` is the time of restores. A constant may be added for the
-way of an action through a live system. A grant that real cells would not allow ends the replay. The simulation keeps its own books
-of the cells for this check (cell_books.py).
+them, think again. Workers are a duration model. An action runs `work_s / (E(m)·m)` seconds on the m units of its grant,
+or for `timeout_s`, after a restore if the grant asks for it. Nothing else takes time, so `overhead_s` is the time of
+restores. A constant may be added for the way of an action through a live system. A grant that real cells would not
+allow ends the replay. The simulation keeps its own books of the cells for this check (cell_books.py).
 
 A clock measures only the time of a decision, which does not affect the simulation.
 """
@@ -339,10 +339,11 @@ class Simulation:
     def _stop(self, command: commands.Stop, now: float) -> None:
         live = self._live.get(command.id)
         if live is not None and live.attempt == command.attempt:
-            self._done(live, now, status="cancelled", reason=command.reason)
+            self._done(live, now, ("cancelled", command.reason))
 
-    def _done(self, live: Live, now: float, *, status: End = "succeeded", reason: str = "") -> None:
+    def _done(self, live: Live, now: float, end: tuple[End, str] | None = None) -> None:
         self._leave(live, now)
+        status, reason = end or live.end()
         self._cells.finish(live.id)
         memory_mb, resident_mb = self._memory.end(self._rollouts[live.id].environment or "", live, now)
         finished = events.Finished(

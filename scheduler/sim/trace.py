@@ -75,7 +75,8 @@ class TraceAction:
     @property
     def floor_s(self) -> float:
         """Seconds at the best amount of units, without any queue."""
-        return self.elasticity.duration_s(self.work_s, self.elasticity.best_units())
+        floor_s = self.elasticity.duration_s(self.work_s, self.elasticity.best_units())
+        return floor_s if self.timeout_s is None else min(floor_s, self.timeout_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

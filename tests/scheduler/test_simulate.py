@@ -100,6 +100,20 @@ def check_capacity(run: ReplayRecord, cluster: Cluster) -> None:
             assert start >= starts[number - 1][0] + 0.5 - 1e-6
 
 
+def test_an_action_that_runs_for_longer_than_it_may_is_timed_out() -> None:
+    # Given limits that count on any number of cores, after a resize and in the background, but not while a core is missing there
+    long = rollout("long", cpu(12.0, (1, 2, 4), 1.0, timeout_s=2.5))
+    short = rollout("short", Step(actions=(cpu(2.0, (2,), timeout_s=2.0),), think_s=1.0))
+    run = simulate(trace_of(long, short))
+    assert [(one.trajectory, one.status, one.ended_at) for one in run.actions] == [("long", "timed_out", 2.5), ("short", "succeeded", 3.0)]
+    # When many share one core
+    crowd = [rollout(f"t{number}", cpu(4.0, timeout_s=3.0)) for number in range(6)]
+    run = simulate(trace_of(*crowd), cluster=Cluster(cores=1))
+    assert {one.status for one in run.actions} == {"timed_out"}
+    assert [one.execution_s for one in run.actions] == [pytest.approx(3.0)] * 6
+    assert run.last_result_s == pytest.approx(18.0) and any(one.background_s > 0.0 for one in run.actions)
+
+
 def test_a_resized_action_does_all_of_its_work() -> None:
     # Given an action that scales perfectly, alone on four cores for a second, then beside one that needs two of them
     trace = trace_of(rollout("long", cpu(12.0, (1, 2, 4), 1.0)), rollout("short", Step(actions=(cpu(2.0, (2,)),), think_s=1.0)))
