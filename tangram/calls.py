@@ -345,7 +345,7 @@ def call(
     """Send one request to an outside API, against its quota; GET, HEAD and OPTIONS count as idempotent."""
     if not isinstance(url, str) or not url.startswith(("http://", "https://")):
         raise InvalidAction("url", f"must begin with http:// or https://, not {str(url)[:40]!r}")
-    if not isinstance(method, str) or not method.isalpha():
+    if not isinstance(method, str) or not (method.isascii() and method.isalpha()):
         raise InvalidAction("method", f"must be an HTTP method, not {str(method)[:40]!r}")
     if not isinstance(quota, str) or not quota:
         raise InvalidAction("quota", f"must be the name of a quota, not {quota!r}")

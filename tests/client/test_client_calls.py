@@ -90,7 +90,7 @@ WRONG_WORDS: list[tuple[dict[str, Any], str]] = [
         (lambda: calls.generate("j", "rm", "text", None, None, None, {}), "prompts"),
         (lambda: calls.call("j", "", url="http://x"), "quota"),
         (lambda: calls.call("j", "q", url="file:///etc/passwd"), "url"),
-        (lambda: calls.call("j", "q", url="http://x", method="GET /"), "method"),
+        *((lambda method=method: calls.call("j", "q", url="http://x", method=method), "method") for method in ("GET /", "G\u00c9T")),
         (lambda: calls.call("j", "q", url="http://x", body=b"", json={}), "body"),
         (lambda: calls.call("j", "q", url="http://x", json=object()), "json"),
     ],
