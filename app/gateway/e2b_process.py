@@ -261,7 +261,7 @@ async def _find(sandbox: Sandbox, selector: Selector) -> Process:
 
 
 async def _check_stands(sandbox: Sandbox) -> None:
-    """Raise `NotFound` where the sandbox has ended by itself: that its process is not there would read as the process's own end."""
+    """Raise `NotFound` where the sandbox has ended by itself. A client would take a missing process for one that has ended."""
     await sandbox.gateway.environments.look(sandbox.caller, sandbox.record.id)
 
 

@@ -92,7 +92,7 @@ class ScoreBody(ActivatedBody):
 
     def _given(self) -> tuple[str, ...]:
         """Return which of the texts are there: null is none."""
-        return tuple(name for name in ScoreBody.__annotations__ if getattr(self, name) is not None)
+        return tuple(dict.fromkeys(name for pair in self._PAIRS for name in pair if getattr(self, name) is not None))
 
     def pairs(self) -> list[tuple[str, str]]:
         """Return prompts and responses. Raises `BadRequest` where their numbers do not fit."""

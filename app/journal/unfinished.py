@@ -41,7 +41,7 @@ from tangram import clock
 ENDS_LOADED, ENDS_LOADED_S = 100_000, 3600.0
 
 AWAY_LOADED_S = 86_400.0
-"""How long actions wait for the services of a node that is away, whatever becomes of schedulers: over a night in which all is stopped."""
+"""For how long a new scheduler knows the services of a node that is away, so that actions wait for them. A stop over a night is shorter."""
 
 SPENT_LOADED_S = 120.0
 """How far back what ended actions took of quotas still counts: rates are per second and per minute."""

@@ -69,10 +69,8 @@ class GpuPool:
         if not groups:
             return f"no node with GPUs has the labels {', '.join(action.requires)}"
         serving = [group for group in groups if group.node.serves(service.name)]
-        if not serving and self.residency.is_away(service.name):
-            return None
         if not serving:
-            return f"no node that is up declares service {service.name!r}"
+            return None if self.residency.is_away(service.name) else f"no node that is up declares service {service.name!r}"
         return self._room_refusal(serving, service, min(able), memory_of(action))
 
     def _room_refusal(self, groups: Sequence[CellGroup], service: ServiceSpec, cells: int, own_mb: int) -> str | None:

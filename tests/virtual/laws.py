@@ -120,7 +120,7 @@ def now_and_then(run: Run) -> list[str]:
 def _requests(run: Run, idempotent: dict[str, bool]) -> list[str]:
     """Laws of what the outside API has seen. A request that was late, or was repeated, could not be foreseen: others go out beside it."""
     api = run.network.api
-    # A store that has lost its data lets a try run that was given up, if the message of that comes only now.
+    # A store that has lost its data does not know which tries were given up. A node then takes up a late message of such a try.
     late_after_loss = min(_last(run, "messages late"), _last(run, "broker comes back empty")) >= 0
     broken = [f"no quota is exceeded: {crowd}" for crowd in api.crowds if not late_after_loss]
     calls = [one for one in api.arrivals if one.quota == "web"]

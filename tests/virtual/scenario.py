@@ -270,7 +270,10 @@ def _with_a_clock_set_back(drawn: Scenario, draw: random.Random) -> Scenario:
 
 
 def _with_another_order(drawn: Scenario, draw: random.Random) -> Scenario:
-    """Have half of all scenarios under another policy or with a part less, a third with priorities, and a third drain a node."""
+    """Have half of all scenarios under another policy or with a part less, a third with priorities, and a third drain a node.
+
+    In an eighth of those with one shard, the standby has a policy of its own.
+    """
     policy = draw.choice((*POLICIES, *["elastic"] * 12))
     without = (draw.choice(PARTS),) if policy == "elastic" and draw.random() < 0.33 else ()
     rollouts = drawn.rollouts
@@ -281,13 +284,15 @@ def _with_another_order(drawn: Scenario, draw: random.Random) -> Scenario:
     if draw.random() < 0.33:
         node = draw.randrange(len(drawn.cores) + len(drawn.cells) + drawn.apis)
         drawn = replace(drawn, drains=((node, round(draw.uniform(0.0, 20.0), 3), draw.choice((0.5, 4.0, 20.0))),))
+    if drawn.shards == 1 and draw.random() < 0.125:
+        drawn = replace(drawn, standby=draw.choice((*POLICIES, "elastic")))
     return replace(drawn, policy=policy, without=without, rollouts=rollouts)
 
 
 def _with_limits(drawn: Scenario, draw: random.Random) -> Scenario:
-    """Bound what jobs, nodes and the fleet may have in an eighth of all scenarios each, and what rollouts ask for in a quarter each.
+    """Bound what jobs, nodes and the fleet may have, each in an eighth of all scenarios.
 
-    That are a node of their choice, one session for the commands of a step, and an end of their wait for cores.
+    In a quarter each, rollouts choose a node, the commands of a step share a session, and commands give up their wait for cores.
     """
     limits = {"queue_limit": draw.choice((2, 5)), "starts_per_s": draw.choice((1.0, 3.0)), "environments_max": draw.choice((1, 2))}
     drawn = replace(drawn, **{limit: value for limit, value in limits.items() if draw.random() < 0.125})
@@ -302,8 +307,6 @@ def _with_limits(drawn: Scenario, draw: random.Random) -> Scenario:
                 command["queue_timeout_s"] = draw.choice((0.3, 2.0, 8.0))
         return replace(step, commands=tuple(commands))
 
-    if drawn.shards == 1 and draw.random() < 0.125:
-        drawn = replace(drawn, standby=draw.choice((*POLICIES, "elastic")))
     rollouts = []
     for rollout in drawn.rollouts:
         node = f"n{draw.randrange(len(drawn.cores))}" if chooses and draw.random() < 0.5 else ""
